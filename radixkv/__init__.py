@@ -1,0 +1,80 @@
+"""radixkv: a prefix-caching LLM serving engine.
+
+The names below load on first use, so that the cache (`PrefixCache`) works as a library without importing
+torch or transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from radixkv.async_engine import AsyncEngine
+    from radixkv.cache.prefix_cache import Lease, PrefixCache
+    from radixkv.config import EngineConfig
+    from radixkv.engine import Engine
+    from radixkv.errors import (
+        ConfigError,
+        ContextLengthExceededError,
+        InvalidRequestError,
+        LeaseError,
+        ModelLoadError,
+        OutOfBlocks,
+        RadixKVError,
+    )
+    from radixkv.llm import LLM
+    from radixkv.request import CompletionOutput, RequestOutput, SamplingParams
+
+_HOMES = {
+    "AsyncEngine": "radixkv.async_engine",
+    "CompletionOutput": "radixkv.request",
+    "ConfigError": "radixkv.errors",
+    "ContextLengthExceededError": "radixkv.errors",
+    "Engine": "radixkv.engine",
+    "EngineConfig": "radixkv.config",
+    "InvalidRequestError": "radixkv.errors",
+    "LLM": "radixkv.llm",
+    "Lease": "radixkv.cache.prefix_cache",
+    "LeaseError": "radixkv.errors",
+    "ModelLoadError": "radixkv.errors",
+    "OutOfBlocks": "radixkv.errors",
+    "PrefixCache": "radixkv.cache.prefix_cache",
+    "RadixKVError": "radixkv.errors",
+    "RequestOutput": "radixkv.request",
+    "SamplingParams": "radixkv.request",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "ConfigError",
+    "ContextLengthExceededError",
+    "Engine",
+    "EngineConfig",
+    "InvalidRequestError",
+    "Lease",
+    "LeaseError",
+    "ModelLoadError",
+    "OutOfBlocks",
+    "PrefixCache",
+    "RadixKVError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

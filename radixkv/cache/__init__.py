@@ -1,0 +1,1 @@
+"""The prefix cache: radix tree, block pool, eviction, retention and explanation. Imports no torch."""

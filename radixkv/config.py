@@ -1,0 +1,137 @@
+"""EngineConfig: every setting of an engine, in one frozen place, checked on construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from radixkv.errors import ConfigError
+
+EMBEDDED_MODEL = "smollm2-135m-instruct"
+
+SchedulingPolicy = Literal["prefix", "fcfs", "priority", "fair", "lpm"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine. Sizes are in tokens unless the name says otherwise.
+
+    Args:
+        model: the embedded model's name, a folder, a hub id, or a GGUF file.
+        dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu` or `cuda`.
+        attention_backend: `auto`, `torch` or `triton`.
+        kv_cache_dtype: `auto` (the model's dtype), `int8`, `fp8_e4m3` or `fp8_e5m2`.
+        quantization: None, or `int8` weights (CPU).
+        block_size: tokens per KV block, a power of two from 8 to 256.
+        num_blocks: KV blocks; None: sized from memory.
+        kv_cache_memory: bytes for KV; None: sized from what is free.
+        gpu_memory_utilization: share of the GPU's memory the engine may use, in (0, 1].
+        max_model_len: longest prompt + output; None: the model's own limit (or what fits).
+        max_num_batched_tokens: token budget of a step; None: 512 on CPU, 8192 on GPU.
+        max_num_seqs: most requests that run at once.
+        max_tokens_per_request: most prompt tokens of one request in a step while others also have prompt
+            tokens to compute; None: half the budget.
+        max_queue: most waiting requests before new ones are refused.
+        enable_prefix_caching: False computes every prompt in full.
+        eviction_policy: see `radixkv.cache.eviction`.
+        ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
+        pin_budget: share of the pool that pins may hold, in [0, 1).
+        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`.
+        max_overtake: most steps for which later requests may be admitted before an earlier one.
+        deterministic: logits do not depend on cache state, chunking or batch mates.
+        share_prefix_attention: attend shared prefixes once per group of requests.
+        request_timeout_s: a request older than this is aborted; None: never.
+        seed: seed of requests that bring none; None: from the operating system.
+        threads: torch CPU threads; None: as many as there are physical cores available.
+        chat_template: Jinja text that replaces the model's own; None: the model's.
+        allow_download: False: never reach for the hub.
+
+    Raises:
+        ConfigError: a value is out of range; names the setting, the value and the range.
+    """
+
+    model: str = EMBEDDED_MODEL
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int = 256
+    max_tokens_per_request: int | None = None
+    max_queue: int = 10_000
+    enable_prefix_caching: bool = True
+    eviction_policy: str = "lru"
+    ghost_blocks: int | None = None
+    pin_budget: float = 0.5
+    scheduling_policy: str = "prefix"
+    max_overtake: int = 32
+    deterministic: bool = False
+    share_prefix_attention: bool = True
+    request_timeout_s: float | None = None
+    seed: int | None = None
+    threads: int | None = None
+    chat_template: str | None = None
+    allow_download: bool = True
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, name: str, expected: str) -> None:
+            if not condition:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+
+        def one_of(name: str, *choices: str | None) -> None:
+            require(getattr(self, name) in choices, name, "one of " + ", ".join(str(c) for c in choices))
+
+        def at_least(name: str, low: int) -> None:
+            value = getattr(self, name)
+            good = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= low)
+            require(good, name, f"an integer of at least {low}")
+
+        require(bool(self.model) and isinstance(self.model, str), "model", "a name, path or hub id")
+        one_of("dtype", "auto", "float32", "bfloat16", "float16")
+        one_of("device", "auto", "cpu", "cuda")
+        one_of("attention_backend", "auto", "torch", "triton")
+        one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
+        one_of("quantization", None, "int8")
+        one_of("scheduling_policy", "prefix", "fcfs", "priority", "fair", "lpm")
+        size = self.block_size
+        require(
+            isinstance(size, int) and 8 <= size <= 256 and size & (size - 1) == 0,
+            "block_size",
+            "a power of two from 8 to 256",
+        )
+        for name in ("num_blocks", "kv_cache_memory", "max_model_len", "max_num_batched_tokens"):
+            at_least(name, 1)
+        for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads"):
+            at_least(name, 1)
+        at_least("ghost_blocks", 0)
+        at_least("max_overtake", 0)
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ConfigError(
+                "num_blocks and kv_cache_memory both set the size of the KV cache; give one of "
+                "--num-blocks and --kv-cache-memory"
+            )
+        require(0.0 < self.gpu_memory_utilization <= 1.0, "gpu_memory_utilization", "above 0 and at most 1")
+        require(0.0 <= self.pin_budget < 1.0, "pin_budget", "from 0 to below 1")
+        timeout = self.request_timeout_s
+        require(timeout is None or timeout > 0, "request_timeout_s", "above 0 seconds")
+
+    @classmethod
+    def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:
+        """Build a config from keyword options; an unknown one is an error that lists the known ones.
+
+        Raises:
+            ConfigError: unknown option, or a value out of range.
+        """
+        known = {field.name for field in fields(cls)} - {"model"}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}; known options: {', '.join(sorted(known))}")
+        return cls(model=model, **options)

@@ -1,0 +1,82 @@
+"""The exceptions that users of radixkv can meet, as one small tree.
+
+A mistake of the user's has a name here and a message that says what was wrong, what was expected and
+what to do. A mistake of ours is an `assert` and has no place in this file.
+"""
+
+from __future__ import annotations
+
+
+class RadixKVError(Exception):
+    """Base of every error that radixkv raises on purpose."""
+
+
+class ConfigError(RadixKVError, ValueError):
+    """A setting is wrong, or settings contradict each other or the machine (memory, port, device)."""
+
+
+class ModelLoadError(RadixKVError):
+    """A model can't be found, fetched, converted or served: unknown name, unsupported architecture, ..."""
+
+
+class InvalidRequestError(RadixKVError, ValueError):
+    """A request can't be served as it stands; nothing of it was started.
+
+    Attributes:
+        param: name of the offending field, or None.
+        code: machine-readable reason (OpenAI's `error.code`), or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """The prompt (with what it must generate) is longer than the engine's limit."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class RequestFailedError(RadixKVError):
+    """One request failed while it ran (NaN logits, a tokeniser fault, a timeout); others are unharmed."""
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EngineOverloadedError(RadixKVError):
+    """The waiting queue is full.
+
+    Attributes:
+        retry_after_s: seconds after which trying again makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStoppedError(RadixKVError):
+    """The engine has been closed or has failed for good."""
+
+
+class OutOfBlocks(RadixKVError):  # noqa: N818 (the name is part of the public contract)
+    """Fewer blocks can be had (free or evictable) than were asked for; nothing was changed.
+
+    Attributes:
+        needed: blocks asked for.
+        available: blocks that were free or evictable for this caller.
+    """
+
+    def __init__(self, message: str, *, needed: int = 0, available: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class LeaseError(RadixKVError):
+    """A lease was used wrongly: released twice, used after release, committed beyond its tokens."""

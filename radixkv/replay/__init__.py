@@ -1,0 +1,1 @@
+"""Replaying request traces against the real prefix cache: hit rates, policies, fragmentation. No torch."""

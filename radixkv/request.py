@@ -1,0 +1,302 @@
+"""What a user asks for and what they get: SamplingParams, RequestOutput and their parts.
+
+These are plain data, shared by the engine, the offline `LLM` class and the server. The running state of
+a request lives in `radixkv.scheduling.request_state`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from radixkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from radixkv.cache.explain import MissReport
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+
+
+def _require(condition: bool, param: str, message: str) -> None:
+    if not condition:
+        raise InvalidRequestError(message, param=param)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. Immutable; checked on construction.
+
+    Args:
+        max_tokens: most tokens to generate (>= 1); None: up to the model's context limit.
+        min_tokens: no stop token or stop string ends the output before this many tokens.
+        temperature: >= 0; 0 is greedy (argmax).
+        top_p: nucleus share in (0, 1].
+        top_k: keep the k likeliest tokens; 0 or -1: all.
+        min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
+        presence_penalty: [-2, 2], subtracted once from each token already generated (OpenAI).
+        frequency_penalty: [-2, 2], subtracted per occurrence among the generated tokens (OpenAI).
+        repetition_penalty: > 0, divides (multiplies negative) logits of tokens in prompt and output (CTRL,
+            arXiv 1909.05858); 1 is off.
+        logit_bias: token id -> number in [-100, 100] added to its logit.
+        seed: integer in [-2**63, 2**63) that makes sampling reproducible whatever else runs; None: random.
+        n: samples to return.
+        best_of: samples to draw, of which the `n` with the highest mean logprob are returned; None: n.
+        stop: string or strings that end the output (not included unless `include_stop_str_in_output`).
+        stop_token_ids: token ids that end the output, besides the model's own end tokens.
+        ignore_eos: go on past the model's end-of-sequence tokens.
+        logprobs: None: none; k >= 0: the chosen token's logprob and the k likeliest tokens'.
+        prompt_logprobs: the same for the prompt's tokens.
+        include_stop_str_in_output: leave the stop string at the end of the text.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        InvalidRequestError: a value is out of range; names the field, the value and the range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _require(
+                _is_int(self.max_tokens) and self.max_tokens >= 1,
+                "max_tokens",
+                f"max_tokens must be an integer of at least 1, not {self.max_tokens!r}",
+            )
+        _require(
+            _is_int(self.min_tokens) and self.min_tokens >= 0,
+            "min_tokens",
+            f"min_tokens must be an integer of at least 0, not {self.min_tokens!r}",
+        )
+        if self.max_tokens is not None:
+            _require(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+            )
+        for name, low, high in (
+            ("temperature", 0.0, math.inf),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ):
+            value = getattr(self, name)
+            _require(
+                _is_number(value) and low <= value <= high,
+                name,
+                f"{name} must be a number from {low:g} to {high:g}, not {value!r}",
+            )
+        _require(
+            _is_number(self.top_p) and 0.0 < self.top_p <= 1.0,
+            "top_p",
+            f"top_p must be above 0 and at most 1, not {self.top_p!r}",
+        )
+        _require(
+            _is_int(self.top_k) and self.top_k >= -1,
+            "top_k",
+            f"top_k must be -1 or 0 (all tokens) or a positive integer, not {self.top_k!r}",
+        )
+        _require(
+            _is_number(self.repetition_penalty) and self.repetition_penalty > 0.0,
+            "repetition_penalty",
+            f"repetition_penalty must be a number above 0, not {self.repetition_penalty!r}",
+        )
+        _require(
+            _is_int(self.n) and 1 <= self.n <= MAX_N,
+            "n",
+            f"n must be an integer from 1 to {MAX_N}, not {self.n!r}",
+        )
+        if self.best_of is not None:
+            _require(
+                _is_int(self.best_of) and self.n <= self.best_of <= MAX_N,
+                "best_of",
+                f"best_of must be an integer from n ({self.n}) to {MAX_N}, not {self.best_of!r}",
+            )
+        if self.seed is not None:
+            _require(
+                _is_int(self.seed) and -(2**63) <= self.seed < 2**63,
+                "seed",
+                f"seed must be a 64-bit signed integer, not {self.seed!r}",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _require(
+                    _is_int(value) and 0 <= value <= MAX_LOGPROBS,
+                    name,
+                    f"{name} must be an integer from 0 to {MAX_LOGPROBS}, not {value!r}",
+                )
+        self._check_stops()
+        if self.logit_bias is not None:
+            for token, bias in self.logit_bias.items():
+                _require(
+                    _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100,
+                    "logit_bias",
+                    "logit_bias maps token ids (integers >= 0) to numbers from -100 to 100, "
+                    f"not {token!r}: {bias!r}",
+                )
+
+    def _check_stops(self) -> None:
+        stops = self.stop_strings
+        _require(
+            len(stops) <= MAX_STOP_STRINGS,
+            "stop",
+            f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(stops)}",
+        )
+        for text in stops:
+            _require(
+                isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH,
+                "stop",
+                f"each stop string must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.80}",
+            )
+        for token in self.stop_token_ids:
+            _require(
+                _is_int(token) and token >= 0,
+                "stop_token_ids",
+                f"stop_token_ids must be integers of at least 0, not {token!r}",
+            )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, empty when there are none."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to draw: `best_of`, or `n` when it is not given."""
+        return self.best_of if self.best_of is not None else self.n
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The natural-log probability of one token, its rank (1 = likeliest) and its own text."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs at one position: the chosen token, then the k likeliest, likeliest first."""
+
+    chosen: Logprob
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request.
+
+    Attributes:
+        index: 0 to n - 1.
+        text: the generated text, stop string removed.
+        token_ids: the generated ids, a final stop or end token included.
+        logprobs: one entry per token of `token_ids`, or None when not asked for.
+        cumulative_logprob: sum of the chosen tokens' logprobs, or None when not asked for.
+        finish_reason: `stop`, `length`, `abort` or `error`; None while running.
+        stop_reason: the stop string or stop token id that ended it; None for the model's own end token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Clock readings in seconds (`time.monotonic`); None: has not happened."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A finished request.
+
+    Attributes:
+        num_cached_tokens: prompt tokens whose K/V came from the cache when the request was first admitted.
+        cache_report: why the rest of the prompt missed; None when prefix caching is off.
+        prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
+        num_preemptions: how often the request was preempted and resumed.
+        error: what went wrong when a finish reason is `error`.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    cache_report: MissReport | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """What one step added to one sample of a request; the stream of these concatenates to the whole.
+
+    `text` may be empty: text is held back while it could be part of a stop string or of an incomplete
+    character. The first delta of a request carries `num_cached_tokens`; the last one of each sample its
+    `finish_reason`.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    error: str | None = None

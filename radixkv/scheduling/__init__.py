@@ -1,0 +1,1 @@
+"""Which requests run in the next step, and with how many tokens. Imports no torch."""
