@@ -1,0 +1,185 @@
+"""One step's flattened work: `Batch`, and how it is built from the scheduler's picks.
+
+There are no prefill and decode phases in here, only lengths: entry r of the batch computes tokens
+[start, start + count) of its request, whatever they are.
+
+The columns of all entries lie one behind the other (T = sum of counts):
+
+    token_ids   | r0 r0 r0 r0 | r1 | r2 | r3 r3 |
+    query_starts  0             4    5    6       8
+
+A token's K/V is written before any query of the step attends, layer by layer, so requests of one step may
+read each other's blocks. When a copy-on-write's source slots are computed in this very step, copying before
+the step would copy nothing: those slots are instead written twice (`write_rows` names a row several times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.scheduling.request_state import Request
+
+Copy = tuple[int, int, int]  # (source block, target block, number of slots)
+
+
+@dataclass(slots=True)
+class Entry:
+    """Tokens [start, start + count) of one request, computed in this step.
+
+    Attributes:
+        redundant: leading tokens of the range whose K/V is already in the cache (another request computed
+            the same tokens): they are computed for their logits only, and not written.
+        samples: whether the last token's logits choose the request's next token.
+        copies: copy-on-write of this entry's lease, to run before its tokens are written.
+    """
+
+    request: Request
+    start: int
+    count: int
+    redundant: int = 0
+    samples: bool = False
+    copies: Sequence[Copy] = ()
+
+
+@dataclass(slots=True)
+class Batch:
+    """What the model runner needs for one step; host arrays.
+
+    Attributes:
+        entries: R entries, in the order of the columns.
+        token_ids: int64 [T]
+        positions: int64 [T], absolute.
+        query_starts: int32 [R + 1]
+        context_lengths: int32 [R], tokens with K/V once this step has written its own.
+        block_tables: R int32 arrays.
+        write_slots: int64 [N], slot = block * block_size + offset.
+        write_rows: int64 [N], the row of T that goes to each slot.
+        logit_rows: int64 [S], rows whose logits are needed, ascending.
+        copy_groups: copies to run before the step, group after group; inside a group no target is a source.
+    """
+
+    entries: list[Entry]
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    query_starts: npt.NDArray[np.int32]
+    context_lengths: npt.NDArray[np.int32]
+    block_tables: list[npt.NDArray[np.int32]]
+    write_slots: npt.NDArray[np.int64]
+    write_rows: npt.NDArray[np.int64]
+    logit_rows: npt.NDArray[np.int64]
+    copy_groups: list[list[Copy]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        counts = ",".join(str(entry.count) for entry in self.entries[:8])
+        more = ",..." if len(self.entries) > 8 else ""
+        return f"Batch({len(self.entries)} requests, {self.num_tokens} tokens: {counts}{more})"
+
+
+def build_batch(entries: list[Entry], block_size: int) -> Batch:
+    """Flatten the entries of a step; O(tokens), vectorised per entry.
+
+    Block tables are the leases' own views: build the batch after the last lease operation of the step.
+    """
+    counts = np.fromiter((entry.count for entry in entries), dtype=np.int32, count=len(entries))
+    starts = np.fromiter((entry.start for entry in entries), dtype=np.int64, count=len(entries))
+    query_starts = np.zeros(len(entries) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    num_tokens = int(query_starts[-1])
+    # positions of all entries in one go: a running index, shifted per entry.
+    positions = np.arange(num_tokens, dtype=np.int64) + np.repeat(starts - query_starts[:-1], counts)
+    token_ids = np.empty(num_tokens, dtype=np.int64)
+    slots = np.empty(num_tokens, dtype=np.int64)
+    block_tables: list[npt.NDArray[np.int32]] = []
+    logit_rows: list[int] = []
+    for r, entry in enumerate(entries):
+        request, first = entry.request, int(query_starts[r])
+        assert request.lease is not None
+        table = request.lease.block_table
+        block_tables.append(table)
+        if entry.count == 1:  # a decode: scalars are much cheaper than one-element arrays
+            position = entry.start
+            token_ids[first] = request.tokens.view(position, position + 1)[0]
+            slots[first] = int(table[position // block_size]) * block_size + position % block_size
+        else:
+            rows = slice(first, first + entry.count)
+            token_ids[rows] = request.tokens.view(entry.start, entry.start + entry.count)
+            at = positions[rows]
+            slots[rows] = table[at // block_size].astype(np.int64) * block_size + at % block_size
+        if entry.redundant:
+            slots[first : first + entry.redundant] = -1
+        if request.params.prompt_logprobs is not None and request.prompt_logprobs is not None:
+            logit_rows.extend(range(first, first + entry.count))
+        elif entry.samples:
+            logit_rows.append(first + entry.count - 1)
+    extra_rows: list[int] = []
+    extra_slots: list[int] = []
+    copy_groups: list[list[Copy]] = []
+    if any(entry.copies for entry in entries):
+        extra_rows, extra_slots, copy_groups = _resolve_copies(entries, query_starts, slots, block_size)
+    write_rows = np.arange(num_tokens, dtype=np.int64)
+    if any(entry.redundant for entry in entries):
+        write_rows = np.flatnonzero(slots >= 0)
+        slots = slots[write_rows]
+    if extra_rows:
+        write_rows = np.concatenate([write_rows, np.asarray(extra_rows, dtype=np.int64)])
+        slots = np.concatenate([slots, np.asarray(extra_slots, dtype=np.int64)])
+    return Batch(
+        entries=entries,
+        token_ids=token_ids,
+        positions=positions,
+        query_starts=query_starts,
+        context_lengths=(starts + counts).astype(np.int32),
+        block_tables=block_tables,
+        write_slots=slots,
+        write_rows=write_rows,
+        logit_rows=np.asarray(logit_rows, dtype=np.int64),
+        copy_groups=copy_groups,
+    )
+
+
+def _resolve_copies(
+    entries: list[Entry],
+    query_starts: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int64],
+    block_size: int,
+) -> tuple[list[int], list[int], list[list[Copy]]]:
+    """Split copies into those that run before the step and slots to write a second time in it.
+
+    Cases, per copied slot:
+      1. its source is computed in this step by an earlier entry -> write the same row into the target too;
+      2. its source block is itself a target of an earlier copy of this step -> a later group;
+      3. otherwise                                               -> this group.
+
+    Entries are in the order in which they took and committed their blocks. Only earlier entries count in
+    case 1: a later one that writes to the source has been given that block after it was evicted.
+    """
+    row_of_slot: dict[int, int] = {}
+    extra_rows: list[int] = []
+    extra_slots: list[int] = []
+    groups: list[list[Copy]] = []
+    targets: set[int] = set()
+    for r, entry in enumerate(entries):
+        for source, target, num_slots in entry.copies:
+            if not groups or source in targets:
+                groups.append([])
+                targets = set()
+            groups[-1].append((source, target, num_slots))
+            targets.add(target)
+            for offset in range(num_slots):
+                row = row_of_slot.get(source * block_size + offset)
+                if row is not None:
+                    slot = target * block_size + offset
+                    extra_rows.append(row)
+                    extra_slots.append(slot)
+                    row_of_slot[slot] = row
+        first, end = int(query_starts[r]), int(query_starts[r + 1])
+        row_of_slot.update(zip(slots[first:end].tolist(), range(first, end), strict=True))
+    return extra_rows, extra_slots, groups

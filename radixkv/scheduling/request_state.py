@@ -1,0 +1,165 @@
+"""The running state of a request.
+
+A request's state is derived from what it holds, never stored twice:
+
+    lease is None      -> waiting (never run yet, or preempted)
+    lease is not None  -> running
+    finish_reason      -> finished
+
+The interval map of a request's tokens, and who owns each range:
+
+    0 ........ num_computed ........ lease.num_tokens ........ num_tokens
+    | K/V is in the cache | has a slot, to be computed | has no slot yet   |
+
+A request with one token left to compute is decoding, one with more is computing its prompt (or
+recomputing after a preemption): the scheduler knows only this difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.request import FinishReason, RequestTimes, SamplingParams
+
+if TYPE_CHECKING:
+    from radixkv.cache.explain import MissReport
+    from radixkv.cache.prefix_cache import Lease, Match
+
+Namespace = str | tuple[str, ...]
+
+
+class TokenBuffer:
+    """Prompt and output token ids in one growing int32 array, so that the cache can read it without copies."""
+
+    __slots__ = ("_data", "length")
+
+    def __init__(self, token_ids: Sequence[int] | npt.NDArray[Any], *, reserve: int = 64) -> None:
+        self.length = len(token_ids)
+        self._data = np.empty(self.length + reserve, dtype=np.int32)
+        self._data[: self.length] = token_ids
+
+    def append(self, token_id: int) -> None:
+        """Add one token; O(1) amortised."""
+        if self.length == len(self._data):
+            grown = np.empty(2 * self.length, dtype=np.int32)
+            grown[: self.length] = self._data
+            self._data = grown
+        self._data[self.length] = token_id
+        self.length += 1
+
+    def view(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
+        """Tokens [start, end) as an int32 view, valid until the next append."""
+        return self._data[start : self.length if end is None else end]
+
+    def copy(self) -> TokenBuffer:
+        """An independent copy."""
+        return TokenBuffer(self.view())
+
+
+class Request:
+    """One sample of what a user asked for: its tokens so far, its parameters, its lease.
+
+    A request with `n` samples starts as one `Request` with `num_forks` = n - 1: once its prompt is computed
+    the engine forks it, so that the prompt is computed and held once.
+    """
+
+    __slots__ = (
+        "arrival_order",
+        "cache_report",
+        "finish_reason",
+        "group",
+        "index",
+        "last_scheduled_step",
+        "lease",
+        "match",
+        "namespace",
+        "num_cached_tokens",
+        "num_computed",
+        "num_forks",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_step_failures",
+        "output",
+        "overtaken_steps",
+        "params",
+        "priority",
+        "prompt_logprobs",
+        "request_id",
+        "sampling_state",
+        "times",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | npt.NDArray[Any],
+        params: SamplingParams,
+        *,
+        namespace: Namespace = "",
+        priority: int = 0,
+        arrival_s: float = 0.0,
+        index: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.tokens = TokenBuffer(prompt_token_ids)
+        self.num_prompt_tokens = self.tokens.length
+        self.params = params
+        self.namespace = namespace
+        self.priority = priority
+        self.arrival_order = -1  # set by the scheduler
+        self.times = RequestTimes(arrival=arrival_s)
+        self.lease: Lease | None = None
+        self.match: Match | None = None
+        self.num_computed = 0
+        self.num_cached_tokens = 0
+        self.num_forks = 0
+        self.num_preemptions = 0
+        self.num_step_failures = 0
+        self.overtaken_steps = 0
+        self.last_scheduled_step = -1
+        self.cache_report: MissReport | None = None
+        self.finish_reason: FinishReason | None = None
+        # Owned by the engine: text and stop strings, the random stream, the samples of one request.
+        self.output: Any = None
+        self.sampling_state: Any = None
+        self.group: Any = None
+        self.prompt_logprobs: list[Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return self.tokens.length
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.tokens.length - self.num_prompt_tokens
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens whose K/V is still missing; 1 while decoding."""
+        return self.tokens.length - self.num_computed
+
+    @property
+    def is_running(self) -> bool:
+        return self.lease is not None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens as a list."""
+        return self.tokens.view(self.num_prompt_tokens).tolist()
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("running" if self.is_running else "waiting")
+        return (
+            f"Request({self.request_id}[{self.index}], {state}, {self.num_prompt_tokens}+"
+            f"{self.num_output_tokens} tokens, {self.num_computed} computed)"
+        )
