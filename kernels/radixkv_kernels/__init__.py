@@ -1,1 +1,24 @@
-"""Attention over a paged KV cache. Imports torch and triton only, nothing of radixkv."""
+"""Paged attention for radixkv: one interface, a `torch` backend (CPU) and a `triton` backend (GPU).
+
+    spec = KVSpec(...); kv = PagedKV(spec); backend = make_backend("torch", spec=spec, ...)
+    plan = backend.plan(query_starts, context_lengths, block_tables)      # once a step
+    backend.write(kv, layer, key, value, slots)                           # once a layer, before attending
+    output = backend.attend(kv, layer, query, plan, scale=...)
+
+Triton and numba load only when a backend that needs them is made.
+"""
+
+from radixkv_kernels.backend import BACKENDS, AttentionBackend, AttentionPlan, make_backend
+from radixkv_kernels.kv_cache import KVSpec, PagedKV
+from radixkv_kernels.reference import reference_attention, reference_paged_attention
+
+__all__ = [
+    "BACKENDS",
+    "AttentionBackend",
+    "AttentionPlan",
+    "KVSpec",
+    "PagedKV",
+    "make_backend",
+    "reference_attention",
+    "reference_paged_attention",
+]

@@ -1,0 +1,128 @@
+"""Attention of one request's rows over contiguous keys and values, on CPU, returning the log-sum-exp.
+
+`dense_attention` picks torch's flash operator where the logits are plain, and explicit matrix products where
+they are not (softcap, ALiBi). Both return the log-sum-exp of each row, so that results over disjoint key ranges
+merge exactly (`merge_states`) and attention sinks are one factor at the end (`apply_sinks`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+#: Logits held at once by the explicit path, in elements (16 MiB of float32).
+_MAX_LOGITS = 1 << 22
+
+
+def merge_states(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the union of two disjoint key ranges: outputs `[..., D]`, log-sum-exps `[...]` float32."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    weight_a = torch.exp(lse_a - lse).unsqueeze(-1)
+    weight_b = torch.exp(lse_b - lse).unsqueeze(-1)
+    return (out_a * weight_a + out_b * weight_b).to(out_a.dtype), lse
+
+
+def apply_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Add a sink logit per head to the softmax's denominator: `out [Hq, n, D]`, `lse [Hq, n]`, `sinks [Hq]`."""
+    keep = torch.sigmoid(lse - sinks.to(torch.float32).unsqueeze(-1))
+    return (out * keep.unsqueeze(-1)).to(out.dtype)
+
+
+def dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_position: int,
+    key_position: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of consecutive rows over consecutive keys.
+
+    Args:
+        query: `[Hq, n, D]`; row j is at position `query_position + j`.
+        key, value: `[Hkv, m, D]`; key i is at `key_position + i`. Every row sees at least one key, and the last
+            key is at most at the last row's position.
+
+    Returns:
+        Output `[Hq, n, D]` in the query's dtype, log-sum-exp `[Hq, n]` float32.
+    """
+    if softcap is not None or alibi_slopes is not None:
+        return _explicit(
+            query, key, value, query_position, key_position, scale, window, softcap, alibi_slopes
+        )
+    n, m = query.shape[1], key.shape[1]
+    q, k, v = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    windowed = window is not None and query_position + n - 1 - key_position >= window
+    if windowed:
+        mask = visibility(n, m, query_position, key_position, window)
+        bias = torch.zeros(n, m, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        out, lse = _flash(q, k, v, attn_mask=bias, scale=scale)
+        return out[0], lse[0]
+    if n == 1:
+        out, lse = _flash(q, k, v, scale=scale)
+        return out[0], lse[0]
+    before = query_position - key_position
+    if before <= 0:
+        out, lse = _flash(q, k, v, is_causal=True, scale=scale)
+        return out[0], lse[0]
+    # Keys before the first row are visible to every row: no mask to build there, and no work in the causal half
+    # of the rest.
+    out_a, lse_a = _flash(q, k[:, :, :before], v[:, :, :before], scale=scale)
+    out_b, lse_b = _flash(q, k[:, :, before:], v[:, :, before:], is_causal=True, scale=scale)
+    return merge_states(out_a[0], lse_a[0], out_b[0], lse_b[0])
+
+
+def visibility(n: int, m: int, query_position: int, key_position: int, window: int | None) -> torch.Tensor:
+    """Bool `[n, m]`: which keys each row sees."""
+    rows = torch.arange(query_position, query_position + n).unsqueeze(1)
+    keys = torch.arange(key_position, key_position + m).unsqueeze(0)
+    visible = keys <= rows
+    return visible if window is None else visible & (rows - keys < window)
+
+
+def _explicit(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_position: int,
+    key_position: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    alibi_slopes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Matrix products in float32 with the score matrix in memory, a tile of rows at a time."""
+    num_heads, n, _ = query.shape
+    num_kv_heads, m, _ = key.shape
+    group = num_heads // num_kv_heads
+    keys = key.to(torch.float32).transpose(1, 2).unsqueeze(1)
+    values = value.to(torch.float32).unsqueeze(1)
+    out = torch.empty_like(query)
+    lse = torch.empty(num_heads, n, dtype=torch.float32)
+    step = max(1, _MAX_LOGITS // (num_heads * m))
+    for start in range(0, n, step):
+        rows = query[:, start : start + step]
+        count = rows.shape[1]
+        q = rows.to(torch.float32).reshape(num_kv_heads, group, count, -1)
+        logits = (torch.matmul(q, keys) * scale).view(num_heads, count, m)
+        if softcap is not None:
+            logits = torch.tanh_(logits.div_(softcap)).mul_(softcap)
+        if alibi_slopes is not None:
+            first = query_position + start
+            distance = torch.arange(key_position, key_position + m) - torch.arange(
+                first, first + count
+            ).unsqueeze(1)
+            logits += alibi_slopes.to(torch.float32)[:, None, None] * distance
+        mask = visibility(count, m, query_position + start, key_position, window)
+        logits.masked_fill_(~mask, float("-inf"))
+        lse[:, start : start + step] = torch.logsumexp(logits, dim=-1)
+        weights = torch.softmax(logits, dim=-1).view(num_kv_heads, group, count, m)
+        out[:, start : start + step] = torch.matmul(weights, values).view(num_heads, count, -1)
+    return out, lse

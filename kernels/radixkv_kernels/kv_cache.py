@@ -1,0 +1,173 @@
+"""PagedKV: the storage of every layer's keys and values, in blocks of a fixed number of token slots.
+
+Layout, for K and for V alike::
+
+    data   [num_layers, num_kv_heads, num_blocks, block_size, head_size]     storage dtype
+    scale  [num_layers, num_kv_heads, num_blocks, block_size]                float32, quantised caches only
+
+Heads come before blocks, so that the rows of one head in one block are one contiguous run (what the kernels
+read), and gathering the blocks of a request gives `[num_kv_heads, tokens, head_size]` with no transposition
+(what dense attention wants). A *slot* is `block * block_size + offset`; position p of a request lives in slot
+`block_table[p // block_size] * block_size + p % block_size`.
+
+Quantised caches keep one scale per (token, head), found when the token is written: there is nothing to
+calibrate, and what a token stores does not depend on the tokens beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+#: Largest finite value a quantised element takes, by quantisation.
+QUANTIZED_MAX = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+QUANTIZED_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """Shape and type of a paged cache.
+
+    Args:
+        num_layers: attention layers.
+        num_blocks: blocks per layer.
+        block_size: token slots per block, a power of two from 8 to 256.
+        num_kv_heads: key/value heads.
+        head_size: elements per head, a multiple of 8 up to 256.
+        dtype: float32, bfloat16 or float16. With `quantization` set, the storage dtype follows from it and
+            this may be either that dtype or the compute dtype.
+        device: where the cache lives.
+        quantization: None, `int8`, `fp8_e4m3` or `fp8_e5m2`.
+
+    Raises:
+        ValueError: a value is out of range; the message names it and the range.
+    """
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", torch.device(self.device))
+        for name in ("num_layers", "num_blocks", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.block_size not in (8, 16, 32, 64, 128, 256):
+            raise ValueError(f"block_size must be a power of two from 8 to 256, got {self.block_size}")
+        if not 8 <= self.head_size <= 256 or self.head_size % 8:
+            raise ValueError(f"head_size must be a multiple of 8 from 8 to 256, got {self.head_size}")
+        if self.quantization is None:
+            if self.dtype not in COMPUTE_DTYPES:
+                raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype}")
+        elif self.quantization not in QUANTIZED_DTYPES:
+            raise ValueError(
+                f"quantization must be None or one of {sorted(QUANTIZED_DTYPES)}, got {self.quantization!r}"
+            )
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """Dtype of the stored elements."""
+        return self.dtype if self.quantization is None else QUANTIZED_DTYPES[self.quantization]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes one token takes in all layers: K, V and their scales."""
+        element = self.head_size * self.storage_dtype.itemsize + (0 if self.quantization is None else 4)
+        return 2 * self.num_layers * self.num_kv_heads * element
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes one block takes in all layers: K, V and their scales."""
+        return self.block_size * self.bytes_per_slot
+
+
+class PagedKV:
+    """The allocated cache of one model. Memory is not cleared: unwritten slots may hold anything, NaN included.
+
+    Attributes:
+        spec: the shape it was made with.
+        key, value: `[num_layers, num_kv_heads, num_blocks, block_size, head_size]`, storage dtype.
+        key_scale, value_scale: `[num_layers, num_kv_heads, num_blocks, block_size]` float32, or None.
+    """
+
+    def __init__(self, spec: KVSpec) -> None:
+        self.spec = spec
+        shape = (spec.num_layers, spec.num_kv_heads, spec.num_blocks, spec.block_size, spec.head_size)
+        self.key = torch.empty(shape, dtype=spec.storage_dtype, device=spec.device)
+        self.value = torch.empty(shape, dtype=spec.storage_dtype, device=spec.device)
+        self.key_scale: torch.Tensor | None = None
+        self.value_scale: torch.Tensor | None = None
+        if spec.quantization is not None:
+            self.key_scale = torch.empty(shape[:-1], dtype=torch.float32, device=spec.device)
+            self.value_scale = torch.empty(shape[:-1], dtype=torch.float32, device=spec.device)
+
+    def __repr__(self) -> str:
+        s = self.spec
+        size = s.num_blocks * s.bytes_per_block / 2**20
+        kind = s.quantization or str(s.dtype).removeprefix("torch.")
+        return (
+            f"PagedKV({s.num_layers} layers, {s.num_blocks} blocks of {s.block_size}, {kind}, {size:.1f} MiB)"
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All storage tensors: key, value and, when quantised, their scales."""
+        return [t for t in (self.key, self.value, self.key_scale, self.value_scale) if t is not None]
+
+    def read(
+        self, layer: int, block_table: np.ndarray, num_tokens: int, dtype: torch.dtype = torch.float64
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy of the first `num_tokens` keys and values of one request: two `[num_tokens, Hkv, D]` in `dtype`.
+
+        For tests, export and debugging: O(num_tokens) and allocates.
+        """
+        size = self.spec.block_size
+        count = -(-num_tokens // size)
+        blocks = torch.as_tensor(np.asarray(block_table[:count], dtype=np.int64), device=self.spec.device)
+        out = []
+        for data, scale in ((self.key, self.key_scale), (self.value, self.value_scale)):
+            rows = data[layer][:, blocks].to(dtype)
+            if scale is not None:
+                rows = rows * scale[layer][:, blocks].to(dtype).unsqueeze(-1)
+            out.append(rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous())
+        return out[0], out[1]
+
+    def export_blocks(self, blocks: torch.Tensor) -> list[torch.Tensor]:
+        """Copies of whole blocks of all layers, one tensor per storage tensor, blocks at dimension 2.
+
+        `blocks` is int64 [n] on the cache's device. For storage tiers: hand the result to `import_blocks`.
+        """
+        return [_bytes(t).index_select(2, blocks).view(t.dtype) for t in self.tensors()]
+
+    def import_blocks(self, blocks: torch.Tensor, data: list[torch.Tensor]) -> None:
+        """Write what `export_blocks` returned into `blocks` (int64 [n]), which need not be the ids it came from."""
+        for target, source in zip(self.tensors(), data, strict=True):
+            _bytes(target).index_copy_(2, blocks, _bytes(source.to(target.device)))
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    """One-byte floats as uint8: indexing operators do not all take float8."""
+    return t.view(torch.uint8) if t.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else t
+
+
+def quantize(x: torch.Tensor, quantization: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows of the last dimension: `x [..., D]` -> (data `[..., D]`, scale `[...]` float32).
+
+    The scale maps the row's largest magnitude to the format's largest value. Each row depends on itself alone.
+    """
+    limit = QUANTIZED_MAX[quantization]
+    wide = x.to(torch.float32)
+    scale = wide.abs().amax(dim=-1) * (1.0 / limit)
+    # A row of zeros keeps scale 1, since 0 / 0 would store NaN.
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scaled = (wide / scale.unsqueeze(-1)).clamp_(-limit, limit)
+    if quantization == "int8":
+        scaled = scaled.round_()
+    return scaled.to(QUANTIZED_DTYPES[quantization]), scale

@@ -1,0 +1,216 @@
+"""What every attention backend owes, against the float64 reference: features, dtypes, ragged batches, writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_batches import assert_close, fill_nan, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv_kernels import KVSpec, PagedKV, make_backend
+
+MIXED = [(1, 300), (33, 113), (0, 40), (1, 1), (20, 20), (7, 290), (1, 17), (64, 200)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def slopes(heads: int) -> torch.Tensor:
+    return 2.0 ** -torch.linspace(1, 8, heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_mixed_batch(dtype: torch.dtype, deterministic: bool) -> None:
+    batch = make_batch("torch", MIXED, dtype=dtype, deterministic=deterministic)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_size"),
+    [((4, 4), 64), ((8, 1), 80), ((32, 8), 128), ((6, 2), 96), ((2, 1), 192), ((4, 2), 256)],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_head_shapes(heads: tuple[int, int], head_size: int, deterministic: bool) -> None:
+    batch = make_batch("torch", MIXED[:5], heads=heads, head_size=head_size, deterministic=deterministic)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 256])
+def test_block_sizes(block_size: int) -> None:
+    batch = make_batch("torch", MIXED, block_size=block_size)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize(
+    "features", ["window", "softcap", "sinks", "alibi", "window+softcap+sinks", "window+alibi"]
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features(features: str, deterministic: bool, dtype: torch.dtype) -> None:
+    values = {
+        "window": 45,
+        "softcap": 2.0,
+        "sinks": torch.linspace(-2, 6, 9),
+        "alibi": slopes(9),
+    }
+    names = {"alibi": "alibi_slopes"}
+    chosen = {names.get(f, f): values[f] for f in features.split("+")}
+    batch = make_batch("torch", MIXED, dtype=dtype, deterministic=deterministic)
+    assert_close(batch.attend(**chosen), batch.reference(**chosen))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_quantized(quantization: str, deterministic: bool) -> None:
+    batch = make_batch("torch", MIXED, quantization=quantization, deterministic=deterministic)
+    # The reference dequantises the same stored values: the error is arithmetic only.
+    assert_close(batch.attend(), batch.reference())
+    exact = make_batch("torch", MIXED)
+    # Against the unquantised cache: a few units of the format's last place (2^-8, 2^-4, 2^-3 relative).
+    limit = {"int8": 0.02, "fp8_e4m3": 0.06, "fp8_e5m2": 0.12}[quantization]
+    relative = (batch.attend().double() - exact.reference()).norm() / exact.reference().norm()
+    assert relative < limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 280)), min_size=1, max_size=6),
+    heads=st.sampled_from([(1, 1), (9, 3), (4, 2), (8, 1)]),
+    block_size=st.sampled_from([8, 16, 64]),
+    window=st.sampled_from([None, 1, 7, 64]),
+    softcap=st.sampled_from([None, 3.0]),
+    deterministic=st.booleans(),
+    seed=st.integers(0, 10),
+)
+def test_random_batches(lengths, heads, block_size, window, softcap, deterministic, seed) -> None:  # type: ignore[no-untyped-def]
+    batch = make_batch(
+        "torch",
+        [(n, n + cached) for n, cached in lengths],
+        heads=heads,
+        head_size=16,
+        block_size=block_size,
+        seed=seed,
+        deterministic=deterministic,
+        shared={1: (0, min(lengths[0][1], lengths[1][1]) // block_size)} if len(lengths) > 1 else None,
+    )
+    features = {"window": window, "softcap": softcap}
+    if batch.query.shape[0]:
+        assert_close(batch.attend(**features), batch.reference(**features))
+    else:
+        assert batch.attend(**features).shape == (0, heads[0], 16)
+
+
+def test_padding_rows_of_out_are_untouched_and_of_new_tensors_zero() -> None:
+    batch = make_batch("torch", MIXED)
+    expected = batch.attend()
+    total = batch.query.shape[0]
+    batch.query = torch.cat([batch.query, torch.full((5, 9, 64), float("nan"))])
+    padded = batch.attend()
+    torch.testing.assert_close(padded[:total], expected)
+    assert (padded[total:] == 0).all()
+    out = torch.full_like(batch.query, 7.0)
+    assert batch.attend(out=out) is out
+    assert (out[total:] == 7.0).all()
+
+
+def test_strided_queries_and_two_dimensional_tables() -> None:
+    batch = make_batch("torch", MIXED)
+    expected = batch.attend()
+    width = max(len(t) for t in batch.block_tables)
+    batch.block_tables = np.stack(
+        [np.pad(t, (0, width - len(t)), constant_values=10**6) for t in batch.block_tables]
+    )
+    batch.query = torch.stack([batch.query, batch.query], dim=2)[:, :, 1]
+    torch.testing.assert_close(batch.attend(), expected)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3"])
+def test_write_rows_and_slots(quantization: str | None) -> None:
+    spec = KVSpec(2, 4, 8, 2, 16, torch.float32, torch.device("cpu"), quantization)
+    kv = PagedKV(spec)
+    fill_nan(kv)
+    backend = make_backend(
+        "torch",
+        num_query_heads=4,
+        spec=spec,
+        compute_dtype=torch.float32,
+        max_num_tokens=16,
+        max_num_seqs=4,
+        max_model_len=32,
+    )
+    key, value = torch.randn(4, 2, 16), torch.randn(4, 2, 16)
+    # Row 0 to two slots, row 2 nowhere, one entry skipped.
+    slots = torch.tensor([3, 17, -1, 30, 9])
+    rows = torch.tensor([0, 0, 2, 3, 1])
+    backend.write(kv, 1, key, value, slots, rows)
+    k, v = kv.read(1, np.arange(4, dtype=np.int32), 32, torch.float32)
+    tolerance = {None: 0.0, "int8": 0.02, "fp8_e4m3": 0.15}[quantization]
+    for slot, row in ((3, 0), (17, 0), (30, 3), (9, 1)):
+        assert (k[slot] - key[row]).abs().max() <= tolerance
+        assert (v[slot] - value[row]).abs().max() <= tolerance
+    untouched = [s for s in range(32) if s not in (3, 17, 30, 9)]
+    assert k[untouched].isnan().all()
+    assert kv.read(0, np.arange(4, dtype=np.int32), 32)[0].isnan().all()
+    # The same through fused projections, whose rows are strided views.
+    fused = torch.randn(4, 3, 2, 16)
+    backend.write(kv, 0, fused[:, 1], fused[:, 2], torch.tensor([0, 1, 2, 3]))
+    assert (kv.read(0, np.arange(4, dtype=np.int32), 4, torch.float32)[0] - fused[:, 1]).abs().max() <= 0.2
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8_e5m2"])
+def test_copy_blocks(quantization: str | None) -> None:
+    batch = make_batch("torch", [(1, 64), (1, 64)], quantization=quantization)
+    first, second = batch.block_tables
+    before = [t.clone() for t in batch.kv.tensors()]
+    # A swap must read both sources first; a partial copy leaves the other slots.
+    batch.backend.copy_blocks(
+        batch.kv, [(first[0], second[0], 16), (second[0], first[0], 16), (first[1], second[1], 5)]
+    )
+    for old, new in zip(before, batch.kv.tensors(), strict=True):
+        old, new = (t.view(torch.uint8) if t.dtype.itemsize == 1 else t for t in (old, new))
+        assert torch.equal(new[0, :, first[0]], old[0, :, second[0]])
+        assert torch.equal(new[0, :, second[0]], old[0, :, first[0]])
+        assert torch.equal(new[0, :, second[1], :5], old[0, :, first[1], :5])
+        assert torch.equal(new[0, :, second[1], 5:], old[0, :, second[1], 5:])
+
+
+def test_export_and_import_blocks() -> None:
+    batch = make_batch("torch", [(1, 64), (1, 64)], quantization="int8")
+    first, second = (torch.from_numpy(t.astype(np.int64)) for t in batch.block_tables)
+    batch.kv.import_blocks(second, batch.kv.export_blocks(first))
+    batch.query[1] = batch.query[0]
+    result = batch.attend()
+    assert torch.equal(result[0], result[1])
+
+
+def test_bytes_per_block() -> None:
+    def spec(quantization: str | None) -> KVSpec:
+        return KVSpec(30, 10, 16, 3, 64, torch.float32, torch.device("cpu"), quantization)
+
+    assert spec(None).bytes_per_block == 30 * 2 * 3 * 16 * 64 * 4
+    for quantization in ("int8", "fp8_e4m3"):
+        kv = PagedKV(spec(quantization))
+        assert kv.spec.bytes_per_block * 10 == sum(t.nbytes for t in kv.tensors())
+
+
+def test_errors_name_what_is_wrong() -> None:
+    batch = make_batch("torch", [(1, 20)])
+    with pytest.raises(ValueError, match="block table 0 holds 1 blocks"):
+        batch.backend.plan(np.array([0, 1]), np.array([20]), [np.zeros(1, np.int32)])
+    with pytest.raises(ValueError, match="query starts"):
+        batch.backend.plan(np.array([0]), np.array([20]), batch.block_tables)
+    with pytest.raises(ValueError, match="block_size"):
+        KVSpec(1, 1, 17, 1, 64, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="quantization"):
+        KVSpec(1, 1, 16, 1, 64, torch.float32, torch.device("cpu"), "int4")
+    with pytest.raises(ValueError, match="unknown attention backend 'x'"):
+        make_backend(
+            "x",
+            num_query_heads=3,
+            spec=batch.kv.spec,
+            compute_dtype=torch.float32,
+            max_num_tokens=1,
+            max_num_seqs=1,
+            max_model_len=1,
+        )
