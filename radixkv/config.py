@@ -133,5 +133,7 @@ class EngineConfig:
         known = {field.name for field in fields(cls)} - {"model"}
         unknown = sorted(set(options) - known)
         if unknown:
-            raise ConfigError(f"unknown option {', '.join(unknown)}; known options: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"unknown option {', '.join(unknown)}; known options: {', '.join(sorted(known))}"
+            )
         return cls(model=model, **options)

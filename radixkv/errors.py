@@ -64,7 +64,7 @@ class EngineStoppedError(RadixKVError):
     """The engine has been closed or has failed for good."""
 
 
-class OutOfBlocks(RadixKVError):  # noqa: N818 (the name is part of the public contract)
+class OutOfBlocks(RadixKVError):
     """Fewer blocks can be had (free or evictable) than were asked for; nothing was changed.
 
     Attributes:

@@ -57,7 +57,7 @@ class Batch:
         context_lengths: int32 [R], tokens with K/V once this step has written its own.
         block_tables: R int32 arrays.
         write_slots: int64 [N], slot = block * block_size + offset.
-        write_rows: int64 [N], the row of T that goes to each slot.
+        write_rows: int64 [N], the row of T that goes to each slot; None: row i to slot i, N = T.
         logit_rows: int64 [S], rows whose logits are needed, ascending.
         copy_groups: copies to run before the step, group after group; inside a group no target is a source.
     """
@@ -69,7 +69,7 @@ class Batch:
     context_lengths: npt.NDArray[np.int32]
     block_tables: list[npt.NDArray[np.int32]]
     write_slots: npt.NDArray[np.int64]
-    write_rows: npt.NDArray[np.int64]
+    write_rows: npt.NDArray[np.int64] | None
     logit_rows: npt.NDArray[np.int64]
     copy_groups: list[list[Copy]]
 
@@ -124,11 +124,10 @@ def build_batch(entries: list[Entry], block_size: int) -> Batch:
     copy_groups: list[list[Copy]] = []
     if any(entry.copies for entry in entries):
         extra_rows, extra_slots, copy_groups = _resolve_copies(entries, query_starts, slots, block_size)
-    write_rows = np.arange(num_tokens, dtype=np.int64)
-    if any(entry.redundant for entry in entries):
+    write_rows: npt.NDArray[np.int64] | None = None
+    if extra_rows or any(entry.redundant for entry in entries):
         write_rows = np.flatnonzero(slots >= 0)
         slots = slots[write_rows]
-    if extra_rows:
         write_rows = np.concatenate([write_rows, np.asarray(extra_rows, dtype=np.int64)])
         slots = np.concatenate([slots, np.asarray(extra_slots, dtype=np.int64)])
     return Batch(

@@ -86,7 +86,7 @@ class PureLongestPrefixPolicy(PrefixPolicy):
 
 
 class PriorityPolicy(AdmissionPolicy):
-    """Smallest `priority` first, arrival breaks ties; nobody passes a more urgent request that waits for room."""
+    """Smallest `priority` first, then arrival; nobody passes a more urgent request that waits for room."""
 
     name = "priority"
     bounds_overtaking = False

@@ -33,7 +33,7 @@ Namespace = str | tuple[str, ...]
 
 
 class TokenBuffer:
-    """Prompt and output token ids in one growing int32 array, so that the cache can read it without copies."""
+    """Prompt and output token ids in one growing int32 array that the cache reads without copies."""
 
     __slots__ = ("_data", "length")
 

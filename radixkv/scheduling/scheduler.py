@@ -163,12 +163,33 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step
 
-    def schedule(self) -> ScheduleResult:
-        """Choose the work of the next step, lock and allocate its blocks, and commit its tokens."""
+    def schedule(self, only: Request | None = None) -> ScheduleResult:
+        """Choose the work of the next step, lock and allocate its blocks, and commit its tokens.
+
+        Args:
+            only: schedule nothing but this request (to find out who makes a step fail).
+        """
         self._entries = {}
         self._budget = self.max_num_batched_tokens
-        self._seats = self.max_num_seqs - len(self._running)
+        self._seats = self.max_num_seqs - sum(1 + request.num_forks for request in self._running.values())
         result = ScheduleResult(batch=None)
+        if only is not None:
+            self._schedule_alone(only, result)
+        else:
+            self._schedule_all(result)
+        if self._entries:
+            entries = list(self._entries.values())
+            self._count(entries)
+            result.batch = build_batch(entries, self.block_size)
+        return result
+
+    def _schedule_alone(self, request: Request, result: ScheduleResult) -> None:
+        if not request.is_running:
+            self._try_admit(request, others=False)
+        elif self._grow(request, result):
+            self._schedule_tokens(request, self._chunk(request, others=False))
+
+    def _schedule_all(self, result: ScheduleResult) -> None:
         self._schedule_running(result)
         latest_admitted = -1
         # A prompt that gets the rest of the budget may complete what another one waits for: try again.
@@ -179,11 +200,6 @@ class Scheduler:
             if self._budget == before or not self._waiting:
                 break
         self._count_overtaken(latest_admitted)
-        if self._entries:
-            entries = list(self._entries.values())
-            self._count(entries)
-            result.batch = build_batch(entries, self.block_size)
-        return result
 
     def _schedule_running(self, result: ScheduleResult) -> None:
         running = list(self._running.values())
@@ -260,7 +276,8 @@ class Scheduler:
     def _schedule_tokens(self, request: Request, count: int) -> None:
         """Put `count` more tokens of a running request into the step and make them shareable."""
         lease = request.lease
-        assert lease is not None and 0 < count <= self._budget
+        assert lease is not None
+        assert 0 < count <= self._budget
         entry = self._entries.get(request.arrival_order)
         if entry is None:
             entry = Entry(request, start=request.num_computed, count=0)

@@ -1,0 +1,122 @@
+"""From an EngineConfig to a running Engine: load the model, size the cache, connect the parts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.config import EngineConfig
+from radixkv.engine import Engine
+from radixkv.errors import ConfigError
+from radixkv.execution.kv_store import ModelShape, size_kv_cache
+from radixkv.execution.model_loader import LoadedModel, load_model
+from radixkv.execution.model_runner import ModelRunner
+
+DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """What the start-up banner says; `kv_tokens` is what all blocks hold together."""
+
+    model: str
+    backend: str
+    dtype: str
+    device: str
+    block_size: int
+    num_blocks: int
+    kv_tokens: int
+    kv_bytes: int
+    max_model_len: int
+    load_time_s: float
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the model and build everything around it.
+
+    Raises:
+        ConfigError: settings that do not fit the model or the machine.
+        ModelLoadError: the model can't be had or served.
+    """
+    started = time.monotonic()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    loaded = load_model(config)
+    engine = engine_for_model(config, loaded)
+    engine.summary = summarize(engine, time.monotonic() - started)
+    return engine
+
+
+def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
+    """Build an engine around a model that is loaded already.
+
+    Raises:
+        ConfigError: the KV cache does not fit, or the backend does not run on this device.
+    """
+    device = loaded.device
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" else "torch"
+    if backend == "triton" and device.type != "cuda":
+        raise ConfigError("attention backend triton needs a GPU; use --attention-backend torch on a CPU")
+    shape = ModelShape(
+        num_layers=loaded.num_layers,
+        num_kv_heads=loaded.num_kv_heads,
+        head_size=loaded.head_size,
+        dtype=loaded.dtype,
+        device=device,
+        max_model_len=loaded.max_model_len,
+    )
+    spec, max_model_len = size_kv_cache(config, shape)
+    budget = config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
+    runner = ModelRunner(
+        loaded,
+        spec,
+        backend=backend,
+        max_num_tokens=budget,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        deterministic=config.deterministic,
+        share_prefixes=config.share_prefix_attention,
+    )
+    cache = PrefixCache(
+        spec.num_blocks,
+        config.block_size,
+        config.eviction_policy,
+        enabled=config.enable_prefix_caching,
+        ghost_blocks=config.ghost_blocks,
+        pin_budget=config.pin_budget,
+    )
+    return Engine(
+        config,
+        runner=runner,
+        cache=cache,
+        tokenizer=loaded.tokenizer,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        vocab_size=loaded.vocab_size,
+        end_token_ids=loaded.eos_token_ids,
+        model_name=loaded.name,
+    )
+
+
+def summarize(engine: Engine, load_time_s: float) -> EngineSummary:
+    """The figures of the banner."""
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    spec = runner.spec
+    return EngineSummary(
+        model=engine.model_name,
+        backend=runner.backend_name,
+        dtype=str(runner.model.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        block_size=spec.block_size,
+        num_blocks=spec.num_blocks,
+        kv_tokens=spec.num_blocks * spec.block_size,
+        kv_bytes=spec.num_blocks * spec.bytes_per_block,
+        max_model_len=engine.max_model_len,
+        load_time_s=load_time_s,
+    )

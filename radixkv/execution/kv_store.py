@@ -1,0 +1,125 @@
+"""How much memory the KV cache gets: from what is free, or as told; every refusal gives the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv_kernels import KVSpec
+
+# Share of the available RAM that the KV cache takes on a CPU when nothing is said. Pages of it that no
+# request has used yet cost nothing: the operating system hands them out at the first write.
+CPU_MEMORY_SHARE = 0.25
+
+_GIB = 1024**3
+_QUANTIZED = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the size of a block depends on."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+
+
+def available_cpu_memory() -> int:
+    """Bytes of RAM that can be had without swapping: the machine's, or the container's limit if lower."""
+    available = int(psutil.virtual_memory().available)
+    try:  # cgroup v2; absent on other systems, "max" without a limit
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            available = min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def _memory_for_kv(config: EngineConfig, device: torch.device) -> tuple[int, str]:
+    """Bytes for K/V, and a phrase that says where the number comes from."""
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory, "--kv-cache-memory"
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # Weights and the dry run's activations are already in `total - free`.
+        usable = int(total * config.gpu_memory_utilization) - (total - free)
+        share = (
+            f"{config.gpu_memory_utilization:.0%} of {total / _GIB:.1f} GiB GPU memory less what is in use"
+        )
+        return max(0, usable), share
+    available = available_cpu_memory()
+    return int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} of {available / _GIB:.1f} GiB free RAM"
+
+
+def size_kv_cache(config: EngineConfig, shape: ModelShape) -> tuple[KVSpec, int]:
+    """Decide the number of KV blocks and the longest request.
+
+    Returns:
+        The specification of the paged storage, and `max_model_len` in tokens.
+
+    Raises:
+        ConfigError: it does not fit; the message gives the numbers and the flags to change.
+    """
+
+    def spec(num_blocks: int) -> KVSpec:
+        quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        return KVSpec(
+            num_layers=shape.num_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_size,
+            dtype=_QUANTIZED.get(config.kv_cache_dtype, shape.dtype),
+            device=shape.device,
+            quantization=quantization,
+        )
+
+    block_bytes = spec(1).bytes_per_block
+    memory, source = _memory_for_kv(config, shape.device)
+    num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
+    tokens = num_blocks * config.block_size
+    wanted = config.max_model_len
+    if wanted is not None and wanted > shape.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {shape.max_model_len} positions this model was made "
+            f"for; use at most {shape.max_model_len}"
+        )
+    needed = -(-(wanted or 1) // config.block_size)
+    if num_blocks < max(needed, 1):
+        have = (
+            f"--num-blocks {num_blocks}"
+            if config.num_blocks is not None
+            else f"{memory / _GIB:.2f} GiB ({source}) hold {num_blocks} blocks"
+        )
+        what = f"--max-model-len {wanted} needs {needed} blocks" if wanted else "one block is needed"
+        raise ConfigError(
+            f"the KV cache does not fit: {what} of {config.block_size} tokens "
+            f"({block_bytes / 1024:.0f} KiB each, {needed * block_bytes / _GIB:.2f} GiB), but {have}; "
+            "lower --max-model-len, or raise --kv-cache-memory, --num-blocks or --gpu-memory-utilization"
+        )
+    if config.num_blocks is not None:
+        _check_explicit_size(num_blocks * block_bytes, num_blocks, shape.device)
+    return spec(num_blocks), min(wanted or shape.max_model_len, tokens)
+
+
+def _check_explicit_size(num_bytes: int, num_blocks: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        available = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        available = available_cpu_memory()
+    if num_bytes > available:
+        raise ConfigError(
+            f"--num-blocks {num_blocks} needs {num_bytes / _GIB:.2f} GiB for K/V, but only "
+            f"{available / _GIB:.2f} GiB are free; use at most {num_blocks * available // num_bytes} blocks, "
+            "or let the engine choose by leaving the flag out"
+        )

@@ -1,0 +1,126 @@
+"""Batch -> logits of the sampled rows: the model, its paged K/V, and the step that connects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from radixkv.scheduling.batch import Batch
+from radixkv_kernels import KVSpec, PagedKV, make_backend
+
+if TYPE_CHECKING:
+    from radixkv.execution.model_loader import LoadedModel
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """What the attention hook calls in each layer of one step; passed through the model as a keyword."""
+
+    backend: Any
+    kv: PagedKV
+    plan: Any
+    write_slots: torch.Tensor
+    write_rows: torch.Tensor | None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write this layer's K/V into the cache, then attend over it.
+
+        Args:
+            query: [T, Hq, D]; key, value: [T, Hkv, D].
+
+        Returns:
+            [T, Hq, D]
+        """
+        self.backend.write(self.kv, layer, key, value, self.write_slots, self.write_rows)
+        out: torch.Tensor = self.backend.attend(
+            self.kv, layer, query, self.plan, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
+        return out
+
+
+class ModelRunner:
+    """Weights and paged K/V tensors; not thread-safe.
+
+    Args:
+        loaded: a model whose attention goes through the hook.
+        spec: size and layout of the K/V storage.
+        backend: `torch` or `triton`.
+        max_num_tokens: largest T of a batch.
+        max_num_seqs: most entries of a batch.
+        max_model_len: longest context.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        spec: KVSpec,
+        *,
+        backend: str,
+        max_num_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        deterministic: bool = False,
+        share_prefixes: bool = True,
+    ) -> None:
+        self.model = loaded.model
+        self.device = loaded.device
+        self.spec = spec
+        self.kv = PagedKV(spec)
+        self.backend_name = backend
+        self.backend = make_backend(
+            backend,
+            num_query_heads=loaded.num_query_heads,
+            spec=spec,
+            compute_dtype=loaded.dtype,
+            deterministic=deterministic,
+            share_prefixes=share_prefixes,
+            max_num_tokens=max_num_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+        )
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Run one step.
+
+        Returns:
+            Logits [S, V] of `batch.logit_rows`, in the model's dtype.
+        """
+        for group in batch.copy_groups:
+            self.backend.copy_blocks(self.kv, group)
+        plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+        step = AttentionStep(
+            self.backend,
+            self.kv,
+            plan,
+            self._to_device(batch.write_slots),
+            None if batch.write_rows is None else self._to_device(batch.write_rows),
+        )
+        output = self.model(
+            input_ids=self._to_device(batch.token_ids)[None],
+            position_ids=self._to_device(batch.positions)[None],
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=self._to_device(batch.logit_rows),
+            radixkv_step=step,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,113 @@
+"""The bookkeeping around samples: a request with all its samples, one step's results, the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv.output_processing import SampleOutput
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.scheduling.request_state import Request
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """A snapshot of the engine's counters; tokens and requests since the start, times in seconds.
+
+    Attributes:
+        cache: the prefix cache's own snapshot.
+        model_time_s: time in the model, sampling included.
+        gap_time_s: time between two model calls while work was waiting.
+        num_rebuilds: how often a broken invariant made the engine rebuild its cache.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    finished_requests: int
+    failed_requests: int
+    aborted_requests: int
+    steps: int
+    model_time_s: float
+    gap_time_s: float
+    num_rebuilds: int
+    cache: Any
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step gave: increments of every sample, and the requests that ended with it."""
+
+    deltas: list[OutputDelta] = field(default_factory=list)
+    finished: list[RequestOutput] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RequestGroup:
+    """All samples of one request as the user sees it."""
+
+    request_id: str
+    prompt: str | None
+    params: SamplingParams
+    samples: list[Request]
+    error: str | None = None
+    error_code: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.is_finished for sample in self.samples)
+
+    @property
+    def is_ranked(self) -> bool:
+        """With best_of > n nothing can be delivered before all samples are complete."""
+        return self.params.num_samples > self.params.n
+
+
+def rank_samples(samples: Sequence[Request]) -> list[Request]:
+    """Samples by descending mean logprob of their tokens."""
+
+    def mean_logprob(request: Request) -> float:
+        output: SampleOutput = request.output
+        return output.cumulative_logprob / max(1, output.num_tokens)
+
+    return sorted(samples, key=mean_logprob, reverse=True)
+
+
+def collect_output(group: RequestGroup) -> RequestOutput:
+    """The finished request as one object, the n best samples first when best_of > n."""
+    params = group.params
+    ranked = rank_samples(group.samples) if group.is_ranked else group.samples
+    first = group.samples[0]
+    outputs = []
+    for index, request in enumerate(ranked[: params.n]):
+        output: SampleOutput = request.output
+        wanted = params.logprobs is not None
+        outputs.append(
+            CompletionOutput(
+                index=index,
+                text=output.text,
+                token_ids=request.output_token_ids(),
+                logprobs=list(output.logprobs) if wanted else None,
+                cumulative_logprob=output.cumulative_logprob if wanted else None,
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+            )
+        )
+    return RequestOutput(
+        request_id=first.request_id,
+        prompt=group.prompt,
+        prompt_token_ids=first.tokens.view(0, first.num_prompt_tokens).tolist(),
+        outputs=outputs,
+        num_cached_tokens=first.num_cached_tokens,
+        cache_report=first.cache_report,
+        prompt_logprobs=first.prompt_logprobs,
+        num_preemptions=sum(request.num_preemptions for request in group.samples),
+        times=first.times,
+        error=group.error,
+    )
