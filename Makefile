@@ -1,0 +1,69 @@
+# Everything a user or a developer runs. `make serve` and `make test` need nothing but Python 3.11+, make and gcc.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What pip installs is pinned in one place.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+MODEL ?= smollm2-135m-instruct
+ARGS ?=
+
+# On Linux without an NVIDIA GPU take PyTorch's CPU build, which is small. Where its index can't be reached,
+# pip's own settings decide. Override with TORCH_INDEX=URL, or TORCH_INDEX= for none.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 2)
+TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
+	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
+
+.PHONY: help install install-test install-lint serve test lint format bench bench-gpu fuzz soak clean
+
+help:
+	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
+	@echo "make test       install, run all tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      benchmarks on this machine's CPU (minutes)"
+	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
+	@echo "make fuzz       a million random operations on the prefix cache"
+	@echo "make install    the environment in .venv only"
+	@echo "make clean      remove the environment and caches"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "[1/3] making the environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[2/3] installing PyTorch (pinned; CPU build where there is no GPU)"
+	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@echo "[3/3] installing radixkv and what it needs (pinned in constraints.txt)"
+	@$(PIP_INSTALL) -e '.[cpu]'
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed-test
+	@$(PIP_INSTALL) -e '.[lint]'
+	@touch $@
+
+install: $(VENV)/.installed
+install-test: $(VENV)/.installed-test
+install-lint: $(VENV)/.installed-lint
+
+serve: install
+	@$(BIN)/radixkv serve $(MODEL) $(ARGS)
+
+test: install-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
