@@ -1,0 +1,60 @@
+"""API keys as users write them: `KEY`, `NAME=KEY`, and the environment variable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from radixkv.errors import ConfigError
+
+ENV_VARIABLE = "RADIXKV_API_KEY"
+
+# What follows the name must hold more than `=`, or it is the padding of a bare base64 key.
+_NAMED_KEY = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,63})=(.*[^=].*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One accepted key: the tenant's name and the digest of the secret (the secret is not kept)."""
+
+    tenant: str
+    digest: bytes = field(repr=False)
+
+
+def digest_of(secret: str) -> bytes:
+    """SHA-256 of a secret, so that secrets of any length compare in the same time."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def split_api_key(text: str) -> tuple[str | None, str]:
+    """`NAME=KEY` or `KEY` as (name or None, secret).
+
+    >>> split_api_key("team-a=s3cret"), split_api_key("c2VjcmV0=="), split_api_key("s3cret")
+    (('team-a', 's3cret'), (None, 'c2VjcmV0=='), (None, 's3cret'))
+    """
+    named = _NAMED_KEY.fullmatch(text)
+    return (named.group(1), named.group(2)) if named else (None, text)
+
+
+def parse_api_key(text: str) -> ApiKey:
+    """Parse `NAME=KEY` or `KEY`; a bare key gets a name derived from its digest, stable over restarts.
+
+    Raises:
+        ConfigError: the key is empty or holds white space or characters beyond ASCII.
+    """
+    name, secret = split_api_key(text)
+    if not secret or not all(33 <= ord(char) <= 126 for char in secret):
+        raise ConfigError(
+            "an API key must be printable ASCII without spaces, given as KEY or NAME=KEY "
+            f"(flag --api-key, or {ENV_VARIABLE})"
+        )
+    digest = digest_of(secret)
+    return ApiKey(name or f"key-{digest.hex()[:12]}", digest)
+
+
+def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The keys in RADIXKV_API_KEY, separated by commas or white space."""
+    return tuple(part for part in re.split(r"[,\s]+", environ.get(ENV_VARIABLE, "")) if part)

@@ -1,0 +1,143 @@
+"""The server: `create_app` puts routes and middlewares together, `serve` loads, listens and ends cleanly.
+
+The life of a request in here:
+1. `protocol` reads the headers within limits and a deadline; uvicorn starts the app.
+2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
+   `AuthMiddleware` and `BodyLimitMiddleware` let it in or not.
+3. A route reads the JSON strictly, validates it, turns it into token ids (`prompts`) and sampling
+   parameters.
+4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
+5. The answer goes out whole or as server-sent events; the record is logged and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from radixkv.config import EngineConfig
+from radixkv_server import openai_chat, openai_completions, service_api
+from radixkv_server.auth import AuthMiddleware, KeyRing
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import ErrorBoundary, http_exception_response
+from radixkv_server.limits import BodyLimitMiddleware, HostOriginMiddleware
+from radixkv_server.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
+from radixkv_server.observe import ObserveMiddleware
+from radixkv_server.settings import ServerSettings, make_settings
+
+if TYPE_CHECKING:
+    from radixkv.async_engine import AsyncEngine
+
+OnReady = Callable[[str, int], None]
+
+
+def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> FastAPI:
+    """An ASGI app that serves `engine`. The caller keeps the engine and closes it after the app.
+
+    Raises:
+        ConfigError: an API key is malformed or given to two tenants.
+    """
+    settings = settings or ServerSettings()
+    context = ServerContext.for_engine(engine, settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        probe = asyncio.create_task(context.metrics.probe_event_loop())
+        try:
+            yield
+        finally:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+            context.encoder.close()
+
+    app = FastAPI(
+        title="radixkv",
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: http_exception_response},
+    )
+    app.state.context = context
+    for module in (openai_chat, openai_completions, service_api):
+        app.include_router(module.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(AuthMiddleware, keys=KeyRing(settings.api_keys))
+    app.add_middleware(
+        HostOriginMiddleware,
+        host=settings.host,
+        allowed_hosts=settings.allowed_hosts,
+        allowed_origins=settings.allowed_origins,
+    )
+    app.add_middleware(ErrorBoundary)
+    app.add_middleware(ObserveMiddleware, metrics=context.metrics, access_log=settings.access_log)
+    return app
+
+
+def serve(
+    config: EngineConfig,
+    *,
+    on_ready: OnReady | None = None,
+    engine_factory: Callable[[EngineConfig], AsyncEngine] | None = None,
+    **options: Any,
+) -> None:
+    """Load the model and serve it until SIGINT or SIGTERM.
+
+    The port is taken before the model is loaded, so that a port in use is known at once.
+
+    Args:
+        config: the engine's settings.
+        on_ready: called with host and port once requests are accepted.
+        engine_factory: makes the engine; None: `AsyncEngine.from_config`.
+        options: see `make_settings`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the port can't be had.
+        ModelLoadError: the model can't be served.
+    """
+    settings = make_settings(**options)
+    with contextlib.closing(bind_socket(settings.host, settings.port)) as sock:
+        if engine_factory is None:
+            from radixkv.async_engine import AsyncEngine
+
+            engine_factory = AsyncEngine.from_config
+        serve_engine(engine_factory(config), settings, on_ready=on_ready, sock=sock)
+
+
+def serve_engine(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    *,
+    on_ready: OnReady | None = None,
+    sock: socket.socket | None = None,
+) -> None:
+    """Serve a loaded engine until SIGINT or SIGTERM, finish what is running, and close the engine.
+
+    Args:
+        on_ready: called with host and port once requests are accepted.
+        sock: a bound socket; None: one is bound to the settings' address.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    with contextlib.closing(sock or bind_socket(settings.host, settings.port)) as bound:
+        app = create_app(engine, settings)
+        server = HttpServer(uvicorn_config(app, settings), settings, on_ready)
+        with server.handled_signals():
+            asyncio.run(_serve_and_close(server, bound, engine))
+
+
+async def _serve_and_close(server: HttpServer, sock: socket.socket, engine: AsyncEngine) -> None:
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        await engine.close()
+
+
+__all__ = ["check_port_is_free", "create_app", "make_settings", "serve", "serve_engine"]

@@ -1,0 +1,71 @@
+"""ServerContext: what the routes of one app share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+import radixkv
+from radixkv_server.errors import ApiError
+from radixkv_server.metrics import ServerMetrics
+from radixkv_server.openai_responses import LogprobsFormat
+from radixkv_server.prompts import PromptEncoder
+from radixkv_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from radixkv.async_engine import AsyncEngine
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """The engine and the helpers that stand on it; one per app, at `request.app.state.context`."""
+
+    engine: AsyncEngine
+    settings: ServerSettings
+    encoder: PromptEncoder
+    metrics: ServerMetrics
+    logprobs: LogprobsFormat
+    created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = f"radixkv-{radixkv.__version__}"
+
+    @classmethod
+    def for_engine(cls, engine: AsyncEngine, settings: ServerSettings) -> ServerContext:
+        return cls(
+            engine=engine,
+            settings=settings,
+            encoder=PromptEncoder(engine),
+            metrics=ServerMetrics(engine),
+            logprobs=LogprobsFormat(engine.tokenizer),
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that clients may ask for; the first is the one that answers carry by default."""
+        return self.settings.served_model_names or (self.engine.model_name,)
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name to answer with; a request without one gets the model that is served.
+
+        Raises:
+            ApiError: 404; another model was asked for.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise ApiError(
+                404,
+                f"The model {name[:200]!r} does not exist; this server serves {', '.join(self.model_names)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+
+def context_of(request: Request) -> ServerContext:
+    """The context of the app that `request` belongs to."""
+    context = request.app.state.context
+    assert isinstance(context, ServerContext)
+    return context

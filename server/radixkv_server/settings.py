@@ -1,0 +1,148 @@
+"""ServerSettings: every setting of the HTTP server, in one frozen place, checked on construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from radixkv.errors import ConfigError
+from radixkv_server.api_keys import keys_from_environment, parse_api_key, split_api_key
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How the HTTP server listens, whom it lets in and how much it takes from one client.
+
+    Args:
+        host: address to listen on; a name is resolved once.
+        port: TCP port; 0 picks a free one.
+        api_keys: `KEY` or `NAME=KEY` each; empty: no key is asked for. Keys with the same name share one
+            namespace of the prefix cache, so a key can be rotated without losing what is cached.
+        served_model_names: names that clients may use; empty: the model's own name.
+        allowed_hosts: names accepted in the Host header besides the address listened on; `*` accepts all.
+        allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
+        max_body_bytes: largest request body.
+        max_header_bytes: largest request line plus headers.
+        max_json_depth: deepest nesting of arrays and objects in a body.
+        max_messages: most messages in a chat.
+        max_prompts: most prompts in one completions request.
+        max_samples: most samples (prompts x best_of) in one request.
+        header_timeout_s: time a client has to send a request's headers.
+        body_timeout_s: time a client has to send a request's body.
+        keep_alive_s: how long an idle connection stays open.
+        send_timeout_s: a stream whose client takes nothing for this long is aborted.
+        ping_interval_s: a stream with nothing to say sends an SSE comment this often.
+        shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
+        trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
+            unless every client is trusted).
+        access_log: one line per request.
+
+    Raises:
+        ConfigError: a value is out of range; names the setting, the value and the range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    served_model_names: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * MIB
+    max_header_bytes: int = 64 * 1024
+    max_json_depth: int = 64
+    max_messages: int = 8192
+    max_prompts: int = 256
+    max_samples: int = 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    keep_alive_s: int = 30
+    send_timeout_s: float = 60.0
+    ping_interval_s: float = 15.0
+    shutdown_grace_s: float = 30.0
+    trust_request_chat_template: bool = False
+    access_log: bool = True
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, name: str, expected: str) -> None:
+            if not condition:
+                flag = "--" + name.removesuffix("s").replace("_", "-")
+                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+
+        require(isinstance(self.host, str) and bool(self.host), "host", "an address or a name")
+        require(_is_int(self.port) and 0 <= self.port <= 65535, "port", "an integer from 0 to 65535")
+        for name in ("api_keys", "served_model_names", "allowed_hosts", "allowed_origins"):
+            value = getattr(self, name)
+            good = isinstance(value, list | tuple) and all(isinstance(item, str) and item for item in value)
+            if not good:  # the values may be secrets: do not print them
+                raise ConfigError(f"{name} must be a list of non-empty strings")
+            object.__setattr__(self, name, tuple(value))
+        owners: dict[bytes, str] = {}
+        for key in map(parse_api_key, self.api_keys):
+            if owners.setdefault(key.digest, key.tenant) != key.tenant:
+                raise ConfigError(f"the same API key is given to {owners[key.digest]!r} and {key.tenant!r}")
+        for name in (
+            "max_body_bytes",
+            "max_header_bytes",
+            "max_json_depth",
+            "max_messages",
+            "max_prompts",
+            "max_samples",
+            "keep_alive_s",
+        ):
+            value = getattr(self, name)
+            require(_is_int(value) and value >= 1, name, "an integer of at least 1")
+        for name in ("header_timeout_s", "body_timeout_s", "send_timeout_s", "ping_interval_s"):
+            value = getattr(self, name)
+            require(_is_number(value) and value > 0, name, "a number of seconds above 0")
+        grace = self.shutdown_grace_s
+        require(_is_number(grace) and grace >= 0, "shutdown_grace_s", "a number of seconds of at least 0")
+
+    @property
+    def first_api_key(self) -> str | None:
+        """The secret of the first key, without its name; None without keys."""
+        return split_api_key(self.api_keys[0])[1] if self.api_keys else None
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> ServerSettings:
+        """Build settings from keyword options; an unknown one is an error that lists the known ones.
+
+        Raises:
+            ConfigError: unknown option, or a value out of range.
+        """
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            listing = ", ".join(sorted(known))
+            raise ConfigError(f"unknown server option {', '.join(unknown)}; known options: {listing}")
+        return cls(**options)
+
+
+def make_settings(
+    *, api_keys: Sequence[str] | None = None, served_model_name: str | None = None, **options: Any
+) -> ServerSettings:
+    """Settings from what a command line gives: None stands for the default.
+
+    Args:
+        api_keys: `KEY` or `NAME=KEY` each; None or empty: those in the environment variable RADIXKV_API_KEY.
+        served_model_name: the only name clients may use.
+        options: further fields of ServerSettings.
+
+    Raises:
+        ConfigError: a value is wrong, or a key is malformed or given to two tenants.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if served_model_name is not None:
+        given["served_model_names"] = (served_model_name,)
+    return ServerSettings.from_options({**given, "api_keys": tuple(api_keys or keys_from_environment())})
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
