@@ -1,11 +1,16 @@
-"""The CPU backend: paged attention through torch's dense operators.
+"""The CPU backend: paged attention by the numba kernel, or by torch's dense operators where numba is absent.
 
-A request's blocks are gathered into a preallocated buffer, then attended by `dense_attention`.
+With numba (the `cpu` extra), blocks are read in place and every result is canonical: see `numba_attention`.
+Without it, a request's blocks are gathered into a preallocated buffer and attended by `dense_attention`, or, in
+deterministic mode, by `canonical_attention`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +18,14 @@ import torch
 from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.dense_attention import apply_sinks, dense_attention
 from radixkv_kernels.kv_cache import PagedKV, _bytes, quantize
+
+if TYPE_CHECKING:
+    from radixkv_kernels.numba_launcher import NumbaLauncher
+
+
+def numba_available() -> bool:
+    """Whether the compiled CPU kernel can be used."""
+    return importlib.util.find_spec("numba") is not None
 
 
 class TorchPlan(AttentionPlan):
@@ -32,20 +45,34 @@ class TorchPlan(AttentionPlan):
 
 
 class TorchBackend(AttentionBackend):
-    """See the module and `AttentionBackend`."""
+    """See the module and `AttentionBackend`.
 
-    def __init__(self, config: BackendConfig) -> None:
+    Args:
+        use_numba: None: when installed.
+    """
+
+    def __init__(self, config: BackendConfig, use_numba: bool | None = None) -> None:
         super().__init__(config)
         spec = config.spec
         if spec.device.type != "cpu":
             raise ValueError(f"the torch backend serves CPU caches, not {spec.device}")
+        self._launcher: NumbaLauncher | None = None
+        if numba_available() if use_numba is None else use_numba:
+            from radixkv_kernels.numba_launcher import NumbaLauncher
+
+            self._launcher = NumbaLauncher(config)
+            return
         blocks = -(-config.max_model_len // spec.block_size)
         size = spec.num_kv_heads * blocks * spec.block_size * spec.head_size
         self._gathered = [torch.empty(size, dtype=spec.storage_dtype) for _ in range(2)]
 
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
-    ) -> TorchPlan:
+    ) -> AttentionPlan:
+        if self._launcher is not None:
+            from radixkv_kernels.numba_launcher import NumbaPlan
+
+            return NumbaPlan(self.config, query_starts, context_lengths, block_tables)
         return TorchPlan(self.config, query_starts, context_lengths, block_tables)
 
     def write(
@@ -90,10 +117,16 @@ class TorchBackend(AttentionBackend):
         alibi_slopes: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert isinstance(plan, TorchPlan)
         if out is None:
-            out = torch.empty_like(query, memory_format=torch.contiguous_format)
-            out[plan.num_tokens :] = 0
+            out = torch.empty(query.shape, dtype=query.dtype)
+            if plan.num_tokens < query.shape[0]:
+                out[plan.num_tokens :] = 0
+        if plan.num_tokens == 0:
+            return out
+        if self._launcher is not None:
+            self._attend_in_place(kv, layer, query, plan, scale, window, softcap, sinks, alibi_slopes, out)
+            return out
+        assert isinstance(plan, TorchPlan)
         starts = plan.query_starts.tolist()
         for r, length in enumerate(plan.context_lengths.tolist()):
             start, end = starts[r], starts[r + 1]
@@ -117,6 +150,42 @@ class TorchBackend(AttentionBackend):
                 result = apply_sinks(result, lse, sinks)
             out[start:end] = result.transpose(0, 1)
         return out
+
+    def _attend_in_place(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """By the numba kernel, which computes in float32 whatever the dtypes around it."""
+        assert self._launcher is not None
+        tokens = plan.num_tokens
+        wide = query if query.dtype == torch.float32 else query[:tokens].to(torch.float32)
+        if wide.stride(2) != 1:
+            wide = wide.contiguous()
+        direct = out.dtype == torch.float32 and out.is_contiguous()
+        target = out if direct else torch.empty(tokens, *out.shape[1:], dtype=torch.float32)
+        self._launcher.attend(
+            kv,
+            layer,
+            wide,
+            plan,  # type: ignore[arg-type]
+            target,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+        )
+        if not direct:
+            out[:tokens] = target
 
     def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:
         read = [

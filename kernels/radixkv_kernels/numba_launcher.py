@@ -1,0 +1,155 @@
+"""Launch the numba kernel: argument block, partial buffers, and the CPU's way of cutting work."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from radixkv_kernels import numba_attention as na
+from radixkv_kernels.backend import AttentionPlan, BackendConfig
+from radixkv_kernels.kv_cache import PagedKV
+from radixkv_kernels.openmp import run_parallel
+from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
+
+_KINDS = {
+    torch.float32: na.FLOAT32,
+    torch.bfloat16: na.BFLOAT16,
+    torch.float16: na.FLOAT16,
+    torch.int8: na.INT8,
+    torch.float8_e4m3fn: na.FP8_E4M3,
+    torch.float8_e5m2: na.FP8_E5M2,
+}
+
+#: Rows (token x head of a KV group) per tile: scores of a tile and a block of keys stay in the L1 cache.
+_TILE_ROWS = 48
+
+
+def work_settings(config: BackendConfig) -> WorkSettings:
+    """How the CPU cuts work: tiles of about 48 rows, four items a thread."""
+    tile = max(1, _TILE_ROWS // config.group_size)
+    return WorkSettings(
+        segment=na.SEGMENT,
+        block_size=config.spec.block_size,
+        num_kv_heads=config.spec.num_kv_heads,
+        short_tile=tile,
+        long_tile=tile,
+        parallel=4 * torch.get_num_threads(),
+        share=config.share_prefixes,
+        # In keys' worth of reading: a partial is written and read once, about four keys of traffic per head.
+        load_cost=float(na.SEGMENT),
+        partial_cost=4.0 * config.group_size,
+    )
+
+
+class NumbaPlan(AttentionPlan):
+    """Work items per window, made on first use (models may mix windowed and full layers)."""
+
+    def __init__(self, config: BackendConfig, *args: object) -> None:
+        super().__init__(config, *args)  # type: ignore[arg-type]
+        self._settings = work_settings(config)
+        lengths = [len(t) for t in self.block_tables]
+        self._stride = max(lengths, default=0)
+        self.tables = np.zeros((self.num_requests, self._stride), dtype=np.int32)
+        for row, table, n in zip(self.tables, self.block_tables, lengths, strict=True):
+            row[:n] = table
+        ends = self.context_lengths - self.query_starts[1:]
+        self.positions = np.arange(self.num_tokens, dtype=np.int32) + np.repeat(ends, self.query_lengths)
+        self.positions = self.positions.astype(np.int32)
+        self._work: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
+        self.work(None)
+
+    def work(self, window: int | None) -> tuple[WorkPlan, np.ndarray]:
+        """The plan for one window, and its items as one contiguous array."""
+        found = self._work.get(window)
+        if found is None:
+            plan = build_work(
+                self._settings, self.query_starts, self.context_lengths, self.tables.reshape(-1), self._stride, window
+            )
+            items = np.ascontiguousarray(np.concatenate([plan.long_items, plan.short_items]))
+            found = self._work[window] = (plan, items)
+        return found
+
+
+class NumbaLauncher:
+    """Runs plans on a cache. One per backend; holds the argument block and the partials' memory."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.config = config
+        spec = config.spec
+        self._attend, self._merge = na.attention_kernels(
+            spec.head_size, spec.block_size, _KINDS[spec.storage_dtype]
+        )
+        self._arguments = np.zeros(na.NUM_ARGUMENTS, dtype=np.int64)
+        # Each counter on its own cache line would not matter here: there is one take per item.
+        self._counters = np.zeros(2, dtype=np.int64)
+        self._scalars = np.zeros(2, dtype=np.float32)
+        self._partial_out = np.zeros(0, dtype=np.float32)
+        self._partial_max = np.zeros(0, dtype=np.float32)
+        self._partial_sum = np.zeros(0, dtype=np.float32)
+        a = self._arguments
+        a[na.COUNTER] = self._counters.ctypes.data
+        a[na.SCALARS] = self._scalars.ctypes.data
+        a[na.NUM_KV_HEADS] = spec.num_kv_heads
+        a[na.GROUP_SIZE] = config.group_size
+        a[na.NUM_BLOCKS] = spec.num_blocks
+        a[na.MAX_ROWS] = max(1, _TILE_ROWS // config.group_size) * config.group_size
+        self._prepared: tuple[NumbaPlan, int | None] | None = None
+
+    def attend(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        plan: NumbaPlan,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+    ) -> None:
+        """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, D]` float32 contiguous."""
+        a = self._arguments
+        if self._prepared is None or self._prepared[0] is not plan or self._prepared[1] != window:
+            self._prepare(plan, window)
+        self._counters[:] = 0
+        self._scalars[0] = scale
+        self._scalars[1] = 0.0 if softcap is None else softcap
+        sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
+        slopes = None if alibi_slopes is None else alibi_slopes.to(torch.float32).contiguous()
+        stride = query.stride()
+        a[na.QUERY], a[na.OUTPUT] = query.data_ptr(), out.data_ptr()
+        a[na.QUERY_TOKEN_STRIDE], a[na.QUERY_HEAD_STRIDE] = stride[0], stride[1]
+        a[na.KEY], a[na.VALUE] = kv.key[layer].data_ptr(), kv.value[layer].data_ptr()
+        if kv.key_scale is not None and kv.value_scale is not None:
+            a[na.KEY_SCALE] = kv.key_scale[layer].data_ptr()
+            a[na.VALUE_SCALE] = kv.value_scale[layer].data_ptr()
+        a[na.SINKS] = 0 if sinks is None else sinks.data_ptr()
+        a[na.SLOPES] = 0 if slopes is None else slopes.data_ptr()
+        address = a.ctypes.data
+        run_parallel(self._attend, address)
+        if a[na.NUM_MERGE]:
+            run_parallel(self._merge, address)
+
+    def _prepare(self, plan: NumbaPlan, window: int | None) -> None:
+        """Fill in what is the same for every layer of a plan and window."""
+        work, items = plan.work(window)
+        heads = self.config.num_query_heads
+        slots = work.num_partials * heads
+        if len(self._partial_max) < slots:
+            self._partial_max = np.empty(slots, dtype=np.float32)
+            self._partial_sum = np.empty(slots, dtype=np.float32)
+            self._partial_out = np.empty(slots * self.config.spec.head_size, dtype=np.float32)
+        a = self._arguments
+        a[na.NUM_ITEMS], a[na.ITEMS] = len(items), items.ctypes.data
+        a[na.TOKENS] = work.tokens.ctypes.data
+        a[na.POSITIONS] = plan.positions.ctypes.data
+        a[na.TABLES] = plan.tables.ctypes.data
+        a[na.PARTIAL_BASE] = work.partial_base.ctypes.data
+        a[na.MERGE_TOKENS], a[na.NUM_MERGE] = work.merge_tokens.ctypes.data, len(work.merge_tokens)
+        a[na.PARTIAL_OUT] = self._partial_out.ctypes.data
+        a[na.PARTIAL_MAX] = self._partial_max.ctypes.data
+        a[na.PARTIAL_SUM] = self._partial_sum.ctypes.data
+        a[na.WINDOW] = 0 if window is None else window
+        self._prepared = (plan, window)
