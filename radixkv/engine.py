@@ -22,9 +22,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from radixkv.beam_driver import BeamDriver, Candidates, beam_sampling_params
+from radixkv.beam_search import BeamSearch, BeamSearchParams
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.errors import (
@@ -34,7 +36,7 @@ from radixkv.errors import (
 )
 from radixkv.execution.sampler import SampledToken, SamplingState, gather_logprobs, sample
 from radixkv.output_processing import SampleOutput, name_logprobs
-from radixkv.request import FinishReason, OutputDelta, SamplingParams, TokenLogprobs
+from radixkv.request import FinishReason, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
 from radixkv.request_group import EngineStats, RequestGroup, StepResult, collect_output, rank_samples
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request_state import Namespace, Request
@@ -55,6 +57,17 @@ class Runner(Protocol):
     def execute(self, batch: Batch) -> torch.Tensor:
         """Logits [S, V] of `batch.logit_rows`."""
         ...
+
+
+@dataclass(slots=True)
+class _StepOutcome:
+    """What the model and the sampler gave: a token for each of `requests`, candidates for each of `beams`."""
+
+    logits: torch.Tensor
+    requests: list[Request]
+    sampled: list[SampledToken] = field(default_factory=list)
+    beams: list[Request] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
 
 
 class Engine:
@@ -102,6 +115,7 @@ class Engine:
         self._ids = itertools.count()
         self._seeds = itertools.count(config.seed if config.seed is not None else secrets.randbits(62))
         self._suspects: list[Request] = []
+        self._beams = BeamDriver(self)
         self._result = StepResult()
         self._generated = self._finished = self._failed = self._aborted = self._rebuilds = 0
         self._model_time = self._gap_time = 0.0
@@ -146,41 +160,79 @@ class Engine:
             EngineOverloadedError: the queue is full.
         """
         params = params or SamplingParams()
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self._tokenize(prompt)
+        self.check_request(token_ids, params)
+        # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
+        own = params
+        if params.num_samples > params.n and params.logprobs is None:
+            own = replace(params, logprobs=0)
+        request = self._make_request(token_ids, own, request_id, namespace, priority)
+        request.num_forks = params.num_samples - 1
+        seed = params.seed if params.seed is not None else next(self._seeds)
+        request.sampling_state = SamplingState(params, seed, token_ids, self._end_tokens(params))
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+        return self._queue(request, RequestGroup(request.request_id, text, params, [request]))
+
+    def add_beam_search(
+        self,
+        prompt: str | Sequence[int],
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        namespace: Namespace = "",
+        priority: int = 0,
+    ) -> str:
+        """Queue a beam search; its prompt is computed once, its beams share blocks. As `add_request`.
+
+        Beams are delivered together in the finished output, best first: there are no increments.
+        """
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self._tokenize(prompt)
+        own = beam_sampling_params(params.max_tokens)
+        self.check_request(token_ids, own)
+        if params.beam_width > self.config.max_num_seqs:
+            raise InvalidRequestError(
+                f"{params.beam_width} beams were asked for, but at most {self.config.max_num_seqs} requests "
+                "run at once",
+                param="beam_width",
+            )
+        request = self._make_request(token_ids, own, request_id, namespace, priority)
+        search = BeamSearch(
+            params,
+            end_token_ids=self.end_token_ids,
+            max_new_tokens=min(params.max_tokens, self.max_model_len - len(token_ids)),
+        )
+        return self._queue(request, RequestGroup(request.request_id, text, own, [request], beams=search))
+
+    def _make_request(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None,
+        namespace: Namespace,
+        priority: int,
+    ) -> Request:
         if self.scheduler.num_waiting >= self.config.max_queue:
             raise EngineOverloadedError(
                 f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
                 "try again later"
             )
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = self._tokenize(prompt)
-        self.check_request(token_ids, params)
         request_id = request_id if request_id is not None else f"req-{next(self._ids)}"
         if request_id in self._groups:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
-        own = (
-            replace(params, logprobs=0)
-            if params.num_samples > params.n and params.logprobs is None
-            else params
-        )
         request = Request(
-            request_id,
-            token_ids,
-            own,
-            namespace=namespace,
-            priority=priority,
-            arrival_s=self.clock(),
+            request_id, token_ids, params, namespace=namespace, priority=priority, arrival_s=self.clock()
         )
-        request.num_forks = params.num_samples - 1
-        seed = params.seed if params.seed is not None else next(self._seeds)
-        request.sampling_state = SamplingState(params, seed, token_ids, self._end_tokens(params))
         request.output = self._make_output(request)
-        if params.prompt_logprobs is not None:
-            request.prompt_logprobs = [None]
-        request.group = RequestGroup(request_id, text, params, [request])
-        self._groups[request_id] = request.group
+        return request
+
+    def _queue(self, request: Request, group: RequestGroup) -> str:
+        request.group = group
+        self._groups[group.request_id] = group
         self.scheduler.add(request)
-        return request_id
+        return group.request_id
 
     def _tokenize(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -242,7 +294,7 @@ class Engine:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
         group = self._groups.get(request_id)
         if group is not None:
-            for request in group.samples:
+            for request in list(group.samples):
                 if not request.is_finished:
                     self._aborted += 1
                     self._end(request, "abort")
@@ -281,7 +333,7 @@ class Engine:
             self._rebuild(error)
             return None
         for request in result.stuck:
-            self._fail(
+            self.fail(
                 request,
                 f"no KV block can be had for token {request.num_tokens + 1}: the cache has "
                 f"{self.cache.stats.total_blocks} blocks, {self.cache.stats.pinned_blocks} of them pinned",
@@ -291,16 +343,23 @@ class Engine:
             self._suspects.remove(only)
         return result.batch
 
-    def _run(self, batch: Batch) -> tuple[list[Request], list[SampledToken], torch.Tensor]:
+    def _run(self, batch: Batch) -> _StepOutcome:
         started = self.clock()
         if self._last_model_end is not None:
             self._gap_time += started - self._last_model_end
         logits = self.runner.execute(batch)
         rows, requests = self._rows_to_sample(batch)
-        sampled = sample(logits, rows, requests)
+        searching = [i for i, request in enumerate(requests) if request.group.beams is not None]
+        outcome = _StepOutcome(logits, requests)
+        if searching:
+            outcome.beams = [requests[i] for i in searching]
+            outcome.candidates = self._beams.likeliest(logits, [rows[i] for i in searching], outcome.beams)
+            plain = [i for i in range(len(requests)) if requests[i].group.beams is None]
+            rows, outcome.requests = [rows[i] for i in plain], [requests[i] for i in plain]
+        outcome.sampled = sample(logits, rows, outcome.requests)
         self._last_model_end = self.clock()
         self._model_time += self._last_model_end - started
-        return requests, sampled, logits
+        return outcome
 
     def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Request]]:
         """The logits row of every sample that gets a token; forks share their parent's row."""
@@ -344,43 +403,42 @@ class Engine:
             forks.append(fork)
         return forks
 
-    def _process(self, batch: Batch, result: tuple[list[Request], list[SampledToken], torch.Tensor]) -> None:
-        requests, sampled, logits = result
+    def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
         self.scheduler.complete(batch)
         self._clear_suspects(batch)
         now = self.clock()
         row = 0
-        parents: dict[int, Request] = {}
         for entry in batch.entries:
             request = entry.request
             if request.times.first_scheduled is None:
                 request.times.first_scheduled = now
             if request.prompt_logprobs is not None:
-                self._collect_prompt_logprobs(request, entry.start, logits[row : row + entry.count])
+                self._collect_prompt_logprobs(request, entry.start, outcome.logits[row : row + entry.count])
                 row += entry.count
             else:
                 row += int(entry.samples)
-            parents[id(request.group)] = request
         # Forks take their lease before their parent's next token is appended anywhere.
-        for request in requests:
+        for request in outcome.requests:
             if request.arrival_order < 0:
-                parent = parents[id(request.group)]
-                assert parent.lease is not None
-                request.lease = parent.lease.fork()
-                request.num_computed = parent.num_computed
-                request.group.samples.append(request)
-                self.scheduler.add_fork(request)
-        for request in requests:
+                self._admit_fork(request)
+        for request, token in zip(outcome.requests, outcome.sampled, strict=True):
             request.num_forks = 0
-        for request, token in zip(requests, sampled, strict=True):
             if not request.is_finished:
                 self._append(request, token, now)
+        if outcome.beams:
+            self._beams.take(outcome.beams, outcome.candidates)
+
+    def _admit_fork(self, fork: Request) -> None:
+        parent: Request = fork.group.samples[0]
+        assert parent.lease is not None
+        fork.lease = parent.lease.fork()
+        fork.num_computed = parent.num_computed
+        fork.group.samples.append(fork)
+        self.scheduler.add_fork(fork)
 
     def _append(self, request: Request, token: SampledToken, now: float) -> None:
         if token.token_id < 0:
-            self._fail(
-                request, "the model's logits are not numbers (NaN) for this request", code="nan_logits"
-            )
+            self.fail(request, "the model's logits are not numbers (NaN) for this request", "nan_logits")
             return
         request.tokens.append(token.token_id)
         self._generated += 1
@@ -395,7 +453,7 @@ class Engine:
                 output.record_logprobs(logprobs[0])
         except Exception as error:
             logger.exception("decoding token %d of %r failed", token.token_id, request)
-            self._fail(request, f"decoding the output failed: {error}", code="detokenization_failed")
+            self.fail(request, f"decoding the output failed: {error}", "detokenization_failed")
             return
         self._emit(request, text, [token.token_id], logprobs)
         if output.finish_reason is not None:
@@ -451,7 +509,7 @@ class Engine:
         self._emit(request, text, [], None)
         self._finish(request, reason, discard=reason == "error")
 
-    def _fail(self, request: Request, message: str, *, code: str) -> None:
+    def fail(self, request: Request, message: str, code: str) -> None:
         """End one request with an error; what it computed is not cached. Others are unharmed."""
         group: RequestGroup = request.group
         group.error, group.error_code = message, code
@@ -468,11 +526,27 @@ class Engine:
         if request in self._suspects:
             self._suspects.remove(request)
         group: RequestGroup = request.group
+        if group.beams is not None:
+            self._beams.forget(request)
         if group.is_finished:
-            self._groups.pop(group.request_id, None)
             if group.is_ranked and reason in ("stop", "length"):
                 self._emit_ranked(group)
-            self._result.finished.append(collect_output(group))
+            self._close_group(group, collect_output(group))
+
+    def _close_group(self, group: RequestGroup, output: RequestOutput) -> None:
+        self._groups.pop(group.request_id, None)
+        self._result.finished.append(output)
+
+    def finish_group(self, group: RequestGroup, output: RequestOutput) -> None:
+        """A beam search is complete (called by its driver, which has released the beams)."""
+        self._finished += 1
+        if output.times is not None:
+            output.times.finished = self.clock()
+        self._close_group(group, output)
+
+    def count_generated(self, num_tokens: int) -> None:
+        """Tokens that were chosen outside the sampler."""
+        self._generated += num_tokens
 
     def _emit_ranked(self, group: RequestGroup) -> None:
         """Deliver the n best of best_of samples, by mean logprob of their tokens."""
@@ -499,7 +573,7 @@ class Engine:
         now = self.clock()
         for group in list(self._groups.values()):
             if now - group.samples[0].times.arrival > limit:
-                self._fail(
+                self.fail(
                     group.samples[0],
                     f"the request took longer than {limit:g} s (--request-timeout)",
                     code="timeout",
@@ -514,7 +588,7 @@ class Engine:
         alone = len(batch.entries) == 1
         for request in self.scheduler.withdraw(batch):
             if alone and request in self._suspects:
-                self._fail(request, f"the model failed on this request: {error}", code="step_failed")
+                self.fail(request, f"the model failed on this request: {error}", "step_failed")
             elif request not in self._suspects:
                 self._suspects.append(request)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from radixkv.beam_search import BeamSearchParams
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine import Engine
 from radixkv.errors import InvalidRequestError, RequestFailedError
@@ -112,6 +113,24 @@ class LLM:
         conversations: Any = [messages] if isinstance(first, Mapping) else messages
         prompts = [self._template(conversation, tools, template_options) for conversation in conversations]
         return self.generate(prompts, params, namespace=namespace, priority=priority, progress=progress)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        namespace: Namespace = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The best beams of each prompt, best first, with their scores. The prompt is computed once.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is bad.
+        """
+        several = [self._encode(prompt) for prompt in self._as_list(prompts)]
+        ids = [self.engine.add_beam_search(prompt, params, namespace=namespace) for prompt in several]
+        outputs = self._run(ids, progress)
+        return [outputs[request_id] for request_id in ids]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: Namespace = ""

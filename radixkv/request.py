@@ -236,6 +236,7 @@ class CompletionOutput:
         cumulative_logprob: sum of the chosen tokens' logprobs, or None when not asked for.
         finish_reason: `stop`, `length`, `abort` or `error`; None while running.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end token.
+        score: beam search only: cumulative logprob over length to the power of the length penalty.
     """
 
     index: int
@@ -245,6 +246,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)

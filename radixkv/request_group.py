@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.beam_search import BeamSearch
 from radixkv.output_processing import SampleOutput
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
 from radixkv.scheduling.request_state import Request
@@ -50,7 +51,10 @@ class StepResult:
 
 @dataclass(slots=True)
 class RequestGroup:
-    """All samples of one request as the user sees it."""
+    """All samples of one request as the user sees it.
+
+    In a beam search `samples` are the running beams, best first, and change with every step.
+    """
 
     request_id: str
     prompt: str | None
@@ -58,6 +62,7 @@ class RequestGroup:
     samples: list[Request]
     error: str | None = None
     error_code: str | None = None
+    beams: BeamSearch | None = None
 
     @property
     def is_finished(self) -> bool:

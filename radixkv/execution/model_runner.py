@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AttentionStep:
-    """What the attention hook calls in each layer of one step; passed through the model as a keyword."""
+    """What the attention hook calls in each layer of one step; passed through the model as a keyword.
+
+    Rows from `num_tokens` on are padding: they are neither written nor attended.
+    """
 
     backend: Any
     kv: PagedKV
     plan: Any
     write_slots: torch.Tensor
     write_rows: torch.Tensor | None
+    num_tokens: int
 
     def attend(
         self,
@@ -45,11 +50,15 @@ class AttentionStep:
         Returns:
             [T, Hq, D]
         """
+        count = self.num_tokens
+        padding = query.shape[0] - count
+        if padding:
+            query, key, value = query[:count], key[:count], value[:count]
         self.backend.write(self.kv, layer, key, value, self.write_slots, self.write_rows)
         out: torch.Tensor = self.backend.attend(
             self.kv, layer, query, self.plan, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
-        return out
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, padding)) if padding else out
 
 
 class ModelRunner:
@@ -62,6 +71,8 @@ class ModelRunner:
         max_num_tokens: largest T of a batch.
         max_num_seqs: most entries of a batch.
         max_model_len: longest context.
+        deterministic: logits do not depend on what else is in the batch or the cache; see
+            `radixkv.execution.batch_invariance`.
     """
 
     def __init__(
@@ -79,6 +90,13 @@ class ModelRunner:
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
+        self.row_multiple = 1
+        if deterministic:
+            check_supported(loaded.hf_config)
+            self.row_multiple = choose_row_multiple(loaded.model)
+            if self.row_multiple == 0:
+                use_fixed_tiles(loaded.model)
+                self.row_multiple = 1
         self.kv = PagedKV(spec)
         self.backend_name = backend
         self.backend = make_backend(
@@ -109,17 +127,23 @@ class ModelRunner:
             plan,
             self._to_device(batch.write_slots),
             None if batch.write_rows is None else self._to_device(batch.write_rows),
+            batch.num_tokens,
         )
         output = self.model(
-            input_ids=self._to_device(batch.token_ids)[None],
-            position_ids=self._to_device(batch.positions)[None],
+            input_ids=self._to_device(self._pad(batch.token_ids))[None],
+            position_ids=self._to_device(self._pad(batch.positions))[None],
             attention_mask=None,
             use_cache=False,
-            logits_to_keep=self._to_device(batch.logit_rows),
+            logits_to_keep=self._to_device(self._pad(batch.logit_rows)),
             radixkv_step=step,
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: torch.Tensor = output.logits[0, : len(batch.logit_rows)]
         return logits
+
+    def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The array with zeros behind, up to a multiple of `row_multiple` rows."""
+        padding = -len(array) % self.row_multiple
+        return np.pad(array, (0, padding)) if padding else array
 
     def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -209,8 +209,8 @@ class Scheduler:
             running.sort(key=self.policy.urgency)
         prompts: list[Request] = []
         for request in running:
-            if request.lease is None:  # preempted a moment ago
-                continue
+            if request.lease is None or request.num_to_compute == 0:
+                continue  # preempted a moment ago; or a beam that waits for the others of its search
             if request.num_to_compute > 1:
                 prompts.append(request)
             elif self._budget > 0 and self._grow(request, result):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-
 from radixkv.cache.prefix_cache import PrefixCache
+
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.scheduling.batch import Batch
@@ -116,9 +116,7 @@ def make_engine(
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
     config = EngineConfig(block_size=block_size, num_blocks=num_blocks, seed=0, **options)
     runner = model or PagedHashModel(num_blocks, block_size)
-    cache = PrefixCache(
-        num_blocks, block_size, config.eviction_policy, enabled=config.enable_prefix_caching
-    )
+    cache = PrefixCache(num_blocks, block_size, config.eviction_policy, enabled=config.enable_prefix_caching)
     extra = {"clock": clock} if clock is not None else {}
     engine = Engine(
         config,

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_language_model import END, VOCAB, PagedHashModel, greedy_reference, make_engine, next_logits, run_all
+from paged_language_model import (
+    END,
+    VOCAB,
+    PagedHashModel,
+    greedy_reference,
+    make_engine,
+    next_logits,
+    run_all,
+)
 
 from radixkv.errors import (
     ContextLengthExceededError,
@@ -139,7 +147,9 @@ def test_best_of_returns_the_samples_with_the_highest_mean_logprob():
 
     singles = []
     for i in range(5):
-        one = engine.add_request(p, SamplingParams(seed=4 + i, max_tokens=6, temperature=1.0, ignore_eos=True))
+        one = engine.add_request(
+            p, SamplingParams(seed=4 + i, max_tokens=6, temperature=1.0, ignore_eos=True)
+        )
         singles.append(run_all(engine)[one].outputs[0].token_ids)
     best = sorted(singles, key=mean_logprob, reverse=True)[:2]
     assert [c.token_ids for c in output.outputs] == best
@@ -173,7 +183,9 @@ def test_stop_tokens_min_tokens_and_lengths():
     p = prompt(21, 9)
     tokens = greedy_reference(p, 30)
     free = engine.add_request(p, SamplingParams(temperature=0.0, max_tokens=30))
-    stopped = engine.add_request(p, SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=[tokens[3]]))
+    stopped = engine.add_request(
+        p, SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=[tokens[3]])
+    )
     later = engine.add_request(
         p, SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=[tokens[3]], min_tokens=8)
     )
@@ -202,7 +214,10 @@ def test_end_token_ends_and_ignore_eos_goes_on():
     on = engine.add_request(p, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
     outputs = run_all(engine)
     assert outputs[normal].outputs[0].token_ids == reference
-    assert (outputs[normal].outputs[0].finish_reason, outputs[normal].outputs[0].stop_reason) == ("stop", None)
+    assert (outputs[normal].outputs[0].finish_reason, outputs[normal].outputs[0].stop_reason) == (
+        "stop",
+        None,
+    )
     assert len(outputs[on].outputs[0].token_ids) == 60
 
 

@@ -121,7 +121,10 @@ def test_a_request_that_does_not_fit_is_passed_but_not_for_ever():
     place = order.index("big")
     assert place > 1, "nobody passed it"
     steps_passed = {
-        i for i, batch in enumerate(model.batches) for r, start, _ in batch if r in order[1:place] and start == 0
+        i
+        for i, batch in enumerate(model.batches)
+        for r, start, _ in batch
+        if r in order[1:place] and start == 0
     }
     assert len(steps_passed) <= 5
 

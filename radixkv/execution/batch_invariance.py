@@ -1,0 +1,89 @@
+"""Matrix products whose rows do not depend on how many rows there are: what deterministic mode stands on.
+
+A BLAS library picks another algorithm for a few rows than for many, so a token's activations differ in their
+last bits between a decode step and a prompt chunk. With the number of rows padded to a multiple of 16 (or
+more) the algorithms of the libraries tried keep one order of additions per row. That is a property of library
+and processor, not a promise: `choose_row_multiple` measures it for the model's own shapes when the engine
+starts, and where no padding helps every product runs in tiles of a fixed number of rows.
+
+See also: He et al., "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radixkv.errors import ConfigError
+
+# Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
+ROW_MULTIPLES = (16, 32, 64)
+FIXED_TILE_ROWS = 64
+_PROBE_ROWS = 256
+
+
+def check_supported(hf_config: Any) -> None:
+    """Refuse models whose products mix rows in an order that depends on the batch.
+
+    Raises:
+        ConfigError: a mixture-of-experts model.
+    """
+    experts = getattr(hf_config, "num_local_experts", None) or getattr(hf_config, "num_experts", None)
+    if experts and experts > 1:
+        raise ConfigError(
+            f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows are "
+            "multiplied together depends on the batch; leave the flag out for this model"
+        )
+
+
+@torch.inference_mode()
+def choose_row_multiple(model: nn.Module) -> int:
+    """The smallest number of rows to pad to so that no row of any linear layer depends on the others.
+
+    Returns:
+        A multiple from `ROW_MULTIPLES`, or 0 when none holds: then use `use_fixed_tiles`.
+    """
+    weights: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            weights.setdefault((module.weight.shape, module.weight.dtype), module.weight)
+    return next((m for m in ROW_MULTIPLES if all(_holds(w, m) for w in weights.values())), 0)
+
+
+def _holds(weight: torch.Tensor, multiple: int) -> bool:
+    """Whether rows come out the same, bit for bit, for several numbers of rows and places in the batch."""
+    generator = torch.Generator(device=weight.device).manual_seed(0)
+    rows = torch.randn(
+        _PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device, dtype=torch.float32
+    ).to(weight.dtype)
+    expected = F.linear(rows, weight)
+    for count in {multiple, 2 * multiple, 3 * multiple, _PROBE_ROWS - multiple}:
+        if count <= 0 or count > _PROBE_ROWS:
+            continue
+        for start in {0, 1, _PROBE_ROWS - count}:
+            own = F.linear(rows[start : start + count].contiguous(), weight)
+            if not torch.equal(own, expected[start : start + count]):
+                return False
+    return True
+
+
+def use_fixed_tiles(model: nn.Module) -> None:
+    """Make every linear layer work in tiles of `FIXED_TILE_ROWS` rows, the last one padded; slower, exact."""
+
+    def tiled(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            flat = inputs.reshape(-1, inputs.shape[-1])
+            count = flat.shape[0]
+            padded = F.pad(flat, (0, 0, 0, -count % FIXED_TILE_ROWS))
+            tiles = [F.linear(tile, module.weight, module.bias) for tile in padded.split(FIXED_TILE_ROWS)]
+            return torch.cat(tiles)[:count].reshape(*inputs.shape[:-1], -1)
+
+        return forward
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = tiled(module)  # type: ignore[method-assign]
