@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from radixkv_server.errors import bad_request
-from radixkv_server.json_body import ParamError
+from radixkv_server.json_body import FAIL_FAST, ParamError
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -40,7 +40,7 @@ class ContentPart(BaseModel):
 # Tagged by hand: a plain union reports the errors of the branch that the client did not mean. Tags in
 # brackets are left out of the field names in error messages.
 Content = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[ContentPart], FailFast(), Tag("[parts]")],
+    Annotated[str, Tag("[text]")] | Annotated[list[ContentPart], FAIL_FAST, Tag("[parts]")],
     Discriminator(lambda value: "[text]" if isinstance(value, str) else "[parts]"),
 ]
 
@@ -66,7 +66,7 @@ class ChatMessage(BaseModel):
     role: Role
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FailFast()] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FAIL_FAST] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")

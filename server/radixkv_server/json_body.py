@@ -14,7 +14,7 @@ import re
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FailFast, ValidationError
 from starlette.requests import Request
 
 from radixkv_server.errors import ApiError, bad_request
@@ -148,6 +148,16 @@ def validation_error(error: ValidationError, model: type[BaseModel]) -> ApiError
     shown = given if len(given) <= 80 else given[:77] + "..."
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     return bad_request(f"Invalid value for '{param}': {first['msg']}; got {shown}.", param=param, code=code)
+
+
+class _HashableFailFast(FailFast):
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+#: Stop at a list's first bad item: a body of a million bad items must not make a million errors. Pydantic's
+#: own marker can't be hashed, which optional types need.
+FAIL_FAST = _HashableFailFast()
 
 
 class ParamError(ValueError):

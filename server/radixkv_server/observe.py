@@ -81,10 +81,20 @@ class ObserveMiddleware:
             return
         record = scope[_RECORD] = RequestRecord(_request_id(scope))
 
+        finished = False
+
+        def finish() -> None:
+            nonlocal finished
+            if not finished:
+                finished = True
+                self._finish(scope, record)
+
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif not message.get("more_body", False):
+                finish()  # before the client can see the end, so that its next look at the metrics has it
             await send(message)
 
         try:
@@ -96,7 +106,7 @@ class ObserveMiddleware:
             if record.status is None:
                 await shutting_down().response()(scope, receive, observed_send)
         finally:
-            self._finish(scope, record)
+            finish()
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")

@@ -15,7 +15,7 @@ from radixkv_server.errors import ApiError
 from radixkv_server.generation import Generation, Job, check_vocabulary, fit_max_tokens, new_id
 from radixkv_server.json_body import read_json
 from radixkv_server.observe import record_of
-from radixkv_server.openai_models import ChatCompletionRequest, check_sample_count, sampling_params
+from radixkv_server.openai_models import ChatCompletionRequest, sampling_params
 from radixkv_server.openai_responses import Envelope, Json, dump, sse
 from radixkv_server.streaming import EventStream, run_until_disconnect
 
@@ -67,7 +67,6 @@ async def chat_prompt(context: ServerContext, body: ChatCompletionRequest) -> li
 
 
 def _params(context: ServerContext, body: ChatCompletionRequest, num_prompt_tokens: int) -> SamplingParams:
-    check_sample_count(body.n or 1)
     options = body.sampling_options()
     check_vocabulary(options, context.encoder.tokenizer.vocab_size)
     wanted = body.max_output_tokens

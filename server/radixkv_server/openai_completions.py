@@ -46,7 +46,8 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[list[int]]:
-    check_sample_count(body.num_samples)
+    check_sample_count("n", body.n)
+    check_sample_count("best_of", body.best_of)
     prompts = body.prompts
     settings = context.settings
     if len(prompts) > settings.max_prompts:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
 from radixkv_server.chat_messages import ChatMessage
-from radixkv_server.json_body import ParamError
+from radixkv_server.json_body import FAIL_FAST, ParamError
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -50,7 +50,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 NoOp = Any
-Ids = Annotated[list[int], FailFast()]
+Ids = Annotated[list[int], FAIL_FAST]
 
 
 class StrictModel(BaseModel):
@@ -74,7 +74,7 @@ class GenerationRequest(StrictModel):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS), FailFast()] | None = None
+    stop: str | list[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -86,7 +86,7 @@ class GenerationRequest(StrictModel):
     min_tokens: int | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
@@ -182,8 +182,8 @@ class Tool(BaseModel):
 class TemplateFields(StrictModel):
     """The fields that decide how a chat becomes a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -331,8 +331,8 @@ class TokenizeRequest(StrictModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -360,10 +360,10 @@ def _all_ints(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
-def check_sample_count(num_samples: int) -> None:
+def check_sample_count(param: str, num_samples: int | None) -> None:
     """Refuse a count of samples that SamplingParams would refuse, before it is multiplied by prompts."""
-    if num_samples > MAX_N:
-        raise InvalidRequestError(f"n and best_of must be at most {MAX_N}, not {num_samples}", param="n")
+    if num_samples is not None and num_samples > MAX_N:
+        raise InvalidRequestError(f"{param} must be at most {MAX_N}, not {num_samples}", param=param)
 
 
 def sampling_params(options: dict[str, Any], *, renamed: Mapping[str, str] | None = None) -> SamplingParams:

@@ -1,0 +1,285 @@
+"""An engine for server tests: the shape of AsyncEngine, with answers and faults that a test scripts.
+
+It answers a prompt whose text holds `say:TEXT` with TEXT (else with "ok"), one byte a token, and obeys
+the parts of SamplingParams that a server test can see: max_tokens, n, stop strings, logprobs. Tests hold it
+(`gate`) to look at requests in flight, make it fail at a token, and read what was asked and aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv.config import EngineConfig
+from radixkv.errors import InvalidRequestError
+from radixkv.request import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    OutputDelta,
+    RequestOutput,
+    RequestTimes,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
+
+
+class ByteTokenizer:
+    """One token a UTF-8 byte, plus two control tokens that only the chat template writes."""
+
+    vocab_size = 258
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread().name)
+        return list(text.encode("utf-8"))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(self.token_bytes(i) for i in token_ids if i < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else CONTROLS[token_id].encode()
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        ids: list[int] = []
+        if tools:
+            ids += self.encode(f"tools:{[tool['function']['name'] for tool in tools]}\n")
+        for message in messages:
+            if message["content"] == "refused by the template":
+                raise InvalidRequestError("the template refuses this", param="messages")
+            text = f"{message['role']}\n{message['content']}"
+            for call in message.get("tool_calls", ()):
+                text += f"call {call['function']['name']}({call['function']['arguments']!r})"
+            ids += [256, *self.encode(text), 257]
+        if options:
+            ids += self.encode(f"options:{sorted(options.items())}")
+        if add_generation_prompt:
+            ids += [256, *self.encode("assistant\n")]
+        return ids
+
+
+@dataclass
+class Asked:
+    """One request as the engine got it."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    namespace: str | tuple[str, ...]
+    priority: int
+    aborted: bool = False
+
+    @property
+    def text(self) -> str:
+        return bytes(i for i in self.prompt if i < 256).decode("utf-8", "replace")
+
+
+@dataclass
+class CacheStats:
+    total_blocks: int = 100
+    free_blocks: int = 70
+    cached_blocks: int = 20
+    held_blocks: int = 10
+    evicted_blocks: int = 5
+
+
+@dataclass
+class Stats:
+    num_waiting: int = 3
+    num_running: int = 2
+    num_preemptions: int = 1
+    prompt_tokens: int = 1000
+    cached_prompt_tokens: int = 750
+    computed_prompt_tokens: int = 250
+    generated_tokens: int = 60
+    steps: int = 40
+    cache: CacheStats = field(default_factory=CacheStats)
+
+
+class ScriptedEngine:
+    """See the module's text.
+
+    Args:
+        fail: called with the request and the number of tokens already given; may return an error to raise
+            there, or a finish reason to end with.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 4096,
+        fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
+    ) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.model_name = "scripted"
+        self.max_model_len = max_model_len
+        self.config = EngineConfig()
+        self.is_healthy = True
+        self.fail = fail or (lambda asked, given: None)
+        self.requests: list[Asked] = []
+        self.closed = threading.Event()
+        # Open: tokens flow. A test closes it to keep requests in flight at `hold_at` tokens.
+        self.gate = threading.Event()
+        self.gate.set()
+        self.hold_at = 0
+        self._changed = threading.Condition()
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def note(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Block a test's thread until the engine has got where it should."""
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout), "the engine never got there"
+
+    def release(self) -> None:
+        self.gate.set()
+
+    async def _at_gate(self, given: int) -> None:
+        # Waits in a thread only while a test holds the gate.
+        if given == self.hold_at and not self.gate.is_set():
+            await wait_for_event(self.gate)
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        namespace: str | tuple[str, ...] = "",
+        priority: int = 0,
+    ) -> AsyncIterator[OutputDelta]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        asked = Asked(request_id or "none", ids, params, namespace, priority)
+        self.requests.append(asked)
+        self.note()
+        finished = False
+        try:
+            async for delta in self._deltas(asked):
+                yield delta
+            finished = True
+        finally:
+            asked.aborted = not finished
+            self.note()
+
+    async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
+        params = asked.params
+        found = re.search(r"say:(.*?)(?:assistant\n)?$", asked.text, re.DOTALL)
+        answer = (found.group(1) if found else "ok").encode()
+        samples = range(params.num_samples)
+        given = 0
+        await self._at_gate(given)
+        reason: FinishReason | None = None
+        text = b""
+        while reason is None:
+            fault = self.fail(asked, given)
+            if isinstance(fault, BaseException):
+                raise fault
+            token = answer[given] if given < len(answer) else 257
+            given += 1
+            piece = bytes([token]) if token < 256 else b""
+            text += piece
+            if isinstance(fault, str):
+                reason = fault
+            elif token == 257 or any(stop.encode() in text for stop in params.stop_strings):
+                reason, piece = "stop", b""
+            elif params.max_tokens is not None and given >= params.max_tokens:
+                reason = "length"
+            for index in samples:
+                yield OutputDelta(
+                    asked.request_id,
+                    index,
+                    piece.decode("utf-8", "replace"),
+                    [token],
+                    logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs)],
+                    finish_reason=reason,
+                    num_prompt_tokens=len(asked.prompt),
+                    num_cached_tokens=len(asked.prompt) // 2,
+                    error="scripted failure" if reason == "error" else None,
+                )
+            await self._at_gate(given)
+            await asyncio.sleep(0)
+
+    async def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams, **options: Any
+    ) -> RequestOutput:
+        arrival = time.monotonic()
+        outputs = [CompletionOutput(index) for index in range(params.num_samples)]
+        request_id, cached, error = "", 0, None
+        first: float | None = None
+        async for delta in self.stream(prompt, params, **options):
+            first = first or time.monotonic()
+            request_id, cached, error = delta.request_id, delta.num_cached_tokens, delta.error
+            output = outputs[delta.index]
+            output.text += delta.text
+            output.token_ids += delta.token_ids
+            if delta.logprobs is not None:
+                output.logprobs = [*(output.logprobs or []), *delta.logprobs]
+            output.finish_reason = delta.finish_reason
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            later: Iterable[int] = ids[1:]
+            prompt_logprobs = [None, *(_logprobs(token, params.prompt_logprobs) for token in later)]
+        return RequestOutput(
+            request_id=request_id,
+            prompt=None,
+            prompt_token_ids=ids,
+            outputs=outputs[: params.n],
+            num_cached_tokens=cached,
+            prompt_logprobs=prompt_logprobs,
+            times=RequestTimes(arrival, arrival, first, time.monotonic()),
+            error=error,
+        )
+
+    async def abort(self, request_id: str) -> None:
+        return None
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+def _logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """The chosen token at -0.5; the likeliest are it and its neighbours in the vocabulary."""
+    top = tuple(Logprob((token + i) % 256, -0.5 - i, i + 1) for i in range(num_top))
+    return TokenLogprobs(Logprob(token, -0.5, 1), top)
+
+
+async def wait_for_event(event: threading.Event) -> None:
+    """Await a thread's event without polling; cancellable."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    stop = threading.Event()
+
+    def wait() -> None:
+        event.wait()
+        if not stop.is_set():
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        await done.wait()
+    finally:
+        stop.set()

@@ -1,0 +1,253 @@
+"""Clients that leave and engines that fail: nothing goes on for nobody, everyone else is served."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from live_server import LiveServer, live_server, raw_request
+from scripted_engine import Asked, ScriptedEngine
+
+from radixkv.errors import (
+    EngineOverloadedError,
+    EngineStoppedError,
+    InvalidRequestError,
+    RequestFailedError,
+)
+from radixkv.request import FinishReason
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+def chat(text: str, **fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def server(engine: ScriptedEngine) -> Iterator[LiveServer]:
+    with live_server(engine) as running:
+        yield running
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with a TCP reset, as a crashed client's kernel does."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("hold_at", [0, 2], ids=["waiting", "midway"])
+def test_a_client_that_leaves_aborts_its_request(
+    server: LiveServer, engine: ScriptedEngine, how: str, stream: bool, hold_at: int
+) -> None:
+    engine.hold_at = hold_at
+    engine.gate.clear()
+    sock = server.connect()
+    sock.sendall(raw_request(CHAT, chat("say:hello", stream=stream)))
+    engine.wait_until(lambda: len(engine.requests) == 1)
+    if stream and hold_at:
+        received = b""
+        while b'"content":"e"' not in received:
+            received += sock.recv(65536)
+    reset(sock) if how == "reset" else sock.close()
+    engine.wait_until(lambda: engine.requests[0].aborted)
+    engine.release()
+    with server.openai() as client:
+        answer = client.chat.completions.create(model="scripted", **chat("say:fine"))  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == "fine"
+
+
+def test_leaving_aborts_every_prompt_of_the_request(server: LiveServer, engine: ScriptedEngine) -> None:
+    for stream in (True, False):
+        engine.requests.clear()
+        engine.gate.clear()
+        sock = server.connect()
+        sock.sendall(raw_request(TEXT, {"prompt": ["a", "b", "c"], "stream": stream}))
+        engine.wait_until(lambda: len(engine.requests) == 3)
+        sock.close()
+        engine.wait_until(lambda: all(asked.aborted for asked in engine.requests))
+        engine.release()
+
+
+def test_closing_the_openai_stream_aborts(server: LiveServer, engine: ScriptedEngine) -> None:
+    engine.hold_at = 3
+    engine.gate.clear()
+    with server.openai() as client:
+        stream = client.chat.completions.create(model="scripted", stream=True, **chat("say:hello"))  # type: ignore[call-overload]
+        text = ""
+        for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if text == "hel":
+                break
+        stream.close()
+        engine.wait_until(lambda: engine.requests[0].aborted)
+
+
+def test_disconnects_are_counted(server: LiveServer, engine: ScriptedEngine) -> None:
+    engine.gate.clear()
+    sock = server.connect()
+    sock.sendall(raw_request(CHAT, chat("x")))
+    engine.wait_until(lambda: len(engine.requests) == 1)
+    sock.close()
+    engine.wait_until(lambda: engine.requests[0].aborted)
+    with server.http() as client:
+        # The abort is seen by the engine a moment before the request's record is closed.
+        line = f'radixkv_http_requests_total{{route="{CHAT}",status="499"}} 1.0'
+        assert any(line in client.get("/metrics").text for _ in range(50))
+
+
+ERRORS = [
+    (InvalidRequestError("bad", param="prompt"), 400, "invalid_value", openai.BadRequestError),
+    (RequestFailedError("NaN in the logits"), 500, "request_failed", openai.InternalServerError),
+    (RequestFailedError("too late", code="timeout"), 504, "timeout", openai.InternalServerError),
+    (EngineOverloadedError("full", retry_after_s=2.5), 503, "engine_overloaded", openai.InternalServerError),
+    (EngineStoppedError("stopped"), 503, "engine_stopped", openai.InternalServerError),
+    (ZeroDivisionError("secret detail"), 500, "internal_error", openai.InternalServerError),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "kind"), ERRORS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_errors_before_the_first_token_have_a_status(
+    error: Exception, status: int, code: str, kind: type[openai.APIStatusError], stream: bool, path: str
+) -> None:
+    failing = ScriptedEngine(fail=lambda asked, given: error if "say:fail" in asked.text else None)
+    with live_server(failing) as server, server.http() as client, server.openai() as sdk:
+        body = chat("say:fail") if path == CHAT else {"prompt": "say:fail"}
+        answer = client.post(path, json={**body, "stream": stream})
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == code
+        assert "secret detail" not in answer.text
+        assert answer.headers.get("retry-after") == ("3" if code == "engine_overloaded" else None)
+        with pytest.raises(kind):
+            sdk.chat.completions.create(model="scripted", stream=stream, **chat("say:fail"))  # type: ignore[call-overload]
+        fine = client.post(path, json=chat("say:fine") if path == CHAT else {"prompt": "say:fine"})
+        assert fine.status_code == 200
+
+
+@pytest.mark.parametrize("fault", [RequestFailedError("NaN"), ZeroDivisionError("secret"), "error", "abort"])
+def test_errors_inside_a_stream_are_events(fault: BaseException | FinishReason) -> None:
+    def fail(asked: Asked, given: int) -> BaseException | FinishReason | None:
+        return fault if given == 3 and "say:hello" in asked.text else None
+
+    with live_server(ScriptedEngine(fail=fail)) as server, server.http() as client, server.openai() as sdk:
+        answer = client.post(CHAT, json=chat("say:hello", stream=True))
+        assert answer.status_code == 200
+        events = [event.removeprefix("data: ") for event in answer.text.split("\n\n") if event]
+        assert "[DONE]" not in events
+        assert set(json.loads(events[-1])) == {"error"}
+        assert "secret" not in events[-1]
+        text = ""
+        with pytest.raises(openai.APIError):
+            for chunk in sdk.chat.completions.create(model="scripted", stream=True, **chat("say:hello")):  # type: ignore[call-overload]
+                text += chunk.choices[0].delta.content or ""
+        assert text == "hel", "what was generated before the fault is delivered"
+        whole = client.post(CHAT, json=chat("say:hello"))
+        assert whole.status_code in (500, 503)
+        assert client.post(CHAT, json=chat("say:fine")).status_code == 200
+
+
+def test_one_failing_prompt_aborts_the_others_of_its_request() -> None:
+    def fail(asked: Asked, given: int) -> BaseException | None:
+        return RequestFailedError("this one") if "bad" in asked.text else None
+
+    failing = ScriptedEngine(fail=fail)
+    failing.hold_at = 1
+    failing.gate.clear()
+    with live_server(failing) as server, server.http() as client:
+        for stream in (False, True):
+            failing.requests.clear()
+            answer = client.post(TEXT, json={"prompt": ["say:good", "bad"], "stream": stream})
+            assert "this one" in answer.text
+            failing.wait_until(
+                lambda: len(failing.requests) == 2 and all(r.aborted for r in failing.requests)
+            )
+
+
+def test_streams_that_wait_are_kept_alive() -> None:
+    waiting = ScriptedEngine()
+    waiting.gate.clear()
+    with live_server(waiting, ping_interval_s=0.02) as server, server.connect() as sock:
+        sock.sendall(raw_request(CHAT, chat("say:hello", stream=True)))
+        received = b""
+        while received.count(b": ping\n\n") < 2:
+            received += sock.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        waiting.release()
+        while b"[DONE]" not in received:
+            received += sock.recv(65536)
+        assert b'"content":"h"' in received
+
+
+def test_a_client_that_stops_reading_is_aborted() -> None:
+    endless = ScriptedEngine(max_model_len=10**9)
+    with live_server(endless, send_timeout_s=0.2) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        with sock:
+            sock.sendall(
+                raw_request(TEXT, {"prompt": "say:" + "x" * 100_000, "max_tokens": 99_999, "stream": True})
+            )
+            endless.wait_until(lambda: bool(endless.requests) and endless.requests[0].aborted, timeout=60)
+
+
+def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
+    with server.http() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        engine.is_healthy = False
+        assert client.get("/health").status_code == 503
+        assert client.head("/health").status_code == 503
+
+
+def test_metrics_add_up(server: LiveServer, engine: ScriptedEngine) -> None:
+    with server.http() as client:
+        client.post(CHAT, json=chat("say:hello", stream=True))
+        client.post(CHAT, json=chat("say:hello"))
+        client.post(CHAT, json={})
+        client.get("/no/such/path/" + "x" * 50)
+        text = client.get("/metrics").text
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name] = float(value)
+    assert values[f'radixkv_http_requests_total{{route="{CHAT}",status="200"}}'] == 2
+    assert values[f'radixkv_http_requests_total{{route="{CHAT}",status="400"}}'] == 1
+    assert values['radixkv_http_requests_total{route="unmatched",status="404"}'] == 1
+    assert values["radixkv_time_to_first_token_seconds_count"] == 2
+    assert values["radixkv_request_duration_seconds_count"] == 2
+    assert values["radixkv_inter_token_latency_seconds_count"] == 5, "six tokens, five gaps, the stream alone"
+    stats = engine.stats()
+    assert values["radixkv_prompt_tokens_total"] == stats.prompt_tokens
+    assert values["radixkv_cached_prompt_tokens_total"] == stats.cached_prompt_tokens
+    assert values["radixkv_computed_prompt_tokens_total"] == stats.computed_prompt_tokens
+    assert values["radixkv_prefix_cache_hit_ratio"] == 0.75
+    assert values["radixkv_requests_waiting"] == 3
+    assert values["radixkv_requests_running"] == 2
+    states = [values[f'radixkv_kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "held")]
+    assert states == [70, 20, 10]
+    assert sum(states) == values["radixkv_kv_blocks_capacity"]
+    assert values["radixkv_preemptions_total"] == 1
+    assert values["radixkv_evicted_blocks_total"] == 5
+    assert values["radixkv_event_loop_lag_seconds_count"] >= 0
+
+
+def test_two_servers_have_metrics_of_their_own() -> None:
+    with live_server(ScriptedEngine()) as one, live_server(ScriptedEngine()) as two:
+        httpx.post(one.url + CHAT, json=chat("x"))
+        assert 'status="200"' in httpx.get(one.url + "/metrics").text
+        assert f'route="{CHAT}"' not in httpx.get(two.url + "/metrics").text
