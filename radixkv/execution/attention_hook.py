@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
@@ -66,7 +65,6 @@ def paged_attention_hook(
     dropout: float = 0.0,
     *,
     radixkv_step: AttentionStep | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
@@ -80,7 +78,8 @@ def paged_attention_hook(
         attention_mask: ignored; the causal structure comes from the step's context lengths.
         scaling: factor on the scores; None: 1 / sqrt(D).
         radixkv_step: see `AttentionStep`.
-        sliding_window, softcap, s_aux: as in `AttentionStep.attend` (window, softcap, sinks).
+        softcap, s_aux: as in `AttentionStep.attend` (softcap, sinks).
+        kwargs: `sliding_window` where the architecture passes it; the module's attribute otherwise.
 
     Returns:
         ([1, T, Hq, D], None): the output and, in place of attention weights, None.
@@ -90,13 +89,16 @@ def paged_attention_hook(
     """
     if radixkv_step is None:
         raise RuntimeError("a model loaded for paged attention was called without the keyword radixkv_step")
+    window = (
+        kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
+    )
     output = radixkv_step.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        window=None if sliding_window is None else int(sliding_window),
+        window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
         sinks=s_aux,
     )
@@ -142,12 +144,16 @@ class PlainCausalStep:
 
     Used by the checks at load and as a reference in tests. It records what each layer asked for.
 
+    Args:
+        positions: [T] position of each row; the rows may come in any order.
+
     Attributes:
         calls: one `(layer_index, query heads, kv heads, head size of query, key and value)` per call.
         windows: layer index -> window.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, positions: Tensor) -> None:
+        self._positions = positions
         self.calls: list[tuple[int, int, int, int, int, int]] = []
         self.windows: dict[int, int | None] = {}
 
@@ -178,7 +184,7 @@ class PlainCausalStep:
         scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~_causal_window(num_tokens, window, query.device), float("-inf"))
+        scores = scores.masked_fill(~_causal_window(self._positions, window), float("-inf"))
         if sinks is not None:
             extra = sinks.float().view(-1, 1, 1).expand(-1, num_tokens, 1)
             weights = torch.softmax(torch.cat([scores, extra], dim=-1), dim=-1)[..., :-1]
@@ -187,11 +193,8 @@ class PlainCausalStep:
         return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
 
 
-def _causal_window(num_tokens: int, window: int | None, device: torch.device) -> Tensor:
+def _causal_window(positions: Tensor, window: int | None) -> Tensor:
     """[T, T] booleans: may the query of a row see the key of a column?"""
-    import torch
-
-    positions = torch.arange(num_tokens, device=device)
     distance = positions[:, None] - positions[None, :]
     visible = distance >= 0
     return visible if window is None else visible & (distance < window)

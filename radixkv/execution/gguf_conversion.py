@@ -58,7 +58,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
             bar.update(20)
-            with _gguf_progress(lambda share: bar.update(20 + 75 * share)):
+            with dequantising_progress(lambda share: bar.update(20 + 75 * share)):
                 model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
         except OSError as error:
             if error.errno is not None:
@@ -125,7 +125,7 @@ def _watch_size(path: Path, report: Callable[[float], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _gguf_progress(report: Callable[[float], None]) -> Iterator[None]:
+def dequantising_progress(report: Callable[[float], None]) -> Iterator[None]:
     """Feed transformers' own count of dequantised tensors into our bar, in place of its tqdm bar."""
     from transformers import modeling_gguf_pytorch_utils as reader
 

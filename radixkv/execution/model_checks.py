@@ -2,7 +2,9 @@
 
 Before: its configuration (decoder only, every layer plain attention, rotary embedding that does not depend
 on the batch). After: a dry run on a few tokens, because some architectures ignore the attention setting
-silently; one that the project does not test is also compared once with transformers' own eager attention.
+silently. It runs twice, in order and with its rows shuffled: the logits must not change, or the model counts
+positions itself, or mixes neighbouring tokens outside its attention. An architecture that the project does
+not test is also compared once with transformers' own eager attention.
 """
 
 from __future__ import annotations
@@ -27,13 +29,25 @@ TESTED_MODEL_TYPES: Mapping[str, str] = {
     "gpt_oss": "GPT-OSS",
     "phi": "Phi",
     "phi3": "Phi-3",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2 MoE",
+    "qwen3_moe": "Qwen3 MoE",
+    "gemma": "Gemma",
+    "olmo2": "OLMo 2",
+    "granite": "Granite",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+    "cohere2": "Command R7B",
+    "gpt_neox": "GPT-NeoX",
 }
 
 #: Rotary embeddings whose frequencies depend on the largest position of the whole batch.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 #: Layers that attend to what the paged cache holds: all of the context, or a window of it.
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
-_DRY_RUN_TOKENS = 7
+_SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
+_DRY_RUN_TOKENS = len(_SHUFFLED_ROWS)
+_LARGEST_HEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +144,24 @@ def _rope_settings(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 @torch.inference_mode()
-def check_model(name: str, model: Any) -> AttentionShape:
+def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
     """Run a few tokens through the hook and see that every layer came by, once, with what was expected.
+
+    Args:
+        name: the model, for messages.
+        model: loaded, with the hook as its attention.
+        max_model_len: the most tokens of a sequence; a window of that size or more is none.
 
     Raises:
         ModelLoadError: the architecture ignores the hook, or needs what the paged cache does not offer.
     """
     architecture = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    step = PlainCausalStep()
-    inputs = _dry_run_inputs(model, config)
+    positions = torch.arange(_DRY_RUN_TOKENS, device=model.device)
+    ids = (positions + 1) * 31 % int(config.vocab_size)
+    step = PlainCausalStep(positions)
     try:
-        logits = model(**model_inputs(*inputs, step)).logits
+        logits = model(**model_inputs(ids, positions, None, step)).logits[0]
     except Exception as error:  # whatever an architecture does with an attention function it does not know
         detail = " ".join(str(error).split())[:200]
         raise unsupported(
@@ -150,22 +170,31 @@ def check_model(name: str, model: Any) -> AttentionShape:
             f"a trial run through the paged attention failed ({detail or type(error).__name__})",
         ) from error
     _check_calls(name, architecture, config, step)
-    _check_windows(name, architecture, config, step)
+    _check_windows(name, architecture, config, step, max_model_len)
     if not torch.isfinite(logits).all():
         raise ModelLoadError(
             f"{name} computes infinite or undefined logits in {str(model.dtype).removeprefix('torch.')} for "
             "a trial input; its weights may be damaged, or need --dtype float32."
         )
+    rows = torch.tensor(_SHUFFLED_ROWS, device=model.device)
+    shuffled = model(
+        **model_inputs(ids[rows], positions[rows], None, PlainCausalStep(positions[rows]))
+    ).logits[0]
+    if _deviation(shuffled, logits[rows]) > _tolerance(logits.dtype):
+        raise unsupported(
+            name, architecture, "its tokens are not independent of each other but for attention"
+        )
     if config.model_type not in TESTED_MODEL_TYPES:
-        _compare_with_eager(name, model, architecture, inputs, logits)
+        reference = _eager_logits(model, ids, positions)
+        deviation = _deviation(logits, reference)
+        if not deviation <= _tolerance(logits.dtype):
+            raise unsupported(
+                name,
+                architecture,
+                f"its logits differ from transformers' own by {deviation:.1%} of their spread",
+            )
     _, query_heads, kv_heads, head_size, _, _ = step.calls[0]
     return AttentionShape(len(step.calls), query_heads, kv_heads, head_size)
-
-
-def _dry_run_inputs(model: Any, config: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    device = model.device
-    ids = torch.arange(1, _DRY_RUN_TOKENS + 1, device=device) * 31 % int(config.vocab_size)
-    return ids, torch.arange(_DRY_RUN_TOKENS, device=device), None
 
 
 def _check_calls(name: str, architecture: str, config: Any, step: PlainCausalStep) -> None:
@@ -182,38 +211,59 @@ def _check_calls(name: str, architecture: str, config: Any, step: PlainCausalSte
     _, query_heads, kv_heads, *sizes = step.calls[0]
     if len(set(sizes)) > 1:
         raise unsupported(name, architecture, "its keys and values differ in size (latent attention)")
+    if sizes[0] > _LARGEST_HEAD or sizes[0] % 8:
+        raise unsupported(
+            name, architecture, f"its head size {sizes[0]} is not a multiple of 8 up to {_LARGEST_HEAD}"
+        )
     if query_heads % kv_heads:
         raise unsupported(
             name, architecture, f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
         )
 
 
-def _check_windows(name: str, architecture: str, config: Any, step: PlainCausalStep) -> None:
+def _check_windows(
+    name: str, architecture: str, config: Any, step: PlainCausalStep, max_model_len: int
+) -> None:
     """A layer that is said to have a window must have passed it on, or it would see too much."""
-    kinds = getattr(config, "layer_types", None) or []
-    for layer, kind in enumerate(kinds[: len(step.calls)]):
-        expected = getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
+    num_layers = len(step.calls)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window >= max_model_len:
+        return
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    for layer, kind in enumerate(kinds[:num_layers]):
+        expected = window if kind == "sliding_attention" else None
         if step.windows[layer] != expected:
             raise unsupported(
                 name,
                 architecture,
-                f"layer {layer} attends with a window of {step.windows[layer]}, its configuration says {expected}",
+                f"layer {layer} asks for a window of {step.windows[layer]}, its configuration for {expected}",
             )
 
 
-def _compare_with_eager(name: str, model: Any, architecture: str, inputs: Any, logits: torch.Tensor) -> None:
-    """For architectures without tests of their own: do the logits agree with transformers' attention?"""
-    ids, positions, _ = inputs
+def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[T, V] logits with transformers' own attention and masks."""
     model.set_attn_implementation("eager")
     try:
-        reference = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
+        logits: torch.Tensor = model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False
+        ).logits[0]
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    similarity = torch.nn.functional.cosine_similarity(reference.float(), logits.float(), dim=-1).min().item()
-    # Rounding in 16 bits moves this by about 1e-3; a missing mask or bias by far more.
-    if not similarity > 0.98:
-        raise unsupported(
-            name,
-            architecture,
-            f"its logits differ from transformers' own (cosine similarity {similarity:.3f})",
-        )
+    return logits
+
+
+def _deviation(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """How far logits [T, V] are from the reference, relative to its spread; the median over the tokens.
+
+    The median, because rounding may send single tokens of a mixture of experts another way.
+    """
+    reference = reference.float()
+    spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    return float(((logits.float() - reference).norm(dim=-1) / spread.clamp_min(1e-9)).median())
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """What rounding explains: about 1e-5 in float32 and a few percent in 16 bits, through all layers."""
+    return 0.01 if dtype == torch.float32 else 0.2

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.execution.embedded_model import EMBEDDED_MODELS, find_embedded, prepare_embedded
-from radixkv.execution.gguf_conversion import check_gguf
+from radixkv.execution.gguf_conversion import check_gguf, dequantising_progress
+from radixkv.execution.load_progress import progress_bar
 from radixkv.execution.quiet_transformers import quiet_transformers
 from radixkv.execution.weight_files import check_weight_files, fingerprint_files
 
@@ -52,7 +53,7 @@ class ModelSource:
     gguf_file: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoadedModel:
     """A model that is ready to serve.
 
@@ -83,6 +84,11 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     fingerprint: str
 
+    def __repr__(self) -> str:
+        kind = type(self.model).__name__
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"LoadedModel({self.name}, {kind}, {dtype} on {self.device}, {self.num_layers} layers)"
+
 
 def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedModel:
     """Find, check and load the model that `config` names.
@@ -99,7 +105,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
     if source.gguf_file is None:
         check_weight_files(source.folder)
     with quiet_transformers():
-        return _load(config, source)
+        return _load(config, source, show_progress)
 
 
 def pull(name: str, *, show_progress: bool = True) -> Path:
@@ -192,7 +198,7 @@ def _hub_failure(name: str, error: Exception, allow_download: bool) -> ModelLoad
     )
 
 
-def _load(config: EngineConfig, source: ModelSource) -> LoadedModel:
+def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
     from radixkv.execution import model_checks
 
     device = _device(config)
@@ -200,12 +206,12 @@ def _load(config: EngineConfig, source: ModelSource) -> LoadedModel:
     hf_config = _read_config(source)
     limit = model_checks.check_config(source.name, hf_config, config.max_model_len)
     tokenizer_files = _read_tokenizer(source)
-    model = _read_weights(source, hf_config, dtype, device)
+    model = _read_weights(source, hf_config, dtype, device, show_progress)
     eos = _end_tokens(model)
     from radixkv.tokenization import Tokenizer
 
     tokenizer = Tokenizer(tokenizer_files, chat_template=config.chat_template, eos_token_ids=eos)
-    shape = model_checks.check_model(source.name, model)
+    shape = model_checks.check_model(source.name, model, limit)
     text_config = model.config.get_text_config(decoder=True)
     names = None if source.gguf_file is None else [source.gguf_file]
     return LoadedModel(
@@ -299,10 +305,12 @@ def _read_tokenizer(source: ModelSource) -> Any:
     )
 
 
-def _read_weights(source: ModelSource, hf_config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _read_weights(
+    source: ModelSource, hf_config: Any, dtype: torch.dtype, device: torch.device, show_progress: bool
+) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from radixkv.execution.attention_hook import register_attention_hook
+    from radixkv.execution.attention_hook import ATTENTION_NAME, register_attention_hook
     from radixkv.execution.model_checks import architecture_name, unsupported
 
     def read() -> Any:
@@ -315,17 +323,25 @@ def _read_weights(source: ModelSource, hf_config: Any, dtype: torch.dtype, devic
                 output_loading_info=True,
                 **({"use_safetensors": True} if source.gguf_file is None else _gguf_keyword(source)),
             )
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             text = str(error)
             if "Unrecognized configuration class" in text:
                 reason = "it does not generate text"
-            elif "attn_implementation" in text or "attention implementation" in text.lower():
+            elif ATTENTION_NAME in text or "attn_implementation" in text:
                 reason = "it does not go through transformers' attention interface"
             else:
                 raise
             raise unsupported(source.name, architecture_name(hf_config), reason) from error
 
-    model, report = _explained(source, "weights", read)
+    if source.gguf_file is None:
+        model, report = _explained(source, "weights", read)
+    else:
+        label = f"Dequantising {source.gguf_file}"
+        with (
+            progress_bar(label, 1, unit="percent", show=show_progress) as bar,
+            dequantising_progress(bar.update),
+        ):
+            model, report = _explained(source, "weights", read)
     missing = sorted(report.get("missing_keys") or ())
     mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
     if missing or mismatched:

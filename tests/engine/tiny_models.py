@@ -1,0 +1,252 @@
+"""Tiny random models of every family, and small tokenizers of every kind, made on the spot.
+
+The models are random but not degenerate: every parameter is drawn (norm weights around one), so that a wrong
+window, softcap, sink or head mapping shows in the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 320
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+_TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+#: Family -> (model type, what its configuration adds).
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
+    "llama-rope-scaled": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "mistral-window": ("mistral", {"sliding_window": 11}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "layer_types": _TWO_KINDS,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 10, "layer_types": _TWO_KINDS},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": _TWO_KINDS,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "phi": ("phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "phi3-window": ("phi3", {"sliding_window": 12}),
+    "mixtral": ("mixtral", {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "qwen2-moe-window": (
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 48,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 3,
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 3}),
+    "starcoder2": ("starcoder2", {"sliding_window": 14}),
+    "cohere2": ("cohere2", {"sliding_window": 9, "layer_types": _TWO_KINDS}),
+    "gpt-neox": ("gpt_neox", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
+}
+
+
+def save_tiny_model(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
+    """Write a random model of a family, with a byte-level tokenizer, to `folder`."""
+    model_type, extra = FAMILIES[family]
+    config = AutoConfig.for_model(model_type, **{**_COMMON, **extra, **changes})
+    return save_random_model(folder, config, seed)
+
+
+def save_random_model(folder: Path, config: Any, seed: int = 0) -> Path:
+    """Write a random model of any configuration, with a byte-level tokenizer, to `folder`."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, seed)
+    model.save_pretrained(folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            parameter.copy_(1.0 + 0.2 * noise)
+        elif parameter.ndim > 1:
+            parameter.copy_(noise * (0.7 / parameter.shape[-1] ** 0.5) * 1.5)
+        else:
+            parameter.copy_(0.3 * noise)
+
+
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog. 0123456789",
+    "Wie schön, daß Vögel über Bäume fliegen – nächstes Jahr wieder!",
+    "東京は日本の首都です。 Привет, мир! 👩‍🚀🚀 naïve café",
+    "def f(x):\n    return {'a': [1, 2, 3], 'b': x ** 2}\n\n\n\tprint(f(10))",
+]
+
+
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE (GPT-2's scheme), 320 ids, chat control tokens, a template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    return _wrapped(tokenizer, bos="<|im_start|>", eos="<|im_end|>")
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """BPE over characters with byte tokens for the rest (Llama 2's scheme), and a leading space."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=40,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text.replace(" ", "▁") for text in _CORPUS], trainer)
+    # As in Llama 2's tokenizer.json, byte tokens are ordinary entries of the vocabulary.
+    state = _state(tokenizer)
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
+    tokenizer = _from_state(state)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return _wrapped(tokenizer, bos="<s>", eos="</s>", unk="<unk>")
+
+
+def unigram_tokenizer() -> PreTrainedTokenizerFast:
+    """Unigram with Metaspace (T5's and XLM-R's scheme); its vocabulary holds `</s>` with the best score."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0)]
+    letters = sorted({char for text in _CORPUS for char in text if not char.isspace()})
+    pieces += [(char, -5.0) for char in letters]
+    pieces += [("▁the", -3.0), ("▁quick", -3.5), ("▁brown", -3.5), ("ing", -4.0), ("▁o", -3.0), ("ver", -4.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return _wrapped(tokenizer, bos="<s>", eos="</s>", unk="<unk>")
+
+
+def wordpiece_tokenizer() -> PreTrainedTokenizerFast:
+    """WordPiece (BERT's scheme)."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return _wrapped(tokenizer, bos="[CLS]", eos="[SEP]", unk="[UNK]")
+
+
+TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "byte-level": byte_level_tokenizer,
+    "byte-fallback": byte_fallback_tokenizer,
+    "unigram": unigram_tokenizer,
+    "wordpiece": wordpiece_tokenizer,
+}
+
+
+def _wrapped(tokenizer: Tokenizer, *, bos: str, eos: str, unk: str | None = None) -> PreTrainedTokenizerFast:
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=eos, unk_token=unk
+    )
+    wrapped.chat_template = CHAT_TEMPLATE.replace("<|im_start|>", bos).replace("<|im_end|>", eos)
+    return wrapped
+
+
+def _state(tokenizer: Tokenizer) -> dict[str, Any]:
+    import json
+
+    state: dict[str, Any] = json.loads(tokenizer.to_str())
+    return state
+
+
+def _from_state(state: dict[str, Any]) -> Tokenizer:
+    import json
+
+    return Tokenizer.from_str(json.dumps(state))
