@@ -243,9 +243,7 @@ def read_hash_ids(path: Path, options: ReadOptions | None = None) -> Trace:
             raise TraceError(f"{path}, line {line}: {len(ids)} hash_ids for an input_length of {length}")
         arrival = _number(path, line, record, "timestamp", integer=False, default=0)
         output = _number(path, line, record, "output_length", default=0)
-        builder.add(
-            ids, input_length=length, output_length=output, arrival=arrival * to_seconds, line=line
-        )
+        builder.add(ids, input_length=length, output_length=output, arrival=arrival * to_seconds, line=line)
         if options.limit is not None and len(builder) >= options.limit:
             break
     if builder is None:

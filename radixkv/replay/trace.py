@@ -90,7 +90,8 @@ class Trace:
     def check(self) -> None:
         """Assert that the arrays fit together and form a trie. O(blocks)."""
         assert len(self.offsets) == self.num_requests + 1
-        assert self.offsets[0] == 0 and self.offsets[-1] == self.num_blocks
+        assert self.offsets[0] == 0
+        assert self.offsets[-1] == self.num_blocks
         assert (np.diff(self.offsets) >= 0).all()
         assert np.array_equal(self.parents[self.block_ids], _previous_ids(self.offsets, self.block_ids))
 
