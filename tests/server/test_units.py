@@ -1,0 +1,160 @@
+"""Parts of the server that have rules of their own, without HTTP around them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv_server.errors import ApiError
+from radixkv_server.json_body import json_depth, parse_json
+from radixkv_server.limits import split_host
+from radixkv_server.streaming import gather_or_cancel, merge, run_until_disconnect
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=25,
+)
+
+
+def depth_of(value: Any) -> int:
+    """The obvious definition."""
+    if isinstance(value, list):
+        return 1 + max(map(depth_of, value), default=0)
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 0
+
+
+@given(JSON_VALUES, st.booleans())
+@settings(deadline=None)
+def test_depth_is_found_without_parsing(value: Any, ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8")
+    assert json_depth(body) == depth_of(value)
+
+
+@given(JSON_VALUES, st.integers(0, 5))
+@settings(deadline=None)
+def test_sound_json_parses_as_always_up_to_the_depth_limit(value: Any, limit: int) -> None:
+    body = json.dumps(value).encode("utf-8")
+    if depth_of(value) > limit:
+        with pytest.raises(ApiError):
+            parse_json(body, limit)
+    else:
+        assert parse_json(body, limit) == value
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
+    try:
+        parse_json(body, 64)
+    except ApiError as error:
+        assert error.status == 400  # noqa: PT017
+
+
+@pytest.mark.parametrize("unit", [b'"', b'\\"', b'"\\', b'"[', b"[", b'{"a":'])
+def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
+    def cost(repeats: int) -> float:
+        body = b"[" * 65 + unit * repeats
+        best = float("inf")
+        for _ in range(3):
+            start = time.thread_time()
+            with pytest.raises(ApiError):
+                parse_json(body, 64)
+            best = min(best, time.thread_time() - start)
+        return best
+
+    # Sixteen times the input: linear is 16, quadratic 256.
+    assert cost(320_000) < 80 * max(cost(20_000), 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("header", "host"),
+    [
+        ("example.com", "example.com"),
+        ("Example.com.:8080", "example.com"),
+        ("[::1]:80", "::1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("", None),
+        (":80", None),
+        ("a:b", None),
+        ("u@h", None),
+        ("h/p", None),
+        ("[::1", None),
+    ],
+)
+def test_split_host(header: str, host: str | None) -> None:
+    assert split_host(header) == host
+
+
+async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncIterator[int]:
+    try:
+        for i in range(count):
+            if i == fail_at:
+                raise ValueError(name)
+            await asyncio.sleep(0)
+            yield i
+    finally:
+        log.append(f"{name} closed")
+
+
+async def test_merge_gives_every_item_once_and_in_order() -> None:
+    log: list[str] = []
+    got = [pair async for pair in merge([numbers(5, log, "a"), numbers(3, log, "b"), numbers(0, log, "c")])]
+    for index, count in ((0, 5), (1, 3), (2, 0)):
+        assert [item for stream, item in got if stream == index] == list(range(count))
+    assert sorted(log) == ["a closed", "b closed", "c closed"]
+
+
+async def test_merge_ends_all_streams_on_an_error_and_on_close() -> None:
+    log: list[str] = []
+    failing = merge([numbers(1000, log, "a"), numbers(1000, log, "b", fail_at=2)])
+    with pytest.raises(ValueError, match="b"):
+        async for _ in failing:
+            pass
+    assert sorted(log) == ["a closed", "b closed"]
+    log.clear()
+    left_early = merge([numbers(1000, log, "a"), numbers(1000, log, "b")])
+    assert (await anext(left_early))[1] == 0
+    await left_early.aclose()
+    assert sorted(log) == ["a closed", "b closed"]
+
+
+async def test_gather_or_cancel() -> None:
+    ended: list[str] = []
+
+    async def forever() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+        return 0
+
+    async def fail() -> int:
+        raise ValueError("one")
+
+    async def answer(value: int) -> int:
+        return value
+
+    assert await gather_or_cancel([answer(1), answer(2)]) == [1, 2]
+    with pytest.raises(ValueError, match="one"):
+        await gather_or_cancel([forever(), fail(), forever()])
+    assert ended == ["cancelled", "cancelled"]
+
+
+async def test_work_that_is_done_wins_over_a_disconnect() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def quick() -> str:
+        return "done"
+
+    assert await run_until_disconnect(gone, quick()) == "done"
