@@ -83,7 +83,7 @@ def _params(context: ServerContext, body: CompletionRequest, num_prompt_tokens: 
 def _prompt_texts(context: ServerContext, body: CompletionRequest, prompts: Sequence[list[int]]) -> list[str]:
     tokenizer = context.encoder.tokenizer
     return [
-        given if isinstance(given, str) else tokenizer.decode(ids)
+        given if isinstance(given, str) else tokenizer.decode(ids, skip_special_tokens=False)
         for given, ids in zip(body.prompts, prompts, strict=True)
     ]
 

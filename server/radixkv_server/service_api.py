@@ -81,7 +81,7 @@ async def detokenize(request: Request) -> Response:
         if not 0 <= token < tokenizer.vocab_size:
             message = f"Token id {token} is outside the vocabulary of {tokenizer.vocab_size} tokens."
             raise bad_request(message, param="tokens")
-    return _json({"prompt": tokenizer.decode(body.tokens)})
+    return _json({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])

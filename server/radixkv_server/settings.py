@@ -69,8 +69,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:
             if not condition:
-                flag = "--" + name.removesuffix("s").replace("_", "-")
-                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+                raise ConfigError(f"the server's {name} must be {expected}, not {getattr(self, name)!r}")
 
         require(isinstance(self.host, str) and bool(self.host), "host", "an address or a name")
         require(_is_int(self.port) and 0 <= self.port <= 65535, "port", "an integer from 0 to 65535")

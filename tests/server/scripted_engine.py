@@ -44,7 +44,8 @@ class ByteTokenizer:
         return list(text.encode("utf-8"))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return b"".join(self.token_bytes(i) for i in token_ids if i < 256).decode("utf-8", "replace")
+        kept = (i for i in token_ids if i < 256 or not skip_special_tokens)
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else CONTROLS[token_id].encode()

@@ -292,12 +292,14 @@ def test_tokenize_and_back(server: LiveServer) -> None:
     with server.http() as client:
         tokens = client.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True}).json()
         back = client.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
+        special = client.post("/detokenize", json={"tokens": [256, 104, 257]}).json()
         chat = client.post("/tokenize", json={"messages": MESSAGES}).json()
         client.post("/v1/chat/completions", json={"messages": MESSAGES})
     assert tokens["count"] == 6
     assert tokens["max_model_len"] == 4096
     assert tokens["token_strs"][0] == "h"
     assert back == {"prompt": "héllo"}
+    assert special == {"prompt": "<|im_start|>h<|im_end|>"}
     assert chat["tokens"] == server.engine.requests[-1].prompt
 
 
