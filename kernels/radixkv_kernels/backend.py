@@ -13,7 +13,8 @@ from radixkv_kernels.kv_cache import COMPUTE_DTYPES, KVSpec, PagedKV
 
 BACKENDS = ("torch", "triton")
 
-#: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are ignored.
+#: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are
+#: ignored.
 BlockTables = Sequence[np.ndarray] | np.ndarray
 
 
@@ -74,8 +75,8 @@ class AttentionPlan:
         num_requests = len(self.context_lengths)
         if len(self.query_starts) != num_requests + 1 or len(tables) != num_requests:
             raise ValueError(
-                f"{num_requests} context lengths need {num_requests + 1} query starts and {num_requests} block "
-                f"tables, got {len(self.query_starts)} and {len(tables)}"
+                f"{num_requests}
+                context lengths need {num_requests + 1} query starts and {num_requests} block " f"tables, got {len(self.query_starts)} and {len(tables)}"
             )
         self.query_lengths = np.diff(self.query_starts)
         if num_requests and (

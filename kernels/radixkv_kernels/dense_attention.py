@@ -1,8 +1,8 @@
 """Attention of one request's rows over contiguous keys and values, on CPU, returning the log-sum-exp.
 
 `dense_attention` picks torch's flash operator where the logits are plain, and explicit matrix products where
-they are not (softcap, ALiBi). Both return the log-sum-exp of each row, so that results over disjoint key ranges
-merge exactly (`merge_states`) and attention sinks are one factor at the end (`apply_sinks`).
+they are not (softcap, ALiBi). Both return the log-sum-exp of each row, so that results over disjoint key
+ranges merge exactly (`merge_states`) and attention sinks are one factor at the end (`apply_sinks`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _MAX_LOGITS = 1 << 22
 def merge_states(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the union of two disjoint key ranges: outputs `[..., D]`, log-sum-exps `[...]` float32."""
+    """Attention over the union of two disjoint key ranges: outputs `[..., D]`, log-sum-exps `[...]`
+    float32."""
     lse = torch.logaddexp(lse_a, lse_b)
     weight_a = torch.exp(lse_a - lse).unsqueeze(-1)
     weight_b = torch.exp(lse_b - lse).unsqueeze(-1)
@@ -26,7 +27,8 @@ def merge_states(
 
 
 def apply_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Add a sink logit per head to the softmax's denominator: `out [Hq, n, D]`, `lse [Hq, n]`, `sinks [Hq]`."""
+    """Add a sink logit per head to the softmax's denominator: `out [Hq, n, D]`, `lse [Hq, n]`, `sinks
+    [Hq]`."""
     keep = torch.sigmoid(lse - sinks.to(torch.float32).unsqueeze(-1))
     return (out * keep.unsqueeze(-1)).to(out.dtype)
 
@@ -47,7 +49,8 @@ def dense_attention(
 
     Args:
         query: `[Hq, n, D]`; row j is at position `query_position + j`.
-        key, value: `[Hkv, m, D]`; key i is at `key_position + i`. Every row sees at least one key, and the last
+        key, value: `[Hkv, m, D]`; key i is at `key_position + i`. Every row sees at least one key, and the
+        last
             key is at most at the last row's position.
 
     Returns:
@@ -72,8 +75,8 @@ def dense_attention(
     if before <= 0:
         out, lse = _flash(q, k, v, is_causal=True, scale=scale)
         return out[0], lse[0]
-    # Keys before the first row are visible to every row: no mask to build there, and no work in the causal half
-    # of the rest.
+    # Keys before the first row are visible to every row: no mask to build there, and no work in the causal
+    # half of the rest.
     out_a, lse_a = _flash(q, k[:, :, :before], v[:, :, :before], scale=scale)
     out_b, lse_b = _flash(q, k[:, :, before:], v[:, :, before:], is_causal=True, scale=scale)
     return merge_states(out_a[0], lse_a[0], out_b[0], lse_b[0])
@@ -126,3 +129,91 @@ def _explicit(
         weights = torch.softmax(logits, dim=-1).view(num_kv_heads, group, count, m)
         out[:, start : start + step] = torch.matmul(weights, values).view(num_heads, count, -1)
     return out, lse
+
+
+#: Segment width and rows per product of `canonical_attention`.
+SEGMENT = 256
+_TILE = 32
+
+
+def canonical_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_position: int,
+    key_position: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As `dense_attention` with sinks applied, with results that do not depend on which rows are computed
+    together.
+
+    Every product has one shape (32 rows by 256 keys at absolute positions, padded): matrix libraries choose
+    their blocking, and so the order of their sums, by shape. Segments fold in order by log-sum-exp.
+    """
+    num_heads, n, head_size = query.shape
+    num_kv_heads, m, _ = key.shape
+    group = num_heads // num_kv_heads
+    # Pad keys to whole segments with zeros: what lies outside may be unwritten.
+    low = key_position // SEGMENT * SEGMENT
+    padding = (0, 0, key_position - low, -(key_position + m) % SEGMENT)
+    keys = torch.nn.functional.pad(key.to(torch.float32), padding).transpose(1, 2)
+    values = torch.nn.functional.pad(value.to(torch.float32), padding)
+    rows = query.to(torch.float32).reshape(num_kv_heads, group * n, head_size) * scale
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, -(group * n) % _TILE))
+    total = rows.shape[1]
+    position = (torch.arange(n) + query_position).repeat(group)
+    position = torch.nn.functional.pad(position, (0, total - group * n), value=query_position)
+    slopes = _per_row(alibi_slopes, num_kv_heads, group, n, total)
+    sink_logits = _per_row(sinks, num_kv_heads, group, n, total)
+    out = torch.empty(num_kv_heads, total, head_size)
+    for start in range(0, total, _TILE):
+        tile = slice(start, start + _TILE)
+        tile_rows, tile_position = rows[:, tile].contiguous(), position[tile].unsqueeze(1)
+        top = torch.full((num_kv_heads, _TILE, 1), float("-inf"))
+        sums = torch.zeros(num_kv_heads, _TILE, 1)
+        acc = torch.zeros(num_kv_heads, _TILE, head_size)
+        for first in range(low, int(tile_position.max()) + 1, SEGMENT):
+            columns = torch.arange(first, first + SEGMENT)
+            visible = columns <= tile_position
+            if window is not None:
+                visible &= tile_position - columns < window
+            place = slice(first - low, first - low + SEGMENT)
+            logits = torch.bmm(tile_rows, keys[:, :, place].contiguous())
+            if softcap is not None:
+                logits = torch.tanh(logits / softcap) * softcap
+            if alibi_slopes is not None:
+                logits += slopes[:, tile] * (columns - tile_position)
+            logits.masked_fill_(~visible, float("-inf"))
+            seg_top = logits.amax(dim=-1, keepdim=True)
+            hidden = seg_top == float("-inf")
+            weights = torch.exp(logits - seg_top.masked_fill(hidden, 0.0))
+            seg_sums = weights.sum(dim=-1, keepdim=True)
+            seg_acc = torch.bmm(weights, values[:, place].contiguous())
+            new = torch.maximum(top, seg_top)
+            safe = new.masked_fill(new == float("-inf"), 0.0)
+            keep, add = torch.exp(top - safe), torch.exp(seg_top - safe)
+            sums = sums * keep + seg_sums * add
+            acc = acc * keep + seg_acc * add
+            top = new
+        if sinks is not None:
+            new = torch.maximum(top, sink_logits[:, tile])
+            keep = torch.exp(top - new)
+            acc, sums = acc * keep, sums * keep + torch.exp(sink_logits[:, tile] - new)
+        out[:, tile] = acc / sums
+    return out[:, : group * n].reshape(num_heads, n, head_size).to(query.dtype)
+
+
+def _per_row(
+    per_head: torch.Tensor | None, num_kv_heads: int, group: int, n: int, total: int
+) -> torch.Tensor:
+    """A value per query head, laid out as rows `[Hkv, total, 1]` of group x n and padding; zeros for None."""
+    rows = torch.zeros(num_kv_heads, total, 1)
+    if per_head is not None:
+        values = per_head.to(torch.float32).view(num_kv_heads, group, 1).expand(-1, -1, n)
+        rows[:, : group * n, 0] = values.reshape(num_kv_heads, group * n)
+    return rows

@@ -90,7 +90,8 @@ class KVSpec:
 
 
 class PagedKV:
-    """The allocated cache of one model. Memory is not cleared: unwritten slots may hold anything, NaN included.
+    """The allocated cache of one model. Memory is not cleared: unwritten slots may hold anything, NaN
+    included.
 
     Attributes:
         spec: the shape it was made with.
@@ -124,7 +125,8 @@ class PagedKV:
     def read(
         self, layer: int, block_table: np.ndarray, num_tokens: int, dtype: torch.dtype = torch.float64
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy of the first `num_tokens` keys and values of one request: two `[num_tokens, Hkv, D]` in `dtype`.
+        """Copy of the first `num_tokens` keys and values of one request: two `[num_tokens, Hkv, D]` in
+        `dtype`.
 
         For tests, export and debugging: O(num_tokens) and allocates.
         """
@@ -147,7 +149,8 @@ class PagedKV:
         return [_bytes(t).index_select(2, blocks).view(t.dtype) for t in self.tensors()]
 
     def import_blocks(self, blocks: torch.Tensor, data: list[torch.Tensor]) -> None:
-        """Write what `export_blocks` returned into `blocks` (int64 [n]), which need not be the ids it came from."""
+        """Write what `export_blocks` returned into `blocks` (int64 [n]), which need not be the ids it came
+        from."""
         for target, source in zip(self.tensors(), data, strict=True):
             _bytes(target).index_copy_(2, blocks, _bytes(source.to(target.device)))
 
@@ -160,7 +163,8 @@ def _bytes(t: torch.Tensor) -> torch.Tensor:
 def quantize(x: torch.Tensor, quantization: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise rows of the last dimension: `x [..., D]` -> (data `[..., D]`, scale `[...]` float32).
 
-    The scale maps the row's largest magnitude to the format's largest value. Each row depends on itself alone.
+    The scale maps the row's largest magnitude to the format's largest value. Each row depends on itself
+    alone.
     """
     limit = QUANTIZED_MAX[quantization]
     wide = x.to(torch.float32)

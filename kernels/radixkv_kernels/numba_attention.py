@@ -1,17 +1,18 @@
-"""The CPU attention kernel: reads cache blocks in place, compiled by numba for one head size, block size and type.
+"""The CPU attention kernel: reads cache blocks in place, compiled by numba for one head size and storage
+type.
 
 The algorithm, for one item (see `work_plan`) and one KV head::
 
     rows = tokens of the item x query heads of the group, packed and scaled once
     for each segment k of the item:
-        for each block of the segment:   scores[rows, block] = rows . keys          dot products over head_size
-        mask, then per row:              m = max, p = 2 ** (scores - m), l = sum(p)
+        for each block of the segment:   scores[rows, block] = rows . keys          dot products over
+        head_size mask, then per row:              m = max, p = 2 ** (scores - m), l = sum(p)
         for each block of the segment:   acc[rows] += p[rows, block] . values
         fold (m, l, acc) into the row's running state, or store it as a partial
 
-Numerics: no operation mixes rows, sums have fixed lengths (a segment is always summed over its full width, hidden
-keys as zeros), and folding is compiled without reordering. A row's bits depend on its query and its visible keys
-and values only: not on its tile, its companions, the chunk it came in, nor where its blocks lie.
+Numerics: no operation mixes rows, sums have fixed lengths (a segment is always summed over its full width,
+hidden keys as zeros), and folding is compiled without reordering. A row's bits depend on its query and its
+visible keys and values only: not on its tile, its companions, the chunk it came in, nor where its blocks lie.
 
 Threads take (item, head) pairs from a shared counter, so a slow core takes fewer.
 """
@@ -61,16 +62,16 @@ FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
     WINDOW,
     SCALARS,
     MAX_ROWS,
+    BLOCK_SIZE,
     NUM_ARGUMENTS,
-) = range(29)
+) = range(30)
 
 _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
 _FAST = {"contract", "nsz", "arcp", "reassoc"}
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typing_context: Any, address: Any, element: Any) -> Any:
+def _pointer_intrinsic(typing_context: Any, address: Any, element: Any) -> Any:
     """An integer address as a typed pointer."""
     signature = types.CPointer(element.dtype)(address, element)
 
@@ -80,8 +81,7 @@ def _pointer(typing_context: Any, address: Any, element: Any) -> Any:
     return signature, codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _take(typing_context: Any, counter: Any) -> Any:
+def _take_intrinsic(typing_context: Any, counter: Any) -> Any:
     """Atomic fetch-and-add of 1 on the int64 at a pointer."""
     signature = types.int64(counter)
 
@@ -89,6 +89,20 @@ def _take(typing_context: Any, counter: Any) -> Any:
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return signature, codegen
+
+
+def _as_float_intrinsic(typing_context: Any, bits: Any) -> Any:
+    """The float32 with the given int32 bits."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+_pointer: Any = intrinsic(_pointer_intrinsic)
+_take: Any = intrinsic(_take_intrinsic)
+_as_float: Any = intrinsic(_as_float_intrinsic)
 
 
 @njit(forceinline=True)
@@ -111,11 +125,10 @@ def _f32_row(address: int, size: int) -> Any:
 
 @njit(forceinline=True)
 def _exp2(x: Any) -> Any:
-    """2 ** x for x <= 0, exactly 0 below -125; strict arithmetic. Polynomial of Cephes' exp2f."""
-    if not x > np.float32(-125.0):
-        return np.float32(0.0)
-    whole = np.rint(x)
-    y = x - whole
+    """2 ** x for x <= 0, exactly 0 from -125 down. Polynomial of Cephes' exp2f, exponent set by its bits."""
+    v = x if x > np.float32(-125.0) else np.float32(-125.0)
+    whole = np.rint(v)
+    y = v - whole
     p = np.float32(1.535336188319500e-4)
     p = p * y + np.float32(1.339887440266574e-3)
     p = p * y + np.float32(9.618437357674640e-3)
@@ -123,32 +136,14 @@ def _exp2(x: Any) -> Any:
     p = p * y + np.float32(2.402264791363012e-1)
     p = p * y + np.float32(6.931472028550421e-1)
     p = p * y + np.float32(1.0)
-    return np.float32(np.ldexp(p, np.int32(whole)))
-
-
-@njit(fastmath=_FAST, forceinline=True)
-def _exp2_row(x: Any, bits: Any) -> None:
-    """x <- 2 ** x over a segment's width, exactly 0 below -125. `bits` is x's memory as int32."""
-    for i in range(SEGMENT):
-        v = max(x[i], np.float32(-125.0))
-        keep = np.float32(1.0) if x[i] > np.float32(-125.0) else np.float32(0.0)
-        whole = np.rint(v)
-        y = v - whole
-        p = np.float32(1.535336188319500e-4)
-        p = p * y + np.float32(1.339887440266574e-3)
-        p = p * y + np.float32(9.618437357674640e-3)
-        p = p * y + np.float32(5.550332471162809e-2)
-        p = p * y + np.float32(2.402264791363012e-1)
-        p = p * y + np.float32(6.931472028550421e-1)
-        p = p * y + np.float32(1.0)
-        x[i] = p
-        bits[i] = bits[i] + (np.int32(whole) << np.int32(23))
-        x[i] = x[i] * keep
+    power = _as_float(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    return p * power if x > np.float32(-125.0) else np.float32(0.0)
 
 
 @njit(fastmath=_FAST, forceinline=True)
 def _dot_rows(q: Any, k: Any, scores: Any, rows: int, column: int, head_size: int, block_size: int) -> None:
-    """scores[:rows, column:column + block] = q . k, eight keys at a time so that a query element loads once."""
+    """scores[:rows, column:column + block] = q . k, eight keys at a time so that a query element loads
+    once."""
     for r in range(rows):
         for n in range(0, block_size, 8):
             a = np.float32(0)
@@ -179,30 +174,45 @@ def _dot_rows(q: Any, k: Any, scores: Any, rows: int, column: int, head_size: in
             scores[r, column + n + 7] = h
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@njit(fastmath={"contract"}, forceinline=True)
 def _add_values(p: Any, v: Any, acc: Any, rows: int, column: int, head_size: int, block_size: int) -> None:
-    """acc[:rows] += p[:rows, column:column + block] . v, eight keys at a time so that acc loads once for them."""
-    for r in range(rows):
-        for n in range(0, block_size, 8):
-            a = p[r, column + n]
-            b = p[r, column + n + 1]
-            c = p[r, column + n + 2]
-            d = p[r, column + n + 3]
-            e = p[r, column + n + 4]
-            f = p[r, column + n + 5]
-            g = p[r, column + n + 6]
-            h = p[r, column + n + 7]
+    """acc[:rows] += p[:rows, column:column + block] . v, in key order; rows is a multiple of 4.
+
+    Four rows by four keys at a time, so that values load once for four rows. Every step is one fused
+    multiply-add in a fixed chain, which leaves the compiler no choice that could differ between rows.
+    """
+    for r in range(0, rows, 4):
+        for n in range(0, block_size, 4):
+            a0, a1, a2, a3 = (
+                p[r, column + n],
+                p[r, column + n + 1],
+                p[r, column + n + 2],
+                p[r, column + n + 3],
+            )
+            b0, b1, b2, b3 = (
+                p[r + 1, column + n],
+                p[r + 1, column + n + 1],
+                p[r + 1, column + n + 2],
+                p[r + 1, column + n + 3],
+            )
+            c0, c1, c2, c3 = (
+                p[r + 2, column + n],
+                p[r + 2, column + n + 1],
+                p[r + 2, column + n + 2],
+                p[r + 2, column + n + 3],
+            )
+            d0, d1, d2, d3 = (
+                p[r + 3, column + n],
+                p[r + 3, column + n + 1],
+                p[r + 3, column + n + 2],
+                p[r + 3, column + n + 3],
+            )
             for i in range(head_size):
-                acc[r, i] += (
-                    a * v[n, i]
-                    + b * v[n + 1, i]
-                    + c * v[n + 2, i]
-                    + d * v[n + 3, i]
-                    + e * v[n + 4, i]
-                    + f * v[n + 5, i]
-                    + g * v[n + 6, i]
-                    + h * v[n + 7, i]
-                )
+                v0, v1, v2, v3 = v[n, i], v[n + 1, i], v[n + 2, i], v[n + 3, i]
+                acc[r, i] = acc[r, i] + a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+                acc[r + 1, i] = acc[r + 1, i] + b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+                acc[r + 2, i] = acc[r + 2, i] + c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
+                acc[r + 3, i] = acc[r + 3, i] + d0 * v0 + d1 * v1 + d2 * v2 + d3 * v3
 
 
 @njit(forceinline=True)
@@ -232,28 +242,26 @@ def _finish(maximum: Any, total: Any, acc: Any, out: Any, has_sink: bool, sink: 
 
 
 @njit(fastmath=_FAST, forceinline=True)
-def _load_block(kind: int, address: int, scale: int, count: int, block: Any, bits: Any, size: int) -> None:
-    """Widen a stored block to float32; rows from `count` on become zero. `bits` is block's memory as int32."""
+def _load_block(kind: int, address: int, scale: int, count: int, block: Any, size: int) -> None:
+    """Widen a stored block to float32, times its scales if quantised; rows from `count` on become zero."""
     rows = len(block)
     n = count * size
-    flat = carray(_pointer(block.ctypes.data, np.float32), (rows * size,))
-    ints = carray(_pointer(bits.ctypes.data, np.int32), (rows * size,))
+    flat = _f32_row(block.ctypes.data, rows * size)
     if kind == FLOAT32:
-        wide = carray(_pointer(address, np.float32), (rows * size,))
+        wide = _f32_row(address, rows * size)
         for i in range(n):
             flat[i] = wide[i]
     elif kind == BFLOAT16:
         half = carray(_pointer(address, np.uint16), (rows * size,))
         for i in range(n):
-            ints[i] = np.int32(half[i]) << np.int32(16)
+            flat[i] = _as_float(np.int32(half[i]) << np.int32(16))
     elif kind == FLOAT16:
         half = carray(_pointer(address, np.uint16), (rows * size,))
         for i in range(n):
             x = np.int32(half[i])
-            ints[i] = ((x & np.int32(0x7FFF)) << np.int32(13)) | ((x & np.int32(0x8000)) << np.int32(16))
-        # The exponent's bias moves from 15 to 127; subnormals come out right as well.
-        for i in range(n):
-            flat[i] = flat[i] * np.float32(2.0**112)
+            # The exponent's bias moves from 15 to 127; subnormals come out right as well.
+            moved = ((x & np.int32(0x7FFF)) << np.int32(13)) | ((x & np.int32(0x8000)) << np.int32(16))
+            flat[i] = _as_float(np.int32(moved)) * np.float32(2.0**112)
     elif kind == INT8:
         small = carray(_pointer(address, np.int8), (rows * size,))
         for i in range(n):
@@ -264,11 +272,10 @@ def _load_block(kind: int, address: int, scale: int, count: int, block: Any, bit
         bias = np.float32(2.0**120) if kind == FP8_E4M3 else np.float32(2.0**112)
         for i in range(n):
             x = np.int32(byte[i])
-            ints[i] = ((x & np.int32(0x7F)) << shift) | ((x & np.int32(0x80)) << np.int32(24))
-        for i in range(n):
-            flat[i] = flat[i] * bias
+            moved = ((x & np.int32(0x7F)) << shift) | ((x & np.int32(0x80)) << np.int32(24))
+            flat[i] = _as_float(np.int32(moved)) * bias
     if kind >= INT8:
-        factors = carray(_pointer(scale, np.float32), (rows,))
+        factors = _f32_row(scale, rows)
         for r in range(count):
             for i in range(size):
                 block[r, i] *= factors[r]
@@ -278,7 +285,8 @@ def _load_block(kind: int, address: int, scale: int, count: int, block: Any, bit
 
 @njit(fastmath=_FAST, forceinline=True)
 def _shape_logits(row: Any, start: int, end: int, position: int, low: int, softcap: Any, slope: Any) -> None:
-    """Softcap and ALiBi on columns [start, end) of a row of base-2 logits; column c is key position low + c."""
+    """Softcap and ALiBi on columns [start, end) of a row of base-2 logits; column c is key position low +
+    c."""
     if softcap > 0:
         cap = softcap * _LOG2E
         for c in range(start, end):
@@ -292,36 +300,39 @@ def _shape_logits(row: Any, start: int, end: int, position: int, low: int, softc
             row[c] += slope * _LOG2E * np.float32(low + c - position)
 
 
+@njit(fastmath=_FAST | {"nnan"}, forceinline=True)
+def _row_max(row: Any) -> Any:
+    top = _NEG_INF
+    for c in range(SEGMENT):
+        top = max(top, row[c])
+    return top
+
+
 @njit(fastmath=_FAST, forceinline=True)
-def _softmax_row(
-    row: Any, bits: Any, start: int, end: int, position: int, low: int, softcap: Any, slope: Any
-) -> Any:
+def _softmax_row(row: Any, start: int, end: int, position: int, low: int, softcap: Any, slope: Any) -> Any:
     """Hide columns outside [start, end), then row <- 2 ** (row - max). Returns (max, sum)."""
     _shape_logits(row, start, end, position, low, softcap, slope)
     for c in range(start):
         row[c] = _NEG_INF
     for c in range(end, SEGMENT):
         row[c] = _NEG_INF
-    top = _NEG_INF
-    for c in range(SEGMENT):
-        top = max(top, row[c])
-    for c in range(SEGMENT):
-        row[c] -= top
-    _exp2_row(row, bits)
+    top = _row_max(row)
     total = np.float32(0.0)
     for c in range(SEGMENT):
-        total += row[c]
+        p = _exp2(row[c] - top)
+        row[c] = p
+        total += p
     return top, total
 
 
 @functools.cache
-def attention_kernels(head_size: int, block_size: int, kind: int) -> tuple[int, int]:
+def attention_kernels(head_size: int, kind: int) -> tuple[int, int]:
     """Addresses of the compiled (attend, merge) functions, each `void (int64 *arguments)`.
 
     The first call for a combination compiles for a few seconds; the result is cached on disk (numba's cache
     folder, or NUMBA_CACHE_DIR).
     """
-    attend, merge = _make_attend(head_size, block_size, kind), _make_merge(head_size)
+    attend, merge = _make_attend(head_size, kind), _make_merge(head_size)
     _keep.extend((attend, merge))
     return attend.address, merge.address
 
@@ -337,27 +348,24 @@ def _compile(function: Any) -> Any:
         return cfunc("void(voidptr)", fastmath=_FAST)(function)
 
 
-def _make_attend(head_size: int, block_size: int, kind: int) -> Any:
+def _make_attend(head_size: int, kind: int) -> Any:
     def attend(pointer):  # type: ignore[no-untyped-def]
         arg = carray(pointer, (NUM_ARGUMENTS,), np.int64)
         counter = _pointer(arg[COUNTER], np.int64)
         max_rows = arg[MAX_ROWS]
+        block_size = arg[BLOCK_SIZE]
         q = np.empty((max_rows, head_size), np.float32)
         scores = np.empty((max_rows, SEGMENT), np.float32)
-        bits = scores.view(np.int32)
         seg_out = np.empty((max_rows, head_size), np.float32)
         acc = np.empty((max_rows, head_size), np.float32)
         state = np.empty((2, max_rows), np.float32)
         seg = np.empty((2, max_rows), np.float32)
         block = np.empty((block_size, head_size), np.float32)
-        block_bits = block.view(np.int32)
         while True:
             work = _take(counter)
             if work >= arg[NUM_ITEMS] * arg[NUM_KV_HEADS]:
                 break
-            _run_item(
-                arg, work, q, scores, bits, seg_out, acc, state, seg, block, block_bits, head_size, block_size, kind
-            )
+            _run_item(arg, work, q, scores, seg_out, acc, state, seg, block, head_size, block_size, kind)
 
     return _compile(attend)
 
@@ -368,13 +376,11 @@ def _run_item(
     work: int,
     q: Any,
     scores: Any,
-    bits: Any,
     seg_out: Any,
     acc: Any,
     state: Any,
     seg: Any,
     block: Any,
-    block_bits: Any,
     head_size: int,
     block_size: int,
     kind: int,
@@ -386,6 +392,7 @@ def _run_item(
     item = carray(_pointer(arg[ITEMS] + (work // kv_heads) * 32, np.int32), (8,))
     count = np.int64(item[1])
     rows = count * group
+    padded = (rows + 3) // 4 * 4
     tokens = carray(_pointer(arg[TOKENS] + np.int64(item[0]) * 4, np.int32), (count,))
     table = _pointer(arg[TABLES] + np.int64(item[2]) * 4, np.int32)
     scalars = carray(_pointer(arg[SCALARS], np.float32), (2,))
@@ -398,7 +405,9 @@ def _run_item(
         max_pos = max(max_pos, pos)
         for g in range(group):
             r = t * group + g
-            place = np.int64(tokens[t]) * arg[QUERY_TOKEN_STRIDE] + (head * group + g) * arg[QUERY_HEAD_STRIDE]
+            place = (
+                np.int64(tokens[t]) * arg[QUERY_TOKEN_STRIDE] + (head * group + g) * arg[QUERY_HEAD_STRIDE]
+            )
             source = _f32_row(arg[QUERY] + place * 4, head_size)
             for i in range(head_size):
                 q[r, i] = source[i] * factor
@@ -422,9 +431,9 @@ def _run_item(
             key_at = arg[KEY] + place * block_bytes
             if kind != FLOAT32:
                 _load_block(
-                    kind, key_at, arg[KEY_SCALE] + place * block_size * 4, block_size, block, block_bits, head_size
+                    kind, key_at, arg[KEY_SCALE] + place * block_size * 4, block_size, block, head_size
                 )
-                key_at = np.int64(block.ctypes.data)
+                key_at = block.ctypes.data
             keys = carray(_pointer(key_at, np.float32), (block_size, head_size))
             _dot_rows(q, keys, scores, rows, j * block_size - low, head_size, block_size)
         for r in range(rows):
@@ -440,11 +449,13 @@ def _run_item(
                 slope = np.float32(0.0)
                 if arg[SLOPES] != 0:
                     slope = _f32(arg[SLOPES] + (head * group + r % group) * 4)[0]
-                top, total = _softmax_row(
-                    scores[r], bits[r], start - low, end - low, pos, low, scalars[1], slope
-                )
+                top, total = _softmax_row(scores[r], start - low, end - low, pos, low, scalars[1], slope)
                 seg[0, r] = top
                 seg[1, r] = total
+        for r in range(rows, padded):
+            for c in range(SEGMENT):
+                scores[r, c] = np.float32(0.0)
+        for r in range(padded):
             for i in range(head_size):
                 seg_out[r, i] = np.float32(0.0)
         for j in range(first_block, end_block):
@@ -454,11 +465,11 @@ def _run_item(
             # Slots past the context may hold NaN, which zero weights would not cancel.
             if kind != FLOAT32 or written < block_size:
                 _load_block(
-                    kind, value_at, arg[VALUE_SCALE] + place * block_size * 4, written, block, block_bits, head_size
+                    kind, value_at, arg[VALUE_SCALE] + place * block_size * 4, written, block, head_size
                 )
-                value_at = np.int64(block.ctypes.data)
+                value_at = block.ctypes.data
             values = carray(_pointer(value_at, np.float32), (block_size, head_size))
-            _add_values(scores, values, seg_out, rows, j * block_size - low, head_size, block_size)
+            _add_values(scores, values, seg_out, padded, j * block_size - low, head_size, block_size)
         for r in range(rows):
             if seg[0, r] == _NEG_INF:
                 continue

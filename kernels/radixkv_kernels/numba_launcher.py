@@ -63,7 +63,12 @@ class NumbaPlan(AttentionPlan):
         found = self._work.get(window)
         if found is None:
             plan = build_work(
-                self._settings, self.query_starts, self.context_lengths, self.tables.reshape(-1), self._stride, window
+                self._settings,
+                self.query_starts,
+                self.context_lengths,
+                self.tables.reshape(-1),
+                self._stride,
+                window,
             )
             items = np.ascontiguousarray(np.concatenate([plan.long_items, plan.short_items]))
             found = self._work[window] = (plan, items)
@@ -76,9 +81,7 @@ class NumbaLauncher:
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
         spec = config.spec
-        self._attend, self._merge = na.attention_kernels(
-            spec.head_size, spec.block_size, _KINDS[spec.storage_dtype]
-        )
+        self._attend, self._merge = na.attention_kernels(spec.head_size, _KINDS[spec.storage_dtype])
         self._arguments = np.zeros(na.NUM_ARGUMENTS, dtype=np.int64)
         # Each counter on its own cache line would not matter here: there is one take per item.
         self._counters = np.zeros(2, dtype=np.int64)
@@ -92,7 +95,9 @@ class NumbaLauncher:
         a[na.NUM_KV_HEADS] = spec.num_kv_heads
         a[na.GROUP_SIZE] = config.group_size
         a[na.NUM_BLOCKS] = spec.num_blocks
-        a[na.MAX_ROWS] = max(1, _TILE_ROWS // config.group_size) * config.group_size
+        a[na.BLOCK_SIZE] = spec.block_size
+        rows = max(1, _TILE_ROWS // config.group_size) * config.group_size
+        a[na.MAX_ROWS] = -(-rows // 4) * 4
         self._prepared: tuple[NumbaPlan, int | None] | None = None
 
     def attend(
@@ -109,7 +114,8 @@ class NumbaLauncher:
         sinks: torch.Tensor | None,
         alibi_slopes: torch.Tensor | None,
     ) -> None:
-        """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, D]` float32 contiguous."""
+        """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, D]` float32
+        contiguous."""
         a = self._arguments
         if self._prepared is None or self._prepared[0] is not plan or self._prepared[1] != window:
             self._prepare(plan, window)

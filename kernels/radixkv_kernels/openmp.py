@@ -1,10 +1,10 @@
 """Run a compiled function on the threads torch already has.
 
-torch's CPU operators run on a pool of OpenMP threads, which stay awake for a while after each parallel region. A
-second pool beside it would compete for the same cores with threads that spin. `GOMP_parallel` is the entry point
-that compilers emit for `#pragma omp parallel`; called on the library torch has loaded, it runs our function on
-torch's own pool, with a start-up cost of microseconds. Where no such library is found (macOS), plain Python
-threads do the work: the compiled function holds no lock.
+torch's CPU operators run on a pool of OpenMP threads, which stay awake for a while after each parallel
+region. A second pool beside it would compete for the same cores with threads that spin. `GOMP_parallel` is
+the entry point that compilers emit for `#pragma omp parallel`; called on the library torch has loaded, it
+runs our function on torch's own pool, with a start-up cost of microseconds. Where no such library is found
+(macOS), plain Python threads do the work: the compiled function holds no lock.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
 """The CPU backend: paged attention by the numba kernel, or by torch's dense operators where numba is absent.
 
 With numba (the `cpu` extra), blocks are read in place and every result is canonical: see `numba_attention`.
-Without it, a request's blocks are gathered into a preallocated buffer and attended by `dense_attention`, or, in
-deterministic mode, by `canonical_attention`.
+Without it, a request's blocks are gathered into a preallocated buffer and attended by `dense_attention`, or,
+in deterministic mode, by `canonical_attention`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables
-from radixkv_kernels.dense_attention import apply_sinks, dense_attention
+from radixkv_kernels.dense_attention import apply_sinks, canonical_attention, dense_attention
 from radixkv_kernels.kv_cache import PagedKV, _bytes, quantize
 
 if TYPE_CHECKING:
@@ -135,19 +134,34 @@ class TorchBackend(AttentionBackend):
             position = length - (end - start)
             first = 0 if window is None else max(0, position - window + 1)
             key, value = self._gather(kv, layer, plan, r, first, length)
-            result, lse = dense_attention(
-                query[start:end].transpose(0, 1),
-                key,
-                value,
-                position,
-                first,
-                scale=scale,
-                window=window,
-                softcap=softcap,
-                alibi_slopes=alibi_slopes,
-            )
-            if sinks is not None:
-                result = apply_sinks(result, lse, sinks)
+            rows = query[start:end].transpose(0, 1)
+            if self.config.deterministic:
+                result = canonical_attention(
+                    rows,
+                    key,
+                    value,
+                    position,
+                    first,
+                    scale=scale,
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    alibi_slopes=alibi_slopes,
+                )
+            else:
+                result, lse = dense_attention(
+                    rows,
+                    key,
+                    value,
+                    position,
+                    first,
+                    scale=scale,
+                    window=window,
+                    softcap=softcap,
+                    alibi_slopes=alibi_slopes,
+                )
+                if sinks is not None:
+                    result = apply_sinks(result, lse, sinks)
             out[start:end] = result.transpose(0, 1)
         return out
 
@@ -199,7 +213,8 @@ class TorchBackend(AttentionBackend):
     def _gather(
         self, kv: PagedKV, layer: int, plan: TorchPlan, request: int, first: int, end: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of positions `first` to `end` of a request: two `[Hkv, end - first, D]`, compute dtype.
+        """Keys and values of positions `first` to `end` of a request: two `[Hkv, end - first, D]`, compute
+        dtype.
 
         Views of the scratch buffers where the cache holds the compute dtype.
         """

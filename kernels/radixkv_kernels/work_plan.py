@@ -1,8 +1,9 @@
 """One step's attention as a list of work items, built on the host in vectorised numpy.
 
-Every query row is an ordered fold over KV *segments* `[k * S, (k + 1) * S)` at absolute positions: each segment
-gives a partial result (running maximum, sum, weighted values), and partials fold in order of k by log-sum-exp.
-So who computes which segment, and beside which other rows, is scheduling: it never changes a result.
+Every query row is an ordered fold over KV *segments* `[k * S, (k + 1) * S)` at absolute positions: each
+segment gives a partial result (running maximum, sum, weighted values), and partials fold in order of k by
+log-sum-exp. So who computes which segment, and beside which other rows, is scheduling: it never changes a
+result.
 
     item = (query tokens, block table, segments [k, k'), final?)        one per KV head
       final:      the item holds every segment of its rows: it folds them as it goes and writes the output
@@ -16,7 +17,8 @@ Three sources of items::
                      end of segment k, in tiles of `short_tile`, that one segment        partial
 
 The last rule finds groups for any subset of the batch and at every depth, without walking a tree: a block has
-one content, reached by one prefix, so two tables that hold it at the same index agree on everything before it.
+one content, reached by one prefix, so two tables that hold it at the same index agree on everything before
+it.
 """
 
 from __future__ import annotations
@@ -277,7 +279,8 @@ def _cut(
     table_start: np.ndarray,
     partial: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tiles with segments [low, high) into items of at most `per_item` segments; and which tiles are split."""
+    """Tiles with segments [low, high) into items of at most `per_item` segments; and which tiles are
+    split."""
     pieces = (high - low + (per_item - 1)) // per_item
     split = pieces > 1
     owner, place = expand(pieces)

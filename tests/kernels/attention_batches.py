@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from radixkv_kernels import AttentionBackend, KVSpec, PagedKV, make_backend, reference_paged_attention
+from radixkv_kernels.torch_backend import TorchBackend
 
-#: Largest error against float64, relative to the largest output: rounding of inputs (none: the reference reads
-#: the same rounded values), of the probabilities and of the output in each dtype.
+#: Largest error against float64, relative to the largest output: rounding of inputs (none: the reference
+#: reads the same rounded values), of the probabilities and of the output in each dtype.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
 
 
@@ -79,10 +80,19 @@ class Batch:
 
 
 def build_backend(
-    name: str, kv: PagedKV, num_query_heads: int, dtype: torch.dtype, **options: Any
+    path: str, kv: PagedKV, num_query_heads: int, dtype: torch.dtype, **options: Any
 ) -> AttentionBackend:
+    """`path` is a backend's name, or one implementation inside the torch backend: numba, dense, canonical."""
     options = {"max_num_tokens": 2048, "max_num_seqs": 64, "max_model_len": 4096} | options
-    return make_backend(name, num_query_heads=num_query_heads, spec=kv.spec, compute_dtype=dtype, **options)
+    if path == "canonical":
+        options["deterministic"] = True
+    name = "torch" if path in ("numba", "dense", "canonical") else path
+    backend = make_backend(
+        name, num_query_heads=num_query_heads, spec=kv.spec, compute_dtype=dtype, **options
+    )
+    if path in ("dense", "canonical"):
+        return TorchBackend(backend.config, use_numba=False)
+    return backend
 
 
 def fill_nan(kv: PagedKV) -> None:
@@ -109,8 +119,8 @@ def make_batch(
     seed: int = 0,
     **options: Any,
 ) -> Batch:
-    """`lengths` are (query tokens, context length) per request; `shared[r] = (s, n)`: request r has the first n
-    blocks of request s."""
+    """`lengths` are (query tokens, context length) per request; `shared[r] = (s, n)`: request r has the
+    first n blocks of request s."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     num_query_heads, num_kv_heads = heads

@@ -1,4 +1,5 @@
-"""What every attention backend owes, against the float64 reference: features, dtypes, ragged batches, writes."""
+"""What every attention backend owes, against the float64 reference: features, dtypes, ragged batches,
+writes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
 MIXED = [(1, 300), (33, 113), (0, 40), (1, 1), (20, 20), (7, 290), (1, 17), (64, 200)]
+#: The numba kernel, and the two dense paths that serve where numba is not installed.
+PATHS = ["numba", "dense", "canonical"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -20,9 +23,9 @@ def slopes(heads: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_mixed_batch(dtype: torch.dtype, deterministic: bool) -> None:
-    batch = make_batch("torch", MIXED, dtype=dtype, deterministic=deterministic)
+@pytest.mark.parametrize("path", PATHS)
+def test_mixed_batch(dtype: torch.dtype, path: str) -> None:
+    batch = make_batch(path, MIXED, dtype=dtype)
     assert_close(batch.attend(), batch.reference())
 
 
@@ -30,24 +33,25 @@ def test_mixed_batch(dtype: torch.dtype, deterministic: bool) -> None:
     ("heads", "head_size"),
     [((4, 4), 64), ((8, 1), 80), ((32, 8), 128), ((6, 2), 96), ((2, 1), 192), ((4, 2), 256)],
 )
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_head_shapes(heads: tuple[int, int], head_size: int, deterministic: bool) -> None:
-    batch = make_batch("torch", MIXED[:5], heads=heads, head_size=head_size, deterministic=deterministic)
+@pytest.mark.parametrize("path", PATHS)
+def test_head_shapes(heads: tuple[int, int], head_size: int, path: str) -> None:
+    batch = make_batch(path, MIXED[:5], heads=heads, head_size=head_size)
     assert_close(batch.attend(), batch.reference())
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 256])
-def test_block_sizes(block_size: int) -> None:
-    batch = make_batch("torch", MIXED, block_size=block_size)
+@pytest.mark.parametrize("path", PATHS)
+def test_block_sizes(block_size: int, path: str) -> None:
+    batch = make_batch(path, MIXED, block_size=block_size)
     assert_close(batch.attend(), batch.reference())
 
 
 @pytest.mark.parametrize(
     "features", ["window", "softcap", "sinks", "alibi", "window+softcap+sinks", "window+alibi"]
 )
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_features(features: str, deterministic: bool, dtype: torch.dtype) -> None:
+def test_features(features: str, path: str, dtype: torch.dtype) -> None:
     values = {
         "window": 45,
         "softcap": 2.0,
@@ -56,14 +60,14 @@ def test_features(features: str, deterministic: bool, dtype: torch.dtype) -> Non
     }
     names = {"alibi": "alibi_slopes"}
     chosen = {names.get(f, f): values[f] for f in features.split("+")}
-    batch = make_batch("torch", MIXED, dtype=dtype, deterministic=deterministic)
+    batch = make_batch(path, MIXED, dtype=dtype)
     assert_close(batch.attend(**chosen), batch.reference(**chosen))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_quantized(quantization: str, deterministic: bool) -> None:
-    batch = make_batch("torch", MIXED, quantization=quantization, deterministic=deterministic)
+@pytest.mark.parametrize("path", PATHS)
+def test_quantized(quantization: str, path: str) -> None:
+    batch = make_batch(path, MIXED, quantization=quantization)
     # The reference dequantises the same stored values: the error is arithmetic only.
     assert_close(batch.attend(), batch.reference())
     exact = make_batch("torch", MIXED)
@@ -80,18 +84,17 @@ def test_quantized(quantization: str, deterministic: bool) -> None:
     block_size=st.sampled_from([8, 16, 64]),
     window=st.sampled_from([None, 1, 7, 64]),
     softcap=st.sampled_from([None, 3.0]),
-    deterministic=st.booleans(),
+    path=st.sampled_from(PATHS),
     seed=st.integers(0, 10),
 )
-def test_random_batches(lengths, heads, block_size, window, softcap, deterministic, seed) -> None:  # type: ignore[no-untyped-def]
+def test_random_batches(lengths, heads, block_size, window, softcap, path, seed) -> None:  # type: ignore[no-untyped-def]
     batch = make_batch(
-        "torch",
+        path,
         [(n, n + cached) for n, cached in lengths],
         heads=heads,
         head_size=16,
         block_size=block_size,
         seed=seed,
-        deterministic=deterministic,
         shared={1: (0, min(lengths[0][1], lengths[1][1]) // block_size)} if len(lengths) > 1 else None,
     )
     features = {"window": window, "softcap": softcap}

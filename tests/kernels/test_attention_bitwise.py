@@ -1,0 +1,111 @@
+"""Bit-identity: a row's result does not depend on the batch, the chunk, sharing, placement or cache state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_batches import Batch, fill_nan, make_batch
+
+from radixkv_kernels import PagedKV
+from radixkv_kernels.backend import AttentionBackend
+from radixkv_kernels.numba_launcher import NumbaPlan
+from radixkv_kernels.torch_backend import TorchBackend
+
+FEATURES: list[dict[str, Any]] = [
+    {},
+    {"window": 300},
+    {"softcap": 4.0, "sinks": torch.linspace(-1, 3, 9), "alibi_slopes": 2.0 ** -torch.linspace(1, 8, 9)},
+]
+# Requests 1 to 3 share 35 blocks with request 0, request 3 and 4 share 51: two depths, and one outsider.
+SHARED = {1: (0, 35), 2: (0, 35), 3: (0, 35), 4: (3, 51)}
+LENGTHS = [(700, 700), (1, 700), (5, 801), (1, 1000), (1, 900), (1, 1100), (40, 333)]
+
+
+def backend_of(batch: Batch, *, use_numba: bool = True, **options: Any) -> AttentionBackend:
+    return TorchBackend(dataclasses.replace(batch.backend.config, **options), use_numba=use_numba)
+
+
+@pytest.fixture(scope="module", params=["numba", "dense"])
+def batch(request: pytest.FixtureRequest) -> Batch:
+    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True)
+    batch.backend = backend_of(batch, use_numba=request.param == "numba")
+    return batch
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_batch_order_and_company(batch: Batch, features: dict[str, Any]) -> None:
+    whole = batch.attend(**features)
+    starts = batch.query_starts
+    for order in ([6, 5, 4, 3, 2, 1, 0], [1], [2, 1], [5, 3], [6]):
+        part = batch.rows(order)
+        result = part.attend(**features)
+        for i, r in enumerate(order):
+            mine = result[part.query_starts[i] : part.query_starts[i + 1]]
+            assert torch.equal(mine, whole[starts[r] : starts[r + 1]]), f"request {r} in {order}"
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_cold_equals_hit_at_any_cut_and_any_chunking(batch: Batch, features: dict[str, Any]) -> None:
+    cold = batch.rows([0]).attend(**features)
+    for cut in (1, 15, 16, 255, 256, 257, 511, 639, 699):
+        assert torch.equal(batch.chunk(0, cut, 700).attend(**features), cold[cut:]), f"cut at {cut}"
+    for size in (1, 7, 100, 256, 333):
+        # Single tokens only near a segment's edge: seven hundred calls would prove the same.
+        bounds = range(500, 524) if size == 1 else range(0, 700, size)
+        for first in bounds:
+            end = min(first + size, 700)
+            assert torch.equal(batch.chunk(0, first, end).attend(**features), cold[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_shared_equals_plain(batch: Batch, features: dict[str, Any]) -> None:
+    numba = not hasattr(batch.backend, "_gathered")
+    plain = backend_of(batch, use_numba=numba, share_prefixes=False)
+    assert torch.equal(batch.attend(**features), batch.attend(plain, **features))
+
+
+def test_sharing_happens_where_expected() -> None:
+    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True)
+    plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    assert isinstance(plan, NumbaPlan)
+    # Segments 0 and 1 by requests 1 to 4 (0 is a long chunk), segment 2 by requests 3 and 4.
+    assert plan.work(None)[0].num_groups == 3
+    assert plan.work(300)[0].num_groups > 0
+
+
+def test_block_placement(batch: Batch) -> None:
+    expected = batch.attend()
+    moved = PagedKV(batch.kv.spec)
+    fill_nan(moved)
+    order = np.random.default_rng(5).permutation(batch.kv.spec.num_blocks)
+    moved.import_blocks(
+        torch.from_numpy(order), batch.kv.export_blocks(torch.arange(batch.kv.spec.num_blocks))
+    )
+    tables = [order[t].astype(np.int32) for t in batch.block_tables]
+    other = Batch(
+        batch.backend, moved, batch.query, batch.query_starts, batch.context_lengths, tables, batch.scale
+    )
+    assert torch.equal(other.attend(), expected)
+
+
+def test_threads(batch: Batch) -> None:
+    expected = batch.attend()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(batch.attend(), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_quantized(quantization: str) -> None:
+    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True, quantization=quantization)
+    whole = batch.attend()
+    assert torch.equal(batch.rows([4, 1]).attend()[0], whole[batch.query_starts[4]])
+    assert torch.equal(batch.chunk(0, 444, 700).attend(), whole[444:700])
