@@ -75,8 +75,8 @@ class AttentionPlan:
         num_requests = len(self.context_lengths)
         if len(self.query_starts) != num_requests + 1 or len(tables) != num_requests:
             raise ValueError(
-                f"{num_requests}
-                context lengths need {num_requests + 1} query starts and {num_requests} block " f"tables, got {len(self.query_starts)} and {len(tables)}"
+                f"{num_requests} context lengths need {num_requests + 1} query starts and as many block tables, "
+                f"got {len(self.query_starts)} and {len(tables)}"
             )
         self.query_lengths = np.diff(self.query_starts)
         if num_requests and (
@@ -102,11 +102,12 @@ class AttentionPlan:
 
     def __repr__(self) -> str:
         longest = int(self.context_lengths.max()) if self.num_requests else 0
-        return f"{type(self).__name__}({self.num_requests} requests, {self.num_tokens} tokens, longest {longest})"
+        kind = type(self).__name__
+        return f"{kind}({self.num_requests} requests, {self.num_tokens} tokens, longest {longest})"
 
 
 class AttentionBackend(ABC):
-    """Paged attention of one model on one device. Not thread-safe: scratch buffers are reused between calls."""
+    """Paged attention of one model on one device. Not thread-safe: scratch buffers are reused."""
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
@@ -206,7 +207,7 @@ def make_backend(
         num_query_heads: a multiple of `spec.num_kv_heads`.
         spec: the cache it reads.
         compute_dtype: dtype of queries, new keys and values, and outputs.
-        deterministic: a row's result is bit-identical whatever the batch, chunking, sharing or block placement.
+        deterministic: a row's result is bit-identical whatever the batch, chunking, sharing or placement.
         share_prefixes: attend the segments that requests share once per group, where that pays.
         max_num_tokens, max_num_seqs: most query rows and requests of a step.
         max_model_len: longest context.

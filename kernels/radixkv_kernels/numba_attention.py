@@ -1,12 +1,11 @@
-"""The CPU attention kernel: reads cache blocks in place, compiled by numba for one head size and storage
-type.
+"""The CPU attention kernel: reads cache blocks in place, compiled by numba per head size and storage.
 
 The algorithm, for one item (see `work_plan`) and one KV head::
 
     rows = tokens of the item x query heads of the group, packed and scaled once
     for each segment k of the item:
-        for each block of the segment:   scores[rows, block] = rows . keys          dot products over
-        head_size mask, then per row:              m = max, p = 2 ** (scores - m), l = sum(p)
+        for each block of the segment:   scores[rows, block] = rows . keys
+        mask, then per row:              m = max, p = 2 ** (scores - m), l = sum(p)
         for each block of the segment:   acc[rows] += p[rows, block] . values
         fold (m, l, acc) into the row's running state, or store it as a partial
 
