@@ -75,8 +75,8 @@ class AttentionPlan:
         num_requests = len(self.context_lengths)
         if len(self.query_starts) != num_requests + 1 or len(tables) != num_requests:
             raise ValueError(
-                f"{num_requests} context lengths need {num_requests + 1} query starts and as many block tables, "
-                f"got {len(self.query_starts)} and {len(tables)}"
+                f"{num_requests} context lengths need {num_requests + 1} query starts "
+                f"and as many block tables, got {len(self.query_starts)} and {len(tables)}"
             )
         self.query_lengths = np.diff(self.query_starts)
         if num_requests and (

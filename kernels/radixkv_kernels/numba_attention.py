@@ -16,6 +16,9 @@ visible keys and values only: not on its tile, its companions, the chunk it came
 Threads take (item, head) pairs from a shared counter, so a slow core takes fewer.
 """
 
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
 from __future__ import annotations
 
 import functools
@@ -245,7 +248,7 @@ def _load_block(kind: int, address: int, scale: int, count: int, block: Any, siz
     """Widen a stored block to float32, times its scales if quantised; rows from `count` on become zero."""
     rows = len(block)
     n = count * size
-    flat = _f32_row(block.ctypes.data, rows * size)
+    flat = _f32_row(np.int64(block.ctypes.data), rows * size)
     if kind == FLOAT32:
         wide = _f32_row(address, rows * size)
         for i in range(n):
@@ -432,7 +435,7 @@ def _run_item(
                 _load_block(
                     kind, key_at, arg[KEY_SCALE] + place * block_size * 4, block_size, block, head_size
                 )
-                key_at = block.ctypes.data
+                key_at = np.int64(block.ctypes.data)
             keys = carray(_pointer(key_at, np.float32), (block_size, head_size))
             _dot_rows(q, keys, scores, rows, j * block_size - low, head_size, block_size)
         for r in range(rows):
@@ -466,7 +469,7 @@ def _run_item(
                 _load_block(
                     kind, value_at, arg[VALUE_SCALE] + place * block_size * 4, written, block, head_size
                 )
-                value_at = block.ctypes.data
+                value_at = np.int64(block.ctypes.data)
             values = carray(_pointer(value_at, np.float32), (block_size, head_size))
             _add_values(scores, values, seg_out, padded, j * block_size - low, head_size, block_size)
         for r in range(rows):
