@@ -345,7 +345,7 @@ def _storage_errors(model: EmbeddedModel) -> Iterator[None]:
         yield
     except OSError as error:
         folder = models_folder()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ModelLoadError(_no_space(model, folder)) from error
         reason = error.strerror or str(error)
         raise ModelLoadError(

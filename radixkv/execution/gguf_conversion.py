@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,8 +102,10 @@ def _write_weights(state: dict[str, torch.Tensor], path: Path, show_progress: bo
     with progress_bar("Writing the weights", total, show=show_progress) as bar, _watch_size(path, bar.update):
         try:
             save_file(state, path, metadata={"format": "pt"})
-        except SafetensorError as error:  # wraps the operating system's error in its text
-            raise OSError(f"{path.name}: {error}") from error
+        except SafetensorError as error:  # holds the operating system's error in its text
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
     path.chmod(0o644)
 
 

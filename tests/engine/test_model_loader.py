@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCAB_SIZE, byte_level_tokenizer, save_random_model, save_tiny_model
+from tiny_models import VOCAB_SIZE, save_random_model, save_tiny_model, write_tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv.config import EngineConfig
@@ -438,65 +437,9 @@ class TestHub:
         assert "can't be reached" in refusal("owner/tiny")
 
 
-def write_gguf(path: Path) -> Path:
-    """A tiny Llama with a byte-level tokenizer as a GGUF file with 8-bit weights."""
-    gguf = pytest.importorskip("gguf")
-    tokenizer = byte_level_tokenizer()
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(vocab))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([token for token, _ in vocab])
-    writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
-    merges = state["model"]["merges"]
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(tokenizer.chat_template)
-    random = np.random.default_rng(0)
-
-    def add(name: str, *shape: int) -> None:
-        data = random.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5)
-        if len(shape) == 1:
-            writer.add_tensor(name, 1 + data)
-            return
-        kind = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(name, gguf.quantize(data, kind), raw_dtype=kind)
-
-    add("token_embd.weight", len(vocab), 64)
-    add("output_norm.weight", 64)
-    for layer in range(2):
-        for name, *shape in (
-            ("attn_norm", 64),
-            ("attn_q", 64, 64),
-            ("attn_k", 32, 64),
-            ("attn_v", 32, 64),
-            ("attn_output", 64, 64),
-            ("ffn_norm", 64),
-            ("ffn_gate", 96, 64),
-            ("ffn_up", 96, 64),
-            ("ffn_down", 64, 96),
-        ):
-            add(f"blk.{layer}.{name}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
+    return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
 
 
 class TestGguf:

@@ -373,7 +373,7 @@ class TestChatTemplate:
         )
         for name in ("tokenize", "return_dict", "padding"):
             with pytest.raises(InvalidRequestError, match=name):
-                tokenizer.apply_chat_template([user("x")], **{name: True})
+                tokenizer.apply_chat_template([user("x")], None, **{name: True})  # type: ignore[arg-type]
 
     def test_text_parts(self) -> None:
         parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]

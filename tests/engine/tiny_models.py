@@ -6,10 +6,12 @@ window, softcap, sink or head mapping shows in the logits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import (
     AddedToken,
@@ -231,6 +233,63 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
+def write_tiny_gguf(path: Path) -> Path:
+    """A tiny Llama with a byte-level tokenizer as a GGUF file with 8-bit weights."""
+    import gguf
+
+    tokenizer = byte_level_tokenizer()
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(vocab))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([token for token, _ in vocab])
+    writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
+    merges = state["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(tokenizer.chat_template)
+    random = np.random.default_rng(0)
+
+    def add(name: str, *shape: int) -> None:
+        data = random.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5)
+        if len(shape) == 1:
+            writer.add_tensor(name, 1 + data)
+            return
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quantize(data, kind), raw_dtype=kind)
+
+    add("token_embd.weight", len(vocab), 64)
+    add("output_norm.weight", 64)
+    for layer in range(2):
+        for name, *shape in (
+            ("attn_norm", 64),
+            ("attn_q", 64, 64),
+            ("attn_k", 32, 64),
+            ("attn_v", 32, 64),
+            ("attn_output", 64, 64),
+            ("ffn_norm", 64),
+            ("ffn_gate", 96, 64),
+            ("ffn_up", 96, 64),
+            ("ffn_down", 64, 96),
+        ):
+            add(f"blk.{layer}.{name}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _wrapped(tokenizer: Tokenizer, *, bos: str, eos: str, unk: str | None = None) -> PreTrainedTokenizerFast:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=eos, unk_token=unk
@@ -240,13 +299,9 @@ def _wrapped(tokenizer: Tokenizer, *, bos: str, eos: str, unk: str | None = None
 
 
 def _state(tokenizer: Tokenizer) -> dict[str, Any]:
-    import json
-
     state: dict[str, Any] = json.loads(tokenizer.to_str())
     return state
 
 
 def _from_state(state: dict[str, Any]) -> Tokenizer:
-    import json
-
     return Tokenizer.from_str(json.dumps(state))
