@@ -173,6 +173,16 @@ def test_deadlines_spare_kept_alive_connections(server: LiveServer) -> None:
         assert connection.sock is first
 
 
+def test_pipelined_requests_are_answered_in_order(server: LiveServer, client: httpx.Client) -> None:
+    first = raw_request(TEXT, {"prompt": "say:first"})
+    last = raw_request(TEXT, {"prompt": "say:last"}).replace(b"Host:", b"Connection: close\r\nHost:")
+    with server.connect() as sock:
+        sock.sendall(first + last)
+        answers = read_all(sock)
+    assert answers.count(b"HTTP/1.1 200 ") == 2
+    assert 0 < answers.index(b'"first"') < answers.index(b'"last"')
+
+
 BAD_CHATS: list[tuple[str, dict[str, Any], str | None]] = [
     ("empty messages", {"messages": []}, "messages"),
     ("no messages", {"messages": None}, "messages"),

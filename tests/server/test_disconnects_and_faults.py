@@ -65,7 +65,7 @@ def test_a_client_that_leaves_aborts_its_request(
     engine.wait_until(lambda: engine.requests[0].aborted)
     engine.release()
     with server.openai() as client:
-        answer = client.chat.completions.create(model="scripted", **chat("say:fine"))  # type: ignore[call-overload]
+        answer = client.chat.completions.create(model="scripted", **chat("say:fine"))
     assert answer.choices[0].message.content == "fine"
 
 
@@ -85,7 +85,7 @@ def test_closing_the_openai_stream_aborts(server: LiveServer, engine: ScriptedEn
     engine.hold_at = 3
     engine.gate.clear()
     with server.openai() as client:
-        stream = client.chat.completions.create(model="scripted", stream=True, **chat("say:hello"))  # type: ignore[call-overload]
+        stream = client.chat.completions.create(model="scripted", stream=True, **chat("say:hello"))
         text = ""
         for chunk in stream:
             text += chunk.choices[0].delta.content or ""
@@ -133,7 +133,7 @@ def test_errors_before_the_first_token_have_a_status(
         assert "secret detail" not in answer.text
         assert answer.headers.get("retry-after") == ("3" if code == "engine_overloaded" else None)
         with pytest.raises(kind):
-            sdk.chat.completions.create(model="scripted", stream=stream, **chat("say:fail"))  # type: ignore[call-overload]
+            sdk.chat.completions.create(model="scripted", stream=stream, **chat("say:fail"))
         fine = client.post(path, json=chat("say:fine") if path == CHAT else {"prompt": "say:fine"})
         assert fine.status_code == 200
 
@@ -150,7 +150,7 @@ def test_errors_inside_a_stream_are_events(fault: BaseException | FinishReason) 
         assert "[DONE]" not in events
         assert set(json.loads(events[-1])) == {"error"}
         assert "secret" not in events[-1]
-        stream = sdk.chat.completions.create(model="scripted", stream=True, **chat("say:hello"))  # type: ignore[call-overload]
+        stream = sdk.chat.completions.create(model="scripted", stream=True, **chat("say:hello"))
         # A role, three letters: what was generated before the fault is delivered.
         contents = [next(stream).choices[0].delta.content for _ in range(4)]
         assert contents == ["", "h", "e", "l"]

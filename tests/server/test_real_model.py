@@ -108,7 +108,7 @@ async def test_a_burst_computes_each_distinct_token_once(server: LiveServer, eng
         ids = engine.tokenizer.apply_chat_template(messages)
         distinct.update(tuple(ids[: end + 1]) for end in range(len(ids)))
     already = max(
-        await engine.call(lambda inner, ids=ids: inner.cache.match(ids, namespace=("", "")).num_tokens)  # type: ignore[misc]
+        await engine.call(lambda inner, ids=ids: inner.cache.match(ids, namespace=("", "")).num_tokens)
         for ids in [engine.tokenizer.apply_chat_template(prompts[0])]
     )
     before = engine.stats().computed_prompt_tokens
@@ -247,9 +247,7 @@ def test_nul_in_a_prompt(server: LiveServer) -> None:
 
 
 def test_tenants_do_not_share(engine: AsyncEngine) -> None:
-    prompt = (
-        "A secret that only one tenant has sent so far, long enough for several blocks. " * 3
-    )
+    prompt = "A secret that only one tenant has sent so far, long enough for several blocks. " * 3
     cached = []
     with live_server(engine, api_keys=("alice=ka", "bob=kb")) as closed:
         for key, extra in (("ka", {}), ("ka", {}), ("kb", {}), ("ka", {"cache_salt": "x"}), ("kb", {})):

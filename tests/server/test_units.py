@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from radixkv_server.errors import ApiError
+from radixkv_server.errors import ApiError, ErrorBoundary
 from radixkv_server.json_body import json_depth, parse_json
-from radixkv_server.limits import split_host
+from radixkv_server.limits import HostOriginMiddleware, split_host
+from radixkv_server.observe import RequestRecord, access_line
 from radixkv_server.streaming import gather_or_cancel, merge, run_until_disconnect
 
 JSON_VALUES = st.recursive(
@@ -93,6 +98,55 @@ def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
 )
 def test_split_host(header: str, host: str | None) -> None:
     assert split_host(header) == host
+
+
+async def status_for(host: str, listening_on: str, *, allowed: tuple[str, ...] = (), origin: str = "") -> int:
+    """Status that a request with this Host (and Origin) gets from a server that listens there."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("in")(scope, receive, send)
+
+    guarded = ErrorBoundary(HostOriginMiddleware(app, listening_on, allowed, ()))
+    headers = {"host": host, **({"origin": origin} if origin else {})}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://unused") as client:
+        return (await client.get("/", headers=headers)).status_code
+
+
+@pytest.mark.parametrize(
+    ("host", "listening_on", "status"),
+    [
+        ("127.0.0.1:8000", "127.0.0.1", 200),
+        ("localhost", "127.0.0.1", 200),
+        ("[::1]:8000", "::1", 200),
+        ("192.168.1.5", "127.0.0.1", 403),
+        ("192.168.1.5:8000", "0.0.0.0", 200),
+        ("[fe80::1]:8000", "::", 200),
+        (socket.gethostname(), "0.0.0.0", 200),
+        ("rebound.example", "0.0.0.0", 403),
+        ("models.internal", "models.internal", 200),
+    ],
+)
+async def test_hosts_by_where_the_server_listens(host: str, listening_on: str, status: int) -> None:
+    assert await status_for(host, listening_on) == status
+
+
+async def test_allowed_hosts_and_origins() -> None:
+    assert await status_for("a.example", "0.0.0.0", allowed=("a.example",)) == 200
+    assert await status_for("b.example", "0.0.0.0", allowed=("a.example",)) == 403
+    assert await status_for("b.example", "0.0.0.0", allowed=("*",)) == 200
+    assert await status_for("10.0.0.1:80", "0.0.0.0", origin="http://10.0.0.1:80") == 200, "its own page"
+    assert await status_for("10.0.0.1:80", "0.0.0.0", origin="http://10.0.0.2") == 403
+    assert await status_for("10.0.0.1:80", "0.0.0.0", origin="http://localhost:3000") == 403
+    assert await status_for("localhost", "127.0.0.1", origin="http://localhost:3000") == 200
+
+
+def test_access_lines_can_not_be_forged() -> None:
+    record = RequestRecord("req_1", tenant="alice", status=200, prompt_tokens=9, cached_tokens=8)
+    scope = {"client": ("10.0.0.1", 5), "method": "GET", "path": "/x\n10.0.0.2 GET /y 200"}
+    line = access_line(scope, record)
+    assert "\n" not in line
+    assert line.startswith("10.0.0.1 GET /x\\n10.0.0.2 GET /y 200 200 ")
+    assert line.endswith("prompt=9 cached=8 output=0 key=alice")
 
 
 async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncIterator[int]:
