@@ -28,6 +28,7 @@ from radixkv.request_group import EngineStats, StepResult
 from radixkv.scheduling.request_state import Namespace
 
 if TYPE_CHECKING:
+    from radixkv.engine_builder import EngineSummary
     from radixkv.tokenization import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -99,6 +100,13 @@ class AsyncEngine:
     @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
+
+    @property
+    def summary(self) -> EngineSummary:
+        """What the start-up banner says of the engine."""
+        summary = self._engine.summary
+        assert summary is not None, "the engine was not made by build_engine"
+        return summary
 
     @property
     def is_healthy(self) -> bool:
