@@ -1,0 +1,105 @@
+"""Capacity: who may have how many blocks, and making room for them by eviction.
+
+Quotas act here: a group's own blocks go first when it reaches its ceiling, and another group's blocks only
+down to that group's floor.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+
+from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.node import Node
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention import QuotaGroup
+
+OnEvict = Callable[[Node, int, str], None]
+
+
+class Capacity:
+    """The pool's blocks divided among groups.
+
+    Args:
+        on_evict: called as (node, number of its last blocks, what for) before they go.
+    """
+
+    def __init__(self, pool: BlockPool, tree: RadixTree, groups: list[QuotaGroup], on_evict: OnEvict) -> None:
+        self.pool = pool
+        self.tree = tree
+        self.groups = groups
+        self.evicted_blocks = 0
+        self._on_evict = on_evict
+
+    def evictable(self) -> int:
+        """Blocks in the tree that nothing protects. O(groups)."""
+        return sum(group.blocks - group.protected for group in self.groups)
+
+    def available(self, group: QuotaGroup, locked: int = 0) -> int:
+        """Blocks that `group` could get now, if `locked` of its evictable ones were protected. O(groups)."""
+        if len(self.groups) == 1:
+            return self.pool.num_free + group.blocks - group.protected - locked
+        own = group.blocks - group.protected - locked
+        total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group)
+        if group.ceiling is not None:
+            total = min(total, group.ceiling - group.used + own)
+        return max(0, total)
+
+    def allocate(self, count: int, group: QuotaGroup) -> BlockIds:
+        """`count` free blocks (a view that must be copied at once), evicting as needed.
+
+        The caller has made sure that so many are available.
+        """
+        if count > self.pool.num_free or group.ceiling is not None:
+            self._make_room(count, group)
+        group.used += count
+        return self.pool.allocate(count)
+
+    def free_private(self, blocks: BlockIds, group: QuotaGroup) -> None:
+        """Drop one holder of each private block; those without another are free."""
+        group.used -= self.pool.drop_private(blocks)
+
+    def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
+        """Blocks that have left the tree are free."""
+        group.used -= self.pool.free(np.frombuffer(blocks, np.int32))
+
+    def _make_room(self, count: int, group: QuotaGroup) -> None:
+        if group.ceiling is not None:
+            over = group.used + count - group.ceiling
+            while over > 0:
+                over -= self._evict_from(group, over, "quota")
+        while self.pool.num_free < count:
+            victim_group = self._next_group(group)
+            limit = count - self.pool.num_free
+            if victim_group is not group:
+                limit = min(limit, victim_group.yields())
+            self._evict_from(victim_group, limit, "capacity")
+
+    def _next_group(self, group: QuotaGroup) -> QuotaGroup:
+        if len(self.groups) == 1:
+            return group
+        candidates = [g for g in self.groups if len(g.index) and (g is group or g.yields())]
+        return min(candidates, key=lambda g: g.index.first_priority())
+
+    def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
+        """Trim the policy's choice by at most `limit` blocks; returns how many."""
+        leaf = self.tree.policy.victim(group.index)
+        assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
+        count = min(limit, len(leaf.blocks))
+        self._on_evict(leaf, count, by)
+        self.free_tree_blocks(self.tree.trim(leaf, count), group)
+        self.evicted_blocks += count
+        return count
+
+    def evict(self, count: int, by: str) -> int:
+        """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
+        freed = 0
+        while freed < count:
+            groups = [group for group in self.groups if len(group.index)]
+            if not groups:
+                break
+            group = min(groups, key=lambda g: g.index.first_priority()) if len(groups) > 1 else groups[0]
+            freed += self._evict_from(group, count - freed, by)
+        return freed

@@ -1,0 +1,98 @@
+"""Detaching subtrees: for reset, and for steps that failed.
+
+The blocks that leases hold leave the tree without being freed: they become private to their holders, who
+keep them valid to the end but share nothing from there on. All other blocks below are free.
+
+    root ── [b0 b1] ── [b2 b3] ── [b4]          lease 1 holds b0..b3, lease 2 b0..b4
+    root ── [b0 b1]     b2 b3      b4           detached at b2: b2 and b3 are private with two holders
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixkv.cache.node import Node
+
+if TYPE_CHECKING:
+    from radixkv.cache.lease import Lease
+    from radixkv.cache.prefix_cache import PrefixCache
+
+
+def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> None:
+    """Take the subtrees that begin at `tops` out of the tree. O(leases * depth + blocks below).
+
+    Args:
+        owner: the lease that may share again from there; None: all that hold something below lose the right.
+    """
+    tops = list(tops)
+    below = _subtrees(tops)
+    if not below:
+        return
+    _drop_pins(cache, below)
+    counts: dict[int, int] = {}
+    for lease in cache._leases.values():
+        _release_sources(cache, lease, below, counts)
+        if lease._node in below:
+            _make_private(cache, lease, below, counts)
+            if lease is not owner:
+                lease._is_unshareable = True
+                cache._lagging.pop(lease, None)
+    for node in reversed(list(below)):
+        group = node.space.group
+        blocks = cache._tree.trim(node, len(node.blocks))
+        unheld = array("i", [block for block in blocks if block not in counts])
+        cache._capacity.free_tree_blocks(unheld, group)
+    for block, holders in counts.items():
+        if holders > 1:
+            cache._pool.extra_holders[block] = holders - 1
+
+
+def _subtrees(tops: list[Node]) -> dict[Node, None]:
+    """All nodes of the subtrees, parents before children."""
+    below: dict[Node, None] = {}
+    stack = list(tops)
+    while stack:
+        node = stack.pop()
+        below[node] = None
+        stack.extend(node.each_child())
+    return below
+
+
+def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
+    for node in list(cache._pins.by_node):
+        if node in below:
+            for pin in list(cache._pins.by_node[node]):
+                cache._drop_pin(pin, lapsed=False)
+
+
+def _release_sources(
+    cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]
+) -> None:
+    """A pending copy reads the first block of its source node: hold that block alone from now on."""
+    for node in [node for node in lease._sources if node in below]:
+        lease._sources.remove(node)
+        lease._source_blocks.append(node.blocks[0])
+        counts[node.blocks[0]] = counts.get(node.blocks[0], 0) + 1
+        cache._tree.unprotect(node)
+
+
+def _make_private(cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]) -> None:
+    """Move the lease's hold up to the first node that stays; its blocks below become private."""
+    node: Node = lease._node
+    while node in below:
+        assert node.parent is not None
+        start = node.start
+        node = node.parent
+    cache._hold(node)
+    lease._node.holders -= 1
+    cache._tree.unprotect(lease._node)
+    size = cache.block_size
+    for block in np.asarray(lease._table[start // size : -(-lease._tree_tokens // size)]).tolist():
+        counts[block] = counts.get(block, 0) + 1
+    lease._node = node
+    lease._tree_tokens = start
+    lease._own_from = min(lease._own_from, start)

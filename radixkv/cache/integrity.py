@@ -1,0 +1,195 @@
+"""Proof of conservation: what `PrefixCache.check` asserts, and the tree as ASCII.
+
+Everything is recomputed from the leases, the pins and the nodes, and compared with the counts that are kept
+incrementally. Nothing here is used while serving.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from radixkv.cache.keys import decode_tokens
+from radixkv.cache.node import Node
+from radixkv.cache.radix_tree import RadixTree
+
+if TYPE_CHECKING:
+    from radixkv.cache.prefix_cache import PrefixCache
+
+
+def check_cache(cache: PrefixCache) -> None:
+    """Assert every invariant; see the functions below. O(blocks)."""
+    nodes = list(cache._tree.nodes())
+    _check_structure(cache, nodes)
+    _check_references(cache, nodes)
+    _check_leases(cache)
+    _check_blocks(cache, nodes)
+    _check_index(cache, nodes)
+    _check_pins(cache, nodes)
+
+
+def _check_structure(cache: PrefixCache, nodes: list[Node]) -> None:
+    tree = cache._tree
+    size = tree.block_bytes
+    assert len(nodes) == tree.num_nodes, f"{tree.num_nodes} nodes are counted, {len(nodes)} are reachable"
+    assert len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice"
+    for space, root in tree.roots.items():
+        assert root.space is space and root.parent is None, f"the root of {space!r} is misplaced"
+        assert not root.key and not len(root.blocks), f"the root of {space!r} holds tokens"
+        assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left behind"
+    for node in nodes:
+        parent = node.parent
+        assert parent is not None and node.version >= 0, f"{node!r} is in the tree but marked as gone"
+        assert node.start == parent.end, f"{node!r} does not begin where its parent ends, at {parent.end}"
+        assert node.key, f"{node!r} holds no tokens"
+        assert len(node.blocks) == -(-len(node.key) // size), (
+            f"{node!r} has blocks that its tokens don't fill"
+        )
+        assert node.is_leaf or not len(node.key) % size, f"{node!r} has children behind a partial block"
+        assert node.space is parent.space or parent.space.is_public, (
+            f"{node!r} of {node.space!r} hangs below a private node of {parent.space!r}"
+        )
+    for node in [*tree.roots.values(), *nodes]:
+        _check_siblings(tree, node)
+
+
+def _check_siblings(tree: RadixTree, node: Node) -> None:
+    families = {} if node.foreign is None else dict(node.foreign)
+    if node.children is not None:
+        families[node.space] = node.children
+    for space, children in families.items():
+        members = list(children)
+        firsts = sorted(bytes(child.key[: tree.block_bytes]) for child in members)
+        assert members, f"{node!r} keeps an empty set of children"
+        assert len(set(firsts)) == len(firsts), f"siblings below {node!r} share their first block"
+        assert firsts == children.first_blocks(), f"the order of the children below {node!r} is stale"
+        for child in members:
+            assert child.parent is node, f"{child!r} does not point back to {node!r}"
+            assert child.space is space, f"{child!r} is filed under {space!r}"
+            assert children.find(bytes(child.key[: tree.block_bytes])) is child, f"{child!r} is not found"
+
+
+def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
+    tree = cache._tree
+    holders: Counter[Node] = Counter()
+    refs: Counter[Node] = Counter()
+    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins.by_key.values())
+    for lease in cache._leases.values():
+        holders[lease._node] += 1
+        refs.update(lease._sources)
+    pins: Counter[Node] = Counter(pins_here)
+    refs.update(holders)
+    refs.update(pins_here)
+    everything = [*nodes, *tree.roots.values()]
+    known = set(everything)
+    for node in refs:
+        assert node in known, f"{node!r} is held but not in the tree"
+    for node in sorted(everything, key=lambda n: n.start, reverse=True):
+        assert node.holders == holders[node], f"{node!r} counts {node.holders} leases, has {holders[node]}"
+        assert node.refs == refs[node], f"{node!r} counts {node.refs} references, has {refs[node]}"
+        assert node.pins_here == pins_here[node], (
+            f"{node!r} counts {node.pins_here} pins, has {pins_here[node]}"
+        )
+        assert node.pins == pins[node], f"{node!r} counts {node.pins} pinned, has {pins[node]}"
+        if node.parent is not None:
+            refs[node.parent] += bool(refs[node])
+            pins[node.parent] += bool(pins[node])
+
+
+def _check_leases(cache: PrefixCache) -> None:
+    size = cache.block_size
+    for lease in cache._leases.values():
+        assert not lease._is_released, f"{lease!r} is still registered"
+        assert lease._num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
+        assert len(lease._tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
+        assert lease.num_committed <= lease.num_tokens, f"{lease!r} has committed more than it has"
+        assert lease._tree_tokens <= lease.num_tokens, f"{lease!r} has more in the tree than it has"
+        assert lease._tree_tokens == lease._node.end, (
+            f"{lease!r} ends at {lease._tree_tokens}, its node at {lease._node.end}"
+        )
+        path = cache._tree.path(lease._node)
+        blocks = [block for node in path for block in node.blocks]
+        assert blocks == lease.block_table[: len(blocks)].tolist(), (
+            f"{lease!r} does not hold its path's blocks"
+        )
+        key = b"".join(node.key for node in path)
+        assert lease._tokens.startswith(key), f"{lease!r} holds blocks of other tokens"
+        assert len(set(lease.block_table.tolist())) == lease._num_blocks, f"{lease!r} has a block twice"
+        root = path[0].parent if path else lease._node
+        assert root is not None and (root.space is lease._space or root.space.is_public), (
+            f"{lease!r} holds blocks of another namespace"
+        )
+
+
+def _check_blocks(cache: PrefixCache, nodes: list[Node]) -> None:
+    pool = cache._pool
+    free = pool.free_ids()
+    in_tree = [block for node in nodes for block in node.blocks]
+    private: Counter[int] = Counter()
+    for lease in cache._leases.values():
+        private.update(lease._private_blocks().tolist())
+        private.update(lease._source_blocks)
+    places = Counter(free)
+    places.update(in_tree)
+    places.update(private.keys())
+    twice = [block for block, count in places.items() if count > 1]
+    assert not twice, f"blocks {twice[:5]} are in two places at once"
+    lost = pool.num_blocks - len(places)
+    assert not lost and all(0 <= block < pool.num_blocks for block in places), f"{lost} blocks are lost"
+    shared = {block: count - 1 for block, count in private.items() if count > 1}
+    assert shared == pool.extra_holders, "the holders of private blocks are miscounted"
+    used: Counter[int] = Counter()
+    for node in nodes:
+        used[id(node.space.group)] += len(node.blocks)
+    for group in cache._groups:
+        mine = [node for node in nodes if node.space.group is group]
+        blocks = sum(len(node.blocks) for node in mine)
+        protected = sum(len(node.blocks) for node in mine if node.refs)
+        assert group.blocks == blocks, f"{group.blocks} tree blocks are counted, there are {blocks}"
+        assert group.protected == protected, f"{group.protected} are counted as protected, {protected} are"
+    total = sum(group.used for group in cache._groups)
+    assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
+    for group in cache._groups:
+        assert group.ceiling is None or group.used <= group.ceiling, "a quota's ceiling is exceeded"
+
+
+def _check_index(cache: PrefixCache, nodes: list[Node]) -> None:
+    for group in cache._groups:
+        expected = {
+            id(node) for node in nodes if node.space.group is group and node.is_leaf and not node.refs
+        }
+        actual = group.index.nodes()
+        assert {id(node) for node in actual} == expected, (
+            "the eviction index is not the set of unlocked leaves"
+        )
+        assert len(actual) == len(expected), "a leaf is in the eviction index twice"
+        assert all(node.entry is not None and node.entry[2] is node for node in actual), "a stale index entry"
+
+
+def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
+    pinned = sum(len(node.blocks) for node in nodes if node.pins)
+    assert pinned == cache._pinned_blocks, (
+        f"{cache._pinned_blocks} blocks are counted as pinned, {pinned} are"
+    )
+    assert pinned <= cache.pin_budget_blocks, f"{pinned} pinned blocks exceed the budget"
+
+
+def show_tree(tree: RadixTree, max_lines: int) -> str:
+    """The tree as ASCII: one line per node with its tokens, blocks and holders, newest children last."""
+    lines: list[str] = []
+    stack: list[tuple[Node, int]] = [(root, 0) for root in reversed(list(tree.roots.values()))]
+    while stack:
+        node, level = stack.pop()
+        if len(lines) >= max_lines:
+            lines.append("...")
+            break
+        if node.parent is None:
+            lines.append(f"{node.space!r}")
+        else:
+            tokens = decode_tokens(node.key[:16])
+            shown = " ".join(map(str, tokens)) + (" .." if len(node.key) > 16 else "")
+            marks = f", {node.refs} refs" if node.refs else ""
+            marks += ", pinned" if node.pins else ""
+            lines.append(f"{'  ' * level}{node.start}..{node.end} [{shown}] {len(node.blocks)} blocks{marks}")
+        stack.extend((child, level + 1) for child in reversed(list(node.each_child())))
+    return "\n".join(lines) if lines else "(empty)"

@@ -1,0 +1,124 @@
+"""Token ids as byte keys, namespaces as framed tuples.
+
+The tree compares prefixes as byte runs: a token id is four little-endian bytes, so that one `memcmp` compares
+a whole edge. Byte order is as good as token order for finding neighbours: strings that share the most leading
+bytes are adjacent in it, and the number of shared tokens is the number of shared bytes divided by four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.errors import InvalidRequestError
+
+TOKEN_BYTES = 4
+MAX_TOKEN_ID = 2**31 - 1
+
+TokenIds = Sequence[int] | npt.NDArray[Any]
+Namespace = str | tuple[str, ...]
+NamespaceKey = tuple[str, ...]
+
+_INT32 = np.dtype("<i4")
+_SHORT = 8  # below this many tokens a Python loop is quicker than a numpy reduction
+_SMALL_BYTES = 256  # below this many bytes two big integers are compared quicker than two arrays
+
+
+def encode_tokens(token_ids: TokenIds) -> bytes:
+    """Token ids as bytes, four per token, little-endian. O(n).
+
+    Args:
+        token_ids: a sequence of ints, or a one-dimensional integer array.
+
+    Raises:
+        InvalidRequestError: something is not an integer, or lies outside [0, 2**31).
+    """
+    if isinstance(token_ids, np.ndarray):
+        return _encode_array(token_ids)
+    if len(token_ids) == 1:
+        token = token_ids[0]
+        if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
+            return token.to_bytes(TOKEN_BYTES, "little")
+    if isinstance(token_ids, str | bytes | bytearray):
+        raise InvalidRequestError("token ids must be integers, not text", param="token_ids")
+    if not len(token_ids):
+        return b""
+    try:
+        array = np.asarray(token_ids)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise InvalidRequestError(f"token ids must be integers: {error}", param="token_ids") from None
+    return _encode_array(array)
+
+
+def _encode_array(array: npt.NDArray[Any]) -> bytes:
+    if array.ndim != 1:
+        raise InvalidRequestError(
+            f"token ids must be one-dimensional, not of shape {array.shape}", param="token_ids"
+        )
+    if array.dtype == _INT32:
+        data = array.tobytes()
+        if array.size < _SHORT:
+            if data and max(data[3::4]) >= 128:
+                raise _out_of_range(array)
+        elif np.minimum.reduce(array) < 0:
+            raise _out_of_range(array)
+        return data
+    if array.dtype.kind not in "iu":
+        if array.dtype == object:
+            raise _out_of_range(array)
+        raise InvalidRequestError(
+            f"token ids must be integers, not {array.dtype}", param="token_ids", code="invalid_token_ids"
+        )
+    if array.size and (np.minimum.reduce(array) < 0 or np.maximum.reduce(array) > MAX_TOKEN_ID):
+        raise _out_of_range(array)
+    return array.astype(_INT32).tobytes()
+
+
+def _out_of_range(array: npt.NDArray[Any]) -> InvalidRequestError:
+    for position, token in enumerate(array.tolist()):
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            return InvalidRequestError(
+                f"token id {token!r} at position {position} is not an integer in [0, 2**31)",
+                param="token_ids",
+                code="invalid_token_ids",
+            )
+    return InvalidRequestError("token ids must be integers in [0, 2**31)", param="token_ids")
+
+
+def decode_tokens(data: bytes | bytearray) -> list[int]:
+    """The inverse of `encode_tokens`."""
+    return np.frombuffer(bytes(data), dtype=_INT32).tolist()
+
+
+def frame_namespace(namespace: Namespace) -> NamespaceKey:
+    """A namespace as the tuple that keys the tree; its parts are never joined, so they can't run together.
+
+    Raises:
+        InvalidRequestError: neither a string nor a tuple of strings.
+    """
+    if type(namespace) is str:
+        return (namespace,)
+    if isinstance(namespace, tuple) and all(isinstance(part, str) for part in namespace):
+        return namespace
+    if isinstance(namespace, str):
+        return (str(namespace),)
+    raise InvalidRequestError(
+        f"a namespace is a string or a tuple of strings, not {namespace!r}", param="namespace"
+    )
+
+
+def shared_bytes(a: bytes | bytearray, b: bytes | bytearray) -> int:
+    """How many leading bytes two strings share. O(min(len(a), len(b)))."""
+    n = min(len(a), len(b))
+    if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
+        n = min(n, TOKEN_BYTES)
+    if n <= _SMALL_BYTES:
+        difference = int.from_bytes(a[:n], "little") ^ int.from_bytes(b[:n], "little")
+        return ((difference & -difference).bit_length() - 1) >> 3 if difference else n
+    if a[:n] == b[:n]:
+        return n
+    differs = np.frombuffer(a, np.uint8, n) != np.frombuffer(b, np.uint8, n)
+    return int(differs.argmax())

@@ -1,0 +1,292 @@
+"""Node and Children: the parts that the radix tree is built of.
+
+A node holds a *run* of blocks: the edge from its parent, without a branch inside. Only the last block of a
+leaf may be partial (hold fewer tokens than a block has slots); such a leaf's block is its *tail*.
+
+    root ── [b7 b2 b9] ─┬─ [b4 b1 b0·]      · a partial block: a leaf's tail
+                        └─ [b5] ─┬─ [b3]
+                                 └─ [b6·]
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sortedcontainers import SortedList
+
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
+
+if TYPE_CHECKING:
+    from radixkv.cache.retention import QuotaGroup
+
+HashFunction = Callable[[bytes], int]
+
+_PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
+
+
+class Space:
+    """One namespace: its framed key, the quota group it counts in, and whether everybody may read it."""
+
+    __slots__ = ("group", "is_public", "key", "seed")
+
+    def __init__(self, key: NamespaceKey, group: QuotaGroup, seed: int = 0, is_public: bool = False) -> None:
+        self.key = key
+        self.group = group
+        self.seed = seed
+        self.is_public = is_public
+
+    def __repr__(self) -> str:
+        return "Space(public)" if self.is_public else f"Space({self.key!r})"
+
+
+class Node:
+    """A run of cached blocks and what hangs below it.
+
+    Attributes:
+        parent: the node above; None for a root and for a node that has left the tree.
+        space: the namespace that the node's tokens belong to.
+        start: number of tokens before the run (a multiple of the block size).
+        key: the run's token ids, four bytes each.
+        blocks: physical block ids (int32), one per block of the run.
+        children: nodes below, or None for a leaf.
+        foreign: only below public nodes: namespace -> its own children there.
+        refs: leases, pins and pending copies that end here, plus the children that are themselves protected.
+            A node with refs == 0 may be evicted once it is a leaf.
+        holders: how many of the refs are leases.
+        pins: pins that end here plus the children that are themselves pinned.
+        pins_here: pins that end here.
+        version: changes whenever a match that ends here could have changed; -1: no longer in the tree.
+        last_access: the cache's counter at the latest use; complete only for leaves (a node inherits its
+            children's when they go).
+        hits: how often a lease acquired a prefix through this node (kept for policies that ask for it).
+        lapsed: a pin on it has run out.
+        entry: its entry in the eviction index; None when it is not a candidate.
+        chain: cached prefix hash of the segment that `start` lies in; see `prefix_hash`.
+        data: free for the eviction policy.
+    """
+
+    __slots__ = (
+        "blocks",
+        "chain",
+        "children",
+        "data",
+        "entry",
+        "foreign",
+        "hits",
+        "holders",
+        "key",
+        "lapsed",
+        "last_access",
+        "parent",
+        "pins",
+        "pins_here",
+        "refs",
+        "space",
+        "start",
+        "version",
+    )
+
+    def __init__(
+        self, parent: Node | None, space: Space, start: int, key: bytes | bytearray, blocks: array[int]
+    ) -> None:
+        self.parent = parent
+        self.space = space
+        self.start = start
+        self.key = bytearray(key)
+        self.blocks = blocks
+        self.children: Children | None = None
+        self.foreign: dict[Space, Children] | None = None
+        self.refs = 0
+        self.holders = 0
+        self.pins = 0
+        self.pins_here = 0
+        self.version = 0
+        self.last_access = 0
+        self.hits = 0
+        self.lapsed = False
+        self.entry: Any = None
+        self.chain: int | None = None
+        self.data: Any = None
+
+    def __repr__(self) -> str:
+        return f"Node(tokens {self.start}..{self.end}, {len(self.blocks)} blocks, {self.refs} refs)"
+
+    @property
+    def end(self) -> int:
+        """Number of tokens up to and including the run."""
+        return self.start + len(self.key) // TOKEN_BYTES
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the run."""
+        return len(self.blocks)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether nothing hangs below."""
+        return self.children is None and self.foreign is None
+
+    @property
+    def num_children(self) -> int:
+        """The node's fan-out."""
+        count = len(self.children) if self.children is not None else 0
+        if self.foreign is not None:
+            count += sum(len(children) for children in self.foreign.values())
+        return count
+
+    def each_child(self) -> Iterator[Node]:
+        """All nodes directly below, of every namespace."""
+        if self.children is not None:
+            yield from self.children
+        if self.foreign is not None:
+            for children in self.foreign.values():
+                yield from children
+
+
+class Children:
+    """The children of one node (in one namespace): by hash of their first block, and in token order.
+
+    The hash finds a child whose whole first block is known; the order finds the one that shares the longest
+    part of a block, which is always a direct neighbour of the sought block's place. Both in O(log n).
+    """
+
+    __slots__ = ("_by_hash", "_hash", "_order", "_size", "_stubs")
+
+    def __init__(self, block_bytes: int, hash_function: HashFunction) -> None:
+        self._size = block_bytes
+        self._hash = hash_function
+        self._by_hash: dict[int, Node | list[Node]] = {}
+        self._stubs: dict[bytes, Node] | None = None  # children whose only block is partial
+        self._order: Any = []  # the children's first blocks, sorted
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Node]:
+        for entry in self._by_hash.values():
+            if type(entry) is list:
+                yield from entry
+            else:
+                yield entry  # type: ignore[misc]
+        if self._stubs:
+            yield from self._stubs.values()
+
+    def find(self, block: bytes) -> Node | None:
+        """The child whose first block is exactly these tokens (whole or partial). O(1)."""
+        if len(block) < self._size:
+            return self._stubs.get(block) if self._stubs else None
+        entry = self._by_hash.get(self._hash(block))
+        if entry is None:
+            return None
+        if type(entry) is list:
+            for child in entry:
+                if child.key.startswith(block):
+                    return child
+            return None
+        return entry if entry.key.startswith(block) else None  # type: ignore[union-attr,return-value]
+
+    def nearest(self, block: bytes) -> tuple[Node | None, int]:
+        """The child that shares the most leading tokens with `block`, and how many bytes. O(log n)."""
+        order = self._order
+        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        best, most = None, TOKEN_BYTES - 1
+        if i < len(order):
+            best = order[i]
+            most = shared_bytes(best, block)
+        if i and (i == len(order) or most < len(block)):
+            left = order[i - 1]
+            shared = shared_bytes(left, block)
+            if shared > most:
+                best, most = left, shared
+        most -= most % TOKEN_BYTES
+        if best is None or not most:
+            return None, 0
+        return self.find(best), most
+
+    def covers(self, block: bytes) -> Node | None:
+        """A child whose first block begins with all of `block` and is not shorter, or None. O(log n)."""
+        order = self._order
+        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        if i < len(order) and order[i].startswith(block):
+            return self.find(order[i])
+        return None
+
+    def covers_more(self, block: bytes) -> Node | None:
+        """Like `covers`, but only by a strictly longer first block: for a stub asking about its siblings."""
+        order = self._order
+        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        if i < len(order) and order[i] == block:
+            i += 1
+        if i < len(order) and order[i].startswith(block):
+            return self.find(order[i])
+        return None
+
+    def covered_by(self, block: bytes) -> Node | None:
+        """The neighbour before `block` if it is a partial block that `block` begins with, or None. O(log n)."""
+        order = self._order
+        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):
+            return self.find(order[i - 1])
+        return None
+
+    def add(self, node: Node) -> None:
+        """Add a child; its first block must differ from the others'. O(log n)."""
+        first = bytes(node.key[: self._size])
+        if len(first) < self._size:
+            if self._stubs is None:
+                self._stubs = {}
+            assert first not in self._stubs, "siblings must differ in their first block"
+            self._stubs[first] = node
+        else:
+            key = self._hash(first)
+            entry = self._by_hash.get(key)
+            if entry is None:
+                self._by_hash[key] = node
+            elif type(entry) is list:
+                entry.append(node)
+            else:
+                self._by_hash[key] = [entry, node]  # type: ignore[list-item]
+        order = self._order
+        if type(order) is list:
+            insort(order, first)
+            if len(order) > _PLAIN_LIST:
+                self._order = SortedList(order)
+        else:
+            order.add(first)
+
+    def remove(self, node: Node) -> None:
+        """Remove a child. O(log n)."""
+        first = bytes(node.key[: self._size])
+        if len(first) < self._size:
+            assert self._stubs is not None
+            del self._stubs[first]
+        else:
+            key = self._hash(first)
+            entry = self._by_hash[key]
+            if type(entry) is list:
+                entry.remove(node)
+                if not entry:
+                    del self._by_hash[key]
+            else:
+                del self._by_hash[key]
+        order = self._order
+        if type(order) is list:
+            del order[bisect_left(order, first)]
+        else:
+            order.remove(first)
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Put `new` in the place of `old`, which begins with the same whole block. O(1)."""
+        key = self._hash(bytes(new.key[: self._size]))
+        entry = self._by_hash[key]
+        if type(entry) is list:
+            entry[entry.index(old)] = new
+        else:
+            self._by_hash[key] = new
+
+    def first_blocks(self) -> list[bytes]:
+        """The sorted first blocks, for `check`."""
+        return list(self._order)

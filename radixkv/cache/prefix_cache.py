@@ -1,0 +1,709 @@
+"""PrefixCache: the one door to cached state. Match, acquire, evict, pin, reset, explain, check.
+
+The life of a cached block:
+
+1. `acquire` finds the longest cached prefix, protects it, and takes free blocks (evicting if need be) for the
+   rest: they are private to the lease.
+2. `commit` puts them into the tree: from then on others can match them.
+3. `release` drops the protection: leaves become candidates for eviction.
+4. Eviction trims candidates from their tail and gives the blocks back to the pool; the ghost index remembers
+   that they were here.
+
+The cache moves no memory: `lease.copies` says what the caller must copy. It is not thread-safe; one thread
+(the engine's) owns it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.capacity import Capacity
+from radixkv.cache.detach import detach
+from radixkv.cache.eviction import EvictionPolicy, make_policy
+from radixkv.cache.explain import Explainer, MissReport
+from radixkv.cache.integrity import check_cache, show_tree
+from radixkv.cache.keys import (
+    TOKEN_BYTES,
+    Namespace,
+    NamespaceKey,
+    TokenIds,
+    encode_tokens,
+    frame_namespace,
+)
+from radixkv.cache.lease import Lease
+from radixkv.cache.node import HashFunction, Node, Space
+from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.retention import Pin, Pins, Quota, QuotaGroup, quota_groups
+from radixkv.errors import ConfigError, InvalidRequestError, OutOfBlocks
+
+__all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
+
+
+class Match:
+    """The longest cached prefix of some tokens, at the time of the lookup.
+
+    Attributes:
+        num_tokens: its length, token-granular; may be the whole prompt.
+    """
+
+    __slots__ = ("_data", "_space", "_version", "_walk", "num_tokens")
+
+    def __init__(self, data: bytes, space: Space | None, walk: Walk | None) -> None:
+        self._data = data
+        self._space = space
+        self._walk = walk
+        self.num_tokens = 0 if walk is None else walk.depth + walk.partial
+        self._version = 0 if walk is None else walk.node.version
+
+    def __repr__(self) -> str:
+        return f"Match({self.num_tokens} of {len(self._data) // TOKEN_BYTES} tokens)"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot of the cache's counters. Blocks: free + cached + held = total.
+
+    Attributes:
+        cached_blocks: in the tree and evictable.
+        held_blocks: held by leases or pins.
+        pinned_blocks: of the held ones, those that pins protect.
+        queried_tokens: prompt tokens of all acquires.
+        hit_tokens: those of them found cached.
+        evicted_blocks: evicted since the start (not those discarded or reset).
+        out_of_blocks: how often OutOfBlocks was raised.
+    """
+
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    pinned_blocks: int
+    num_nodes: int
+    num_leases: int
+    num_pins: int
+    acquires: int
+    queried_tokens: int
+    hit_tokens: int
+    evicted_blocks: int
+    out_of_blocks: int
+    resets: int
+    pins_given_way: int
+    ghost_blocks: int
+
+
+def _nothing() -> int:
+    return 0
+
+
+class PrefixCache:
+    """A radix tree over a pool of blocks, with leases, eviction, pins, quotas and explanations.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: tokens per block, at least 1.
+        policy: order of eviction: a name from `radixkv.cache.eviction.POLICIES`, or a policy object.
+        enabled: False: nothing is ever matched or kept.
+        clock: seconds, for TTLs and ages.
+        ghost_blocks: evicted blocks to remember (hashes only); None: 4 * num_blocks; 0: none.
+        hash_function: bytes -> int for the lookup of children; every hit is confirmed by its tokens, so any
+            function is right. None: xxh3_64.
+        pin_budget: share of the pool that pins may protect.
+        quotas: namespace -> Quota, or (floor, ceiling) in blocks.
+        partial_reuse: share parts of blocks by copying; False: whole blocks only.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        policy: str | EvictionPolicy = "lru",
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        ghost_blocks: int | None = None,
+        hash_function: HashFunction | None = None,
+        pin_budget: float = 0.5,
+        quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None = None,
+        partial_reuse: bool = True,
+    ) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+        if num_blocks >= 2**31:
+            raise ConfigError(f"num_blocks must be below 2**31, not {num_blocks}")
+        if not 0.0 <= pin_budget <= 1.0:
+            raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enabled = enabled
+        self.partial_reuse = partial_reuse
+        self.pin_budget_blocks = int(num_blocks * pin_budget)
+        self.policy = make_policy(policy)
+        self.policy.attach(num_blocks, block_size)
+        self._clock = clock
+        self._pool = BlockPool(num_blocks)
+        self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
+        self._spaces: dict[NamespaceKey, Space] = {}
+        self._groups_by_key = quota_groups(quotas, num_blocks, self.policy)
+        self._common = QuotaGroup(self.policy)
+        self._groups = [self._common, *self._groups_by_key.values()]
+        self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
+        self._explainer = Explainer(self)
+        self._pins = Pins()
+        self._any_lapsed = False
+        self._pinned_blocks = 0
+        self._leases: dict[int, Lease] = {}
+        self._lagging: dict[Lease, None] = {}
+        self._listener: Any = None
+        self._lease_ids = 0
+        self._tick = 0
+        self._acquires = self._queried_tokens = self._hit_tokens = 0
+        self._out_of_blocks = self._resets = self._pins_given_way = 0
+
+    def __repr__(self) -> str:
+        s = self.stats
+        return (
+            f"PrefixCache({s.total_blocks} blocks of {self.block_size} tokens: {s.free_blocks} free, "
+            f"{s.cached_blocks} cached, {s.held_blocks} held; {s.num_leases} leases, {s.num_nodes} nodes, "
+            f"{self.policy.name})"
+        )
+
+    # ------------------------------------------------------------------ lookup
+
+    def _space(self, namespace: Namespace) -> Space:
+        key = frame_namespace(namespace)
+        space = self._spaces.get(key)
+        if space is None:
+            group = self._groups_by_key.get(key, self._common)
+            space = self._spaces[key] = Space(key, group)
+        return space
+
+    def match(self, token_ids: TokenIds, namespace: Namespace = "") -> Match:
+        """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path).
+
+        Raises:
+            InvalidRequestError: token ids or namespace are malformed.
+        """
+        if self._pins.by_key:
+            self._expire_pins()
+        return self._match(encode_tokens(token_ids), self._spaces.get(frame_namespace(namespace)))
+
+    def _match(self, data: bytes, space: Space | None) -> Match:
+        root = self._tree.roots.get(space) if space is not None else None
+        if root is None or not self.enabled:
+            return Match(data, space, None)
+        assert space is not None
+        return Match(data, space, self._tree.walk(root, space, data, 0, len(data)))
+
+    def is_current(self, match: Match) -> bool:
+        """Whether a new lookup would give the same length. O(1), O(log siblings) if something changed there."""
+        if self._pins.by_key:
+            self._expire_pins()
+        if not self.enabled:
+            return True
+        walk = match._walk
+        if walk is None:
+            space = match._space
+            if space is None:
+                return not self._spaces or self._renew(match)
+            return space not in self._tree.roots or self._renew(match)
+        if walk.node.version == match._version and (walk.source is None or walk.source.version >= 0):
+            return True
+        return self._renew(match)
+
+    def _renew(self, match: Match) -> bool:
+        """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
+        walk = match._walk
+        data = match._data
+        if walk is None or walk.node.version < 0:
+            return False
+        node: Node | None = walk.node
+        depth = walk.depth
+        while node is not None and node.start >= depth and node.parent is not None:
+            node = node.parent
+        if node is None or node.end < depth:
+            return False
+        if node.end > depth:  # the match ends inside the run: start again from the node above
+            parent = node.parent
+            assert parent is not None
+            pos = node.start
+            node = parent
+        else:
+            pos = depth
+        assert match._space is not None
+        new = self._tree.walk(node, match._space, data, pos * TOKEN_BYTES, len(data))
+        if new.depth + new.partial != match.num_tokens:
+            return False
+        match._walk = new
+        match._version = new.node.version
+        return True
+
+    # ------------------------------------------------------------------ acquire
+
+    def acquire(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace = "",
+        *,
+        match: Match | None = None,
+        skip: str | None = None,
+    ) -> Lease:
+        """Protect the longest cached prefix and take blocks for the rest. O(tokens + path).
+
+        Args:
+            token_ids: the prompt, at least one token.
+            namespace: whose cache to look in.
+            match: an earlier `match` of the same tokens, used if it is still current.
+            skip: a reason not to look anything up (all tokens will be computed).
+
+        Raises:
+            OutOfBlocks: too few blocks are free or evictable; nothing was changed.
+            InvalidRequestError: token ids or namespace are malformed, or there are none.
+        """
+        if self._pins.by_key:
+            self._expire_pins()
+        data = encode_tokens(token_ids)
+        if not data:
+            raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
+        space = self._space(namespace)
+        tree = self._tree
+        if skip is None and self.enabled:
+            if (
+                match is None
+                or match._space is not space
+                or match._data != data
+                or not (match._walk is not None and match._version == match._walk.node.version)
+            ):
+                match = self._match(data, space)
+            walk = match._walk or Walk(tree.root(space), 0, 0, None, 0)
+        else:
+            walk = Walk(tree.root(space), 0, 0, None, 0)
+        return self._lease(data, namespace, space, walk, skip)
+
+    def _lease(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
+        tree, size = self._tree, self.block_size
+        num_tokens = len(data) // TOKEN_BYTES
+        found = walk.depth + walk.partial
+        cached = min(found, num_tokens - 1)
+        source = walk.source
+        takes_over = False
+        slots = 0
+        if source is not None:
+            takes_over = not source.holders and source.end == found
+            if not self.partial_reuse:
+                source, takes_over, cached = None, False, min(walk.depth, num_tokens - 1)
+            elif not takes_over:
+                slots = cached - walk.depth
+                if slots <= 0:
+                    source = None
+        total = -(-num_tokens // size)
+        needed = total - -(-(found if takes_over else walk.depth) // size)
+        if needed > self._pool.num_free or space.group.ceiling is not None:
+            if slots and not self._fits(needed, space, self._locked_by(walk, source)):
+                source, slots, cached = None, 0, walk.depth
+            whole = source  # held to its end, because it is copied from or taken over
+            self._check_room(needed, space, total, lambda: self._locked_by(walk, whole))
+        node = source if takes_over else self._cut(walk)
+        assert node is not None
+        self._hold(node)
+        if slots:
+            assert source is not None
+            tree.protect(source)
+        lease = Lease(
+            self,
+            self._next_lease_id(),
+            namespace,
+            space,
+            bytearray(data),
+            node,
+            np.empty(total + 4, np.int32),
+            total,
+            found if takes_over else walk.depth,
+            cached,
+        )
+        table = lease._table
+        held = total - needed
+        if held:
+            blocks = node.blocks
+            if node.start:
+                blocks = b"".join([n.blocks for n in tree.path(node)])
+            table[:held] = np.frombuffer(blocks, np.int32)
+        if needed:
+            table[held:total] = self._capacity.allocate(needed, space.group)
+        if slots:
+            assert source is not None
+            lease._sources.append(source)
+            lease.copies.append((source.blocks[0], int(table[held]), slots))
+        self._leases[lease.id] = lease
+        self._acquires += 1
+        self._queried_tokens += num_tokens
+        self._hit_tokens += cached
+        self._touch(node)
+        lease._report = self._explainer.report(data, space, walk, cached, skip)
+        self.policy.on_acquire(num_tokens, cached)
+        if self._lagging:
+            self._resync()
+        return lease
+
+    def _cut(self, walk: Walk) -> Node:
+        """The node that ends exactly where the whole blocks of a match end; splits if there is none."""
+        node = walk.node
+        if walk.depth == node.start + len(node.blocks) * self.block_size:
+            return node
+        return self._tree.split(node, (walk.depth - node.start) // self.block_size)
+
+    def _locked_by(self, walk: Walk, source: Node | None) -> int:
+        """Evictable blocks that would be protected by holding the match, and all of `source` if given."""
+        locked = 0
+        node = walk.node
+        if source is not None and not source.refs:
+            locked = len(source.blocks)
+        if node is not source and not node.refs:
+            locked += (walk.depth - node.start) // self.block_size
+        current = node.parent
+        while current is not None and not current.refs:
+            locked += len(current.blocks)
+            current = current.parent
+        return locked
+
+    def _fits(self, needed: int, space: Space, locked: int) -> bool:
+        return needed <= self._capacity.available(space.group, locked)
+
+    def _check_room(
+        self,
+        needed: int,
+        space: Space,
+        total: int,
+        locked: Callable[[], int],
+        lease: Lease | None = None,
+    ) -> None:
+        """Raise OutOfBlocks unless `needed` blocks can be had; pins give way to what could never fit."""
+        if self._fits(needed, space, locked()):
+            return
+        while self._pins_must_yield(space, total, lease):
+            pin = self._pins.soonest()
+            assert pin is not None
+            self._drop_pin(pin, lapsed=True)
+            self._pins_given_way += 1
+            if self._fits(needed, space, locked()):
+                return
+        available = self._capacity.available(space.group, locked())
+        self._out_of_blocks += 1
+        root = self._tree.roots.get(space)
+        if root is not None and root.is_leaf and not root.refs:
+            del self._tree.roots[space]
+            root.version = -1
+        quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
+        raise OutOfBlocks(
+            f"{needed} blocks are needed, {available} of {self.num_blocks} are free or evictable{quota}",
+            needed=needed,
+            available=available,
+        )
+
+    def _pins_must_yield(self, space: Space, total: int, lease: Lease | None) -> bool:
+        """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
+        if not self._pins.by_key or len(self._leases) > (lease is not None):
+            return False
+        if lease is not None and (lease._sources or lease._source_blocks):
+            return False
+        group = space.group
+        floors = sum(min(g.floor, g.used) for g in self._groups if g is not group)
+        return total <= min(self.num_blocks - floors, group.ceiling or self.num_blocks)
+
+    def _touch(self, node: Node) -> None:
+        """The path to `node` is used now."""
+        self._tick += 1
+        self.policy.tick = node.last_access = self._tick
+        if self.policy.tracks_path:
+            current = node
+            while current.parent is not None:
+                current.hits += 1
+                self.policy.on_hit(current)
+                current = current.parent
+        if self._pins.by_node or self._any_lapsed:
+            self._refresh_pins(node)
+
+    def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
+        self.policy.on_evict(node, num_blocks)
+
+    # ------------------------------------------------------------------ used by leases
+
+    def _next_lease_id(self) -> int:
+        self._lease_ids += 1
+        return self._lease_ids
+
+    def _allocate(self, count: int, group: QuotaGroup, lease: Lease) -> npt.NDArray[np.int32]:
+        if count > self._pool.num_free or group.ceiling is not None:
+            self._check_room(count, lease._space, lease._num_blocks + count, _nothing, lease)
+        return self._capacity.allocate(count, group)
+
+    def _free_private(self, blocks: npt.NDArray[np.int32], group: QuotaGroup) -> None:
+        self._capacity.free_private(blocks, group)
+
+    def _hold(self, node: Node) -> None:
+        node.holders += 1
+        self._tree.protect(node)
+
+    def _release_hold(self, node: Node) -> None:
+        node.holders -= 1
+        self._unprotect(node)
+
+    def _unprotect(self, node: Node) -> None:
+        self._tree.unprotect(node)
+        if not node.refs and len(node.key) < self._tree.block_bytes and node.parent is not None:
+            siblings = self._tree.children_of(node.parent, node.space)
+            if siblings is not None and siblings.covers_more(bytes(node.key)) is not None:
+                self._forget(node, 1)
+
+    def _drop_covered(self, node: Node) -> None:
+        """Free unheld partial blocks whose tokens `node` begins with, now that it holds them, too."""
+        parent = node.parent
+        assert parent is not None
+        siblings = self._tree.children_of(parent, node.space)
+        if siblings is None or len(siblings) == 1:
+            return
+        first = bytes(node.key[: self._tree.block_bytes])
+        while (stub := siblings.covered_by(first)) is not None and not stub.refs:
+            self._forget(stub, 1)
+
+    def _forget(self, leaf: Node, num_blocks: int) -> None:
+        """Trim blocks that are not worth a ghost: duplicates, and what was asked to be forgotten."""
+        group = leaf.space.group
+        self._capacity.free_tree_blocks(self._tree.trim(leaf, num_blocks), group)
+
+    def _end(self, lease: Lease, keep: int | None) -> None:
+        """Release a lease; tokens beyond `keep` that it contributed are forgotten."""
+        del self._leases[lease.id]
+        self._lagging.pop(lease, None)
+        if lease._family is not None:
+            lease._family.remove(lease)
+        private = lease._private_blocks()
+        if len(private):
+            self._free_private(private, lease._space.group)
+        node = lease._node
+        self._tick += 1
+        self.policy.tick = node.last_access = self._tick
+        if keep is None:
+            self._release_hold(node)
+        else:
+            node.holders -= 1
+            self._tree.unprotect(node)
+            self._discard(node, max(keep, lease._own_from))
+        if self._lagging:
+            self._resync()
+
+    def _discard(self, node: Node, cut: int) -> None:
+        """Forget the tokens from `cut` on along the path that ends at `node`, as far as nothing needs them."""
+        size = self.block_size
+        while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
+            parent = node.parent
+            keep = max(0, -(-(cut - node.start) // size))
+            if keep < len(node.blocks):
+                self._forget(node, len(node.blocks) - keep)
+            if keep:
+                if node.end > cut and not self._tree.truncate_tail(node, cut):
+                    self._forget(node, 1)
+                return
+            node = parent
+
+    def _resync(self) -> None:
+        """Blocks have gone: partial blocks that waited behind them may enter the tree now."""
+        for lease in list(self._lagging):
+            lease._sync()
+
+    def _detach_from(self, lease: Lease, cut: int) -> None:
+        cut -= cut % self.block_size
+        node = lease._node
+        while node.start > cut:
+            assert node.parent is not None
+            node = node.parent
+        if node.start < cut:
+            self._tree.split(node, (cut - node.start) // self.block_size)
+        detach(self, [node], lease)
+
+    # ------------------------------------------------------------------ room
+
+    def available_blocks(self, namespace: Namespace = "") -> int:
+        """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
+        if self._pins.by_key:
+            self._expire_pins()
+        group = self._groups_by_key.get(frame_namespace(namespace), self._common)
+        return self._capacity.available(group)
+
+    def evict(self, num_blocks: int) -> int:
+        """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf touched."""
+        if self._pins.by_key:
+            self._expire_pins()
+        freed = self._capacity.evict(num_blocks, "evict()")
+        if self._lagging:
+            self._resync()
+        return freed
+
+    def reset(self) -> None:
+        """Forget everything. Blocks held by leases stay valid for them and are never shared again. O(nodes)."""
+        for pin in list(self._pins.by_key.values()):
+            self._drop_pin(pin, lapsed=False)
+        detach(self, [child for root in list(self._tree.roots.values()) for child in root.each_child()], None)
+        for lease in self._leases.values():
+            lease._is_unshareable = True
+        self._lagging.clear()
+        self._resets += 1
+        self.policy.on_reset()
+
+    # ------------------------------------------------------------------ pins
+
+    def pin(self, token_ids: TokenIds, namespace: Namespace = "", ttl: float | None = None) -> int:
+        """Keep the cached part of a prefix from eviction; each hit renews the time.
+
+        At most the pin budget is protected, leading blocks first. Pinning a prefix again extends and renews.
+
+        Args:
+            ttl: seconds; None: until `unpin`.
+
+        Returns:
+            Leading tokens that are pinned now; 0 when nothing of it is cached or the budget is spent.
+
+        O(tokens + path).
+        """
+        self._expire_pins()
+        data = encode_tokens(token_ids)
+        if ttl is not None and not ttl > 0:
+            raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
+        space = self._space(namespace)
+        old = self._pins.by_key.get((space.key, data))
+        if old is not None:
+            self._drop_pin(old, lapsed=False)
+        walk = self._match(data, space)._walk
+        if walk is None:
+            return 0
+        node, num_tokens = self._pin_target(walk)
+        if node is None:
+            return 0
+        self._pinned_blocks += self._tree.pin(node)
+        life = float("inf") if ttl is None else float(ttl)
+        self._pins.add(Pin(data, space.key, node, num_tokens, life, self._clock() + life))
+        return num_tokens
+
+    def _pin_target(self, walk: Walk) -> tuple[Node | None, int]:
+        """The node that ends with the match, or earlier where the budget ends; splits as needed."""
+        size = self.block_size
+        budget = self.pin_budget_blocks - self._pinned_blocks
+        last = walk.source if walk.source is not None else walk.node
+        for node in self._tree.path(last):
+            if node.pins:
+                continue
+            found = min(node.end, walk.depth + walk.partial)
+            wanted = -(-(found - node.start) // size)
+            count = min(wanted, budget)
+            budget -= count
+            if count < wanted:
+                if not count:
+                    return (node.parent, node.start) if node.start else (None, 0)
+                upper = self._tree.split(node, count)
+                return upper, upper.end
+        if last.parent is None:
+            return None, 0
+        found = walk.depth + walk.partial
+        count = -(-(found - last.start) // size)
+        return (last if count == len(last.blocks) else self._tree.split(last, count)), found
+
+    def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
+        """End a pin that was set with the same tokens; False when there is none. O(path)."""
+        self._expire_pins()
+        pin = self._pins.by_key.get((frame_namespace(namespace), encode_tokens(token_ids)))
+        if pin is not None:
+            self._drop_pin(pin, lapsed=False)
+        return pin is not None
+
+    def _drop_pin(self, pin: Pin, lapsed: bool) -> None:
+        self._pins.remove(pin)
+        node: Node | None = pin.node
+        assert node is not None
+        self._pinned_blocks -= self._tree.unpin(node)
+        while lapsed and node is not None and not node.pins:
+            node.lapsed = self._any_lapsed = True
+            node = node.parent
+
+    def _expire_pins(self) -> None:
+        now = self._clock()
+        while (pin := self._pins.pop_expired(now)) is not None:
+            self._drop_pin(pin, lapsed=True)
+
+    def _refresh_pins(self, node: Node) -> None:
+        """A request hit the path to `node`: pins on it live on for their TTL."""
+        now = self._clock()
+        current: Node | None = node
+        while current is not None:
+            current.lapsed = False
+            if current.pins_here:
+                for pin in self._pins.by_node[current]:
+                    pin.expires = now + pin.ttl
+            current = current.parent
+
+    # ------------------------------------------------------------------ insight
+
+    @property
+    def stats(self) -> CacheStats:
+        """A snapshot of the counters. O(quota groups)."""
+        if self._pins.by_key:
+            self._expire_pins()
+        free = self._pool.num_free
+        cached = self._capacity.evictable()
+        return CacheStats(
+            total_blocks=self.num_blocks,
+            free_blocks=free,
+            cached_blocks=cached,
+            held_blocks=self.num_blocks - free - cached,
+            pinned_blocks=self._pinned_blocks,
+            num_nodes=self._tree.num_nodes,
+            num_leases=len(self._leases),
+            num_pins=len(self._pins),
+            acquires=self._acquires,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            evicted_blocks=self._capacity.evicted_blocks,
+            out_of_blocks=self._out_of_blocks,
+            resets=self._resets,
+            pins_given_way=self._pins_given_way,
+            ghost_blocks=0,
+        )
+
+    def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
+        """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).
+
+        Args:
+            admin: also look under other namespaces, and say so (`namespace`).
+        """
+        if self._pins.by_key:
+            self._expire_pins()
+        data = encode_tokens(token_ids)
+        if not data:
+            raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
+        space = self._spaces.get(frame_namespace(namespace))
+        walk = self._match(data, space)._walk
+        return self._explainer.report_dry(data, space, walk, admin)
+
+    def check(self) -> None:
+        """Assert every invariant of pool, tree, leases and index. O(blocks).
+
+        Raises:
+            AssertionError: says which invariant is broken and where.
+        """
+        if self._pins.by_key:
+            self._expire_pins()
+        check_cache(self)
+
+    def show(self, max_lines: int = 50) -> str:
+        """The tree as ASCII, at most `max_lines` lines."""
+        return show_tree(self._tree, max_lines)

@@ -1,0 +1,383 @@
+"""RadixTree: the index from token prefixes to runs of blocks.
+
+A pure index: it knows nothing of leases, pins or models, and moves no memory. Its operations return what
+changed. It keeps four things true at any moment (`radixkv.cache.integrity` proves them):
+
+- siblings differ in their first block; only the last block of a leaf may be partial;
+- a node's `refs` counts what ends there plus the children with refs; so a node is protected as soon as
+  anything below it is, and locking a prefix touches only the nodes that were unprotected before;
+- the blocks of nodes without refs are exactly the evictable ones;
+- the eviction index holds exactly the leaves without refs.
+
+Everything is a loop: a path may be 100,000 nodes long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from radixkv.cache.eviction import EvictionPolicy
+from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
+from radixkv.cache.node import Children, HashFunction, Node, Space
+
+
+class Walk(NamedTuple):
+    """Where a lookup ended.
+
+    Attributes:
+        node: the deepest node of which at least one whole block matched (or the root).
+        depth: tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0.
+        partial: further tokens that match inside one more block.
+        source: the node holding that block; None when partial is 0.
+        source_index: the block's index in source.blocks.
+    """
+
+    node: Node
+    depth: int
+    partial: int
+    source: Node | None
+    source_index: int
+
+
+class RadixTree:
+    """Nodes, their counts and their order of eviction.
+
+    Args:
+        block_size: tokens per block.
+        hash_function: bytes -> int, for the lookup of children; any function is right, a good one is quick.
+        policy: decides the order of eviction.
+    """
+
+    def __init__(self, block_size: int, hash_function: HashFunction, policy: EvictionPolicy) -> None:
+        self.block_size = block_size
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.hash_function = hash_function
+        self.policy = policy
+        self.roots: dict[Space, Node] = {}
+        self.num_nodes = 0
+
+    def __repr__(self) -> str:
+        return f"RadixTree({self.num_nodes} nodes, {len(self.roots)} namespaces)"
+
+    # ------------------------------------------------------------------ lookup
+
+    def root(self, space: Space) -> Node:
+        """The namespace's root, created when missing. O(1)."""
+        root = self.roots.get(space)
+        if root is None:
+            root = self.roots[space] = Node(None, space, 0, b"", array("i"))
+        return root
+
+    def children_of(self, node: Node, space: Space) -> Children | None:
+        """The children of `node` that belong to `space`. O(1)."""
+        if node.space is space:
+            return node.children
+        return node.foreign.get(space) if node.foreign is not None else None
+
+    def walk(self, node: Node, space: Space, data: bytes | bytearray, pos: int, stop: int) -> Walk:
+        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + nodes on the path).
+
+        Every edge is compared as one byte run with the tokens: a hash only proposes.
+        """
+        size = self.block_bytes
+        hash_function = self.hash_function
+        while True:
+            children = node.children if node.space is space else self.children_of(node, space)
+            if children is None or pos >= stop:
+                return Walk(node, pos // TOKEN_BYTES, 0, None, 0)
+            block = bytes(data[pos : min(pos + size, stop)])
+            child = None
+            if len(block) == size:
+                child = children._by_hash.get(hash_function(block))
+                if type(child) is list:
+                    child = next((c for c in child if c.key.startswith(block)), None)
+            if child is not None:
+                key = child.key  # type: ignore[union-attr]
+                end = pos + len(key)
+                run = data[pos : end if end < stop else stop]
+                if run == key:
+                    tail = len(key) % size
+                    if tail:
+                        whole = end - tail
+                        return Walk(
+                            child if len(key) > tail else node,  # type: ignore[arg-type]
+                            whole // TOKEN_BYTES,
+                            tail // TOKEN_BYTES,
+                            child,  # type: ignore[arg-type]
+                            len(key) // size,
+                        )
+                    node = child  # type: ignore[assignment]
+                    pos = end
+                    continue
+                same = shared_bytes(key, run)
+                if same >= size:
+                    whole, partial = same // size, same % size // TOKEN_BYTES
+                    return Walk(
+                        child,  # type: ignore[arg-type]
+                        (pos + whole * size) // TOKEN_BYTES,
+                        partial,
+                        child if partial else None,  # type: ignore[arg-type]
+                        whole,
+                    )
+            neighbour, same = children.nearest(block)
+            return Walk(node, pos // TOKEN_BYTES, same // TOKEN_BYTES, neighbour, 0)
+
+    def path(self, node: Node) -> list[Node]:
+        """The nodes from below the root down to `node`. O(depth)."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def prefix_bytes(self, node: Node, start: int = 0) -> bytes:
+        """The tokens [start, node.end) as bytes; `start` in tokens. O(their number + nodes passed)."""
+        parts = []
+        first = node
+        while node.parent is not None and node.end > start:
+            parts.append(node.key)
+            first = node
+            node = node.parent
+        joined = b"".join(reversed(parts))
+        return joined[max(0, start - first.start) * TOKEN_BYTES :] if parts else b""
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.each_child())
+
+    # ------------------------------------------------------------------ protection
+
+    def protect(self, node: Node) -> None:
+        """Add a reference: node and all above it can't be evicted. O(nodes that were unprotected)."""
+        current: Node | None = node
+        while current is not None:
+            current.refs += 1
+            if current.refs > 1:
+                return
+            group = current.space.group
+            group.protected += len(current.blocks)
+            if current.entry is not None:
+                group.index.remove(current)
+            current = current.parent
+
+    def unprotect(self, node: Node) -> None:
+        """Drop a reference; leaves that lose their last one become candidates. O(nodes that lose it)."""
+        current: Node | None = node
+        while current is not None:
+            current.refs -= 1
+            if current.refs:
+                assert current.refs > 0, f"{current!r} was released more often than held"
+                return
+            current.space.group.protected -= len(current.blocks)
+            if current.is_leaf:
+                self._offer(current)
+            current = current.parent
+
+    def _offer(self, leaf: Node) -> None:
+        """A leaf without refs becomes a candidate for eviction; an empty root goes away."""
+        if leaf.parent is not None:
+            leaf.space.group.index.add(leaf)
+        elif self.roots.get(leaf.space) is leaf:
+            del self.roots[leaf.space]
+            leaf.version = -1
+
+    def pin(self, node: Node) -> int:
+        """Add a pin (a reference as well); returns how many more blocks are pinned now. O(path)."""
+        self.protect(node)
+        node.pins_here += 1
+        added = 0
+        current: Node | None = node
+        while current is not None:
+            current.pins += 1
+            if current.pins > 1:
+                break
+            added += len(current.blocks)
+            current = current.parent
+        return added
+
+    def unpin(self, node: Node) -> int:
+        """Drop a pin; returns how many blocks are no longer pinned. O(path)."""
+        node.pins_here -= 1
+        removed = 0
+        current: Node | None = node
+        while current is not None:
+            current.pins -= 1
+            if current.pins:
+                break
+            removed += len(current.blocks)
+            current = current.parent
+        self.unprotect(node)
+        return removed
+
+    # ------------------------------------------------------------------ growth
+
+    def add_child(self, parent: Node, space: Space, key: bytes | bytearray, blocks: array[int]) -> Node:
+        """Hang a new run of blocks below `parent`. O(log siblings + tokens)."""
+        node = Node(parent, space, parent.end, key, blocks)
+        siblings = self.children_of(parent, space)
+        if siblings is None:
+            siblings = Children(self.block_bytes, self.hash_function)
+            if parent.space is space:
+                parent.children = siblings
+            else:
+                if parent.foreign is None:
+                    parent.foreign = {}
+                parent.foreign[space] = siblings
+        if parent.entry is not None:
+            parent.space.group.index.remove(parent)
+        siblings.add(node)
+        parent.version += 1
+        self.num_nodes += 1
+        space.group.blocks += len(blocks)
+        self.policy.on_insert(node, len(blocks))
+        return node
+
+    def extend(self, leaf: Node, key: bytes | bytearray, blocks: array[int]) -> None:
+        """Append whole or partial blocks to a leaf whose last block is whole. O(tokens)."""
+        assert leaf.is_leaf and leaf.refs and not len(leaf.key) % self.block_bytes
+        leaf.key += key
+        leaf.blocks.extend(blocks)
+        leaf.version += 1
+        group = leaf.space.group
+        group.blocks += len(blocks)
+        group.protected += len(blocks)
+        self.policy.on_insert(leaf, len(blocks))
+
+    def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
+        """Append tokens to a leaf's partial block, which has room for them. O(1), O(log siblings) for a stub."""
+        size = self.block_bytes
+        assert leaf.is_leaf and len(leaf.key) % size and len(leaf.key) % size + len(key) <= size
+        if len(leaf.key) < size:
+            parent = leaf.parent
+            assert parent is not None
+            siblings = self.children_of(parent, leaf.space)
+            assert siblings is not None
+            siblings.remove(leaf)
+            leaf.key += key
+            siblings.add(leaf)
+            parent.version += 1
+        else:
+            leaf.key += key
+        leaf.version += 1
+
+    def split(self, node: Node, num_blocks: int) -> Node:
+        """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
+
+            parent ── [b0 b1 b2 b3] ── ...      before
+            parent ── [b0 b1] ── [b2 b3] ── ... after: the lower part keeps its identity, holders and pins
+
+        O(tokens of the node).
+        """
+        assert 0 < num_blocks < len(node.blocks)
+        parent = node.parent
+        assert parent is not None
+        cut = num_blocks * self.block_bytes
+        upper = Node(parent, node.space, node.start, node.key[:cut], node.blocks[:num_blocks])
+        upper.refs = 1 if node.refs else 0
+        upper.pins = 1 if node.pins else 0
+        upper.last_access = node.last_access
+        upper.hits = node.hits
+        upper.lapsed = node.lapsed
+        upper.chain = node.chain
+        siblings = self.children_of(parent, node.space)
+        assert siblings is not None
+        siblings.replace(node, upper)
+        node.key = node.key[cut:]
+        node.blocks = node.blocks[num_blocks:]
+        node.start += num_blocks * self.block_size
+        node.chain = None
+        node.parent = upper
+        node.version += 1
+        upper.children = Children(self.block_bytes, self.hash_function)
+        upper.children.add(node)
+        self.num_nodes += 1
+        self.policy.on_split(upper, node)
+        return upper
+
+    # ------------------------------------------------------------------ shrinking
+
+    def trim(self, leaf: Node, num_blocks: int) -> array[int]:
+        """Take the last `num_blocks` blocks off a leaf; returns their ids, last one last. O(blocks).
+
+        A leaf that loses its last block leaves the tree, and its parent may become a candidate.
+        """
+        assert leaf.is_leaf and 0 < num_blocks <= len(leaf.blocks)
+        group = leaf.space.group
+        keep = len(leaf.blocks) - num_blocks
+        taken = leaf.blocks[keep:]
+        group.blocks -= num_blocks
+        if leaf.refs:
+            group.protected -= num_blocks
+        if keep:
+            del leaf.blocks[keep:]
+            del leaf.key[keep * self.block_bytes :]
+            leaf.version += 1
+        else:
+            self._remove(leaf)
+        return taken
+
+    def truncate_tail(self, leaf: Node, num_tokens: int) -> bool:
+        """Forget a leaf's last tokens so that it ends at `num_tokens`, inside its last block. O(log n).
+
+        False, and nothing done: a sibling holds all that would be left.
+        """
+        size = self.block_bytes
+        keep = (num_tokens - leaf.start) * TOKEN_BYTES
+        assert leaf.is_leaf
+        assert keep > (len(leaf.blocks) - 1) * size
+        if len(leaf.blocks) > 1:
+            del leaf.key[keep:]
+        else:
+            parent = leaf.parent
+            assert parent is not None
+            siblings = self.children_of(parent, leaf.space)
+            assert siblings is not None
+            siblings.remove(leaf)
+            covered = siblings.covers(bytes(leaf.key[:keep])) is not None
+            if not covered:
+                del leaf.key[keep:]
+            siblings.add(leaf)
+            if covered:
+                return False
+            parent.version += 1
+        leaf.version += 1
+        return True
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        if leaf.entry is not None:
+            leaf.space.group.index.remove(leaf)
+        siblings = self.children_of(parent, leaf.space)
+        assert siblings is not None
+        siblings.remove(leaf)
+        if not len(siblings):
+            if parent.space is leaf.space:
+                parent.children = None
+            else:
+                assert parent.foreign is not None
+                del parent.foreign[leaf.space]
+                if not parent.foreign:
+                    parent.foreign = None
+        self.policy.on_remove(leaf)
+        leaf.version = -1
+        leaf.parent = None
+        leaf.blocks = array("i")
+        parent.version += 1
+        # A child's use is a use of what is above it; handing it up when the child goes costs O(1).
+        if leaf.last_access > parent.last_access:
+            parent.last_access = leaf.last_access
+        self.num_nodes -= 1
+        if leaf.refs:
+            leaf.refs = 0
+            self.unprotect(parent)
+        elif not parent.refs and parent.is_leaf:
+            self._offer(parent)
