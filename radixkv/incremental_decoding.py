@@ -75,7 +75,7 @@ class WindowDecoder(IncrementalDecoder):
         self._pending: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        self._pending += [token for token in token_ids if not self._skipped(token)]
+        self._pending += [token for token in token_ids if self._adds_text(token)]
         end = len(self._pending)
         while end and self._is_byte(self._pending[end - 1]):
             end -= 1
@@ -95,6 +95,9 @@ class WindowDecoder(IncrementalDecoder):
         self._context = self._pending[end - 1 : end]
         del self._pending[:end]
         return str(after[len(before) :])
+
+    def _adds_text(self, token: int) -> bool:
+        return not self._skipped(token) and self._backend.id_to_token(token) is not None
 
     def _is_byte(self, token: int) -> bool:
         return is_byte_token(self._backend.id_to_token(token))

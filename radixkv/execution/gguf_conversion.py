@@ -71,6 +71,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
             raise _unreadable(source, error) from error
 
     config = model.config
+    align_special_tokens(tokenizer, config)
     if hasattr(config, "quantization_config"):  # the saved weights are plain float32
         del config.quantization_config
     config.architectures = [type(model).__name__]
@@ -80,6 +81,17 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         model.generation_config.save_pretrained(target)
     tokenizer.save_pretrained(target)
     _write_weights(_untied_state(model), target / "model.safetensors", show_progress)
+
+
+def align_special_tokens(tokenizer: Any, config: Any) -> None:
+    """Give a tokenizer read from GGUF the begin, end and padding tokens that the file names.
+
+    The configuration has them right; the tokenizer has another end token in some versions of transformers.
+    """
+    for name in ("bos", "eos", "pad"):
+        token = getattr(config, f"{name}_token_id", None)
+        if isinstance(token, int) and token < len(tokenizer):
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
 
 
 def _untied_state(model: Any) -> dict[str, torch.Tensor]:

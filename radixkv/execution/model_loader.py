@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.execution.embedded_model import EMBEDDED_MODELS, find_embedded, prepare_embedded
-from radixkv.execution.gguf_conversion import check_gguf, dequantising_progress
+from radixkv.execution.gguf_conversion import align_special_tokens, check_gguf, dequantising_progress
 from radixkv.execution.load_progress import progress_bar
 from radixkv.execution.quiet_transformers import quiet_transformers
 from radixkv.execution.weight_files import check_weight_files, fingerprint_files
@@ -205,12 +205,14 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     dtype = _dtype(config, device)
     hf_config = _read_config(source)
     limit = model_checks.check_config(source.name, hf_config, config.max_model_len)
-    tokenizer_files = _read_tokenizer(source)
+    hf_tokenizer = _read_tokenizer(source)
+    if source.gguf_file is not None:
+        align_special_tokens(hf_tokenizer, hf_config)
     model = _read_weights(source, hf_config, dtype, device, show_progress)
     eos = _end_tokens(model)
     from radixkv.tokenization import Tokenizer
 
-    tokenizer = Tokenizer(tokenizer_files, chat_template=config.chat_template, eos_token_ids=eos)
+    tokenizer = Tokenizer(hf_tokenizer, chat_template=config.chat_template, eos_token_ids=eos)
     shape = model_checks.check_model(source.name, model, limit)
     text_config = model.config.get_text_config(decoder=True)
     names = None if source.gguf_file is None else [source.gguf_file]

@@ -59,6 +59,13 @@ class TestStreaming:
         cuts = data.draw(st.lists(st.integers(0, 4), max_size=40))
         assert streamed(tokenizer, ids, cuts, skip) == tokenizer.decode(ids, skip)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_unknown_ids_add_nothing(self, kind: str) -> None:
+        tokenizer = _TOKENIZERS[kind]
+        unknown = tokenizer.vocab_size + 50
+        ids = [0, unknown, 0, unknown, unknown, 0]
+        assert streamed(tokenizer, ids, [1] * 6, False) == tokenizer.decode(ids, False)
+
     @some_examples
     @given(st.lists(st.integers(3, 258), max_size=30), st.booleans())
     def test_random_byte_tokens(self, ids: list[int], one_by_one: bool) -> None:
