@@ -233,7 +233,7 @@ class AsyncEngine:
                     finished = True
                     event.prompt = prompt if isinstance(prompt, str) else None
                     if event.error is not None:
-                        raise RequestFailedError(event.error)
+                        raise RequestFailedError(event.error, code=event.error_code)
                 yield event
         finally:
             self._streams.pop(request_id, None)

@@ -499,6 +499,7 @@ class Engine:
             request.num_prompt_tokens,
             request.num_cached_tokens,
             group.error if output.finish_reason == "error" else None,
+            group.error_code if output.finish_reason == "error" else None,
         )
         if not group.is_ranked or output.finish_reason in ("error", "abort"):
             self._result.deltas.append(delta)

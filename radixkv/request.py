@@ -269,6 +269,7 @@ class RequestOutput:
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
         error: what went wrong when a finish reason is `error`.
+        error_code: machine-readable reason of the error, such as `timeout`.
     """
 
     request_id: str
@@ -281,6 +282,7 @@ class RequestOutput:
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 @dataclass(slots=True)
@@ -302,3 +304,4 @@ class OutputDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: str | None = None
+    error_code: str | None = None

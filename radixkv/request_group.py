@@ -115,4 +115,5 @@ def collect_output(group: RequestGroup) -> RequestOutput:
         num_preemptions=sum(request.num_preemptions for request in group.samples),
         times=first.times,
         error=group.error,
+        error_code=group.error_code,
     )

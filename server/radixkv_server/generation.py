@@ -90,7 +90,7 @@ class Generation:
         for output in outputs:
             for sample in output.outputs:
                 self.usage.completion_tokens += len(sample.token_ids)
-                _check_finish(sample.finish_reason, output.error)
+                _check_finish(sample.finish_reason, output.error, output.error_code)
             self.usage.cached_tokens += output.num_cached_tokens
             times = output.times
             if times is not None and times.first_token is not None:
@@ -129,7 +129,7 @@ class Generation:
                     if before is not None:
                         metrics.itl.observe((now - before) / len(delta.token_ids))
                     last_token_at[index, delta.index] = now
-                _check_finish(delta.finish_reason, delta.error)
+                _check_finish(delta.finish_reason, delta.error, delta.error_code)
                 self.usage.cached_tokens = sum(cached.values())
                 yield index, delta
         except ContextLengthExceededError as error:
@@ -155,8 +155,8 @@ class Generation:
         record.completion_tokens = self.usage.completion_tokens
 
 
-def _check_finish(reason: str | None, error: str | None) -> None:
+def _check_finish(reason: str | None, error: str | None, code: str | None) -> None:
     if reason == "error":
-        raise RequestFailedError(error or "the request failed while it ran")
+        raise RequestFailedError(error or "the request failed while it ran", code=code)
     if reason == "abort":
         raise ApiError(503, error or "The request was aborted by the server.", code="aborted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -275,3 +276,24 @@ def test_metrics_follow_the_engine(server: LiveServer, engine: AsyncEngine) -> N
     assert value("kv_blocks_capacity") == 512
     states = sum(value(f'kv_blocks{{state="{state}"}}') for state in ("free", "cached", "held"))
     assert states == 512
+
+
+def test_requests_that_take_too_long_time_out(engine: AsyncEngine, server: LiveServer) -> None:
+    limited = dataclasses.replace(engine.config, request_timeout_s=0.2)
+    body = {"prompt": "Count up: one,", "max_tokens": 1500, "ignore_eos": True}
+
+    def set_config(inner: Any, config: EngineConfig) -> None:
+        inner.config = config
+
+    asyncio.run(engine.call(lambda inner: set_config(inner, limited)))
+    try:
+        with server.http() as client:
+            whole = client.post("/v1/completions", json=body)
+            streamed = client.post("/v1/completions", json={**body, "stream": True})
+    finally:
+        usual = dataclasses.replace(limited, request_timeout_s=None)
+        asyncio.run(engine.call(lambda inner: set_config(inner, usual)))
+    assert whole.status_code == 504
+    assert whole.json()["error"]["code"] == "timeout"
+    last = json.loads(streamed.text.rstrip().rpartition("data: ")[2])
+    assert last["error"]["code"] == "timeout"
