@@ -211,18 +211,19 @@ class Lease:
             cache._pool.drop_holder(source)
         self._table[self._num_blocks - 1] = target
         if slots > 0:
+            cache._lagging[self] = None  # its copy may enter the tree when the original goes
             self.copies.append((source, target, slots))
 
     def copies_done(self) -> None:
         """The copies have run: their source blocks need no longer be held. Implied by the next `commit`."""
-        sources, self._sources = self._sources, []
-        for node in sources:
+        nodes, self._sources = self._sources, []
+        for node in nodes:
             self._cache._unprotect(node)
         blocks, self._source_blocks = self._source_blocks, []
         if blocks:
             self._cache._free_private(np.array(blocks, np.int32), self._space.group)
-            if self._cache._lagging:
-                self._cache._resync()
+        if (nodes or blocks) and self._cache._lagging:
+            self._cache._resync()
 
     # ------------------------------------------------------------------ committing
 
@@ -269,11 +270,11 @@ class Lease:
         """Bring the tree from `_tree_tokens` up to `num_committed`; returns where shared tokens end."""
         cache = self._cache
         shared_until = 0
+        cache._lagging.pop(self, None)
         if not cache.enabled or self._is_unshareable:
             return 0
         tree = cache._tree
         size = cache.block_size
-        cache._lagging.pop(self, None)
         while self._tree_tokens < self.num_committed:
             pos = self._tree_tokens
             if pos % size:
@@ -385,7 +386,7 @@ class Lease:
         table = self._table[first : -(-end // size)]
         followers: list[tuple[Lease, int]] = []
         if cache._pool.extra_holders:
-            count = self._sharable_blocks(table, pos, followers)
+            count = self._sharable_blocks(table, first, followers)
             if not count:
                 return False
             if count < len(table):
@@ -411,61 +412,67 @@ class Lease:
             if siblings is not None:
                 cache._drop_covered(child)
         self._tree_tokens = end
-        for lease, count in followers:
-            lease._follow(self._node, node, pos, count, end)
+        for lease, num_blocks in followers:
+            lease._follow(self, num_blocks)
+        for lease, _ in followers:
+            lease._sync()
         return True
 
     def _sharable_blocks(
-        self, table: npt.NDArray[np.int32], pos: int, followers: list[tuple[Lease, int]]
+        self, table: npt.NDArray[np.int32], first: int, followers: list[tuple[Lease, int]]
     ) -> int:
-        """How many leading blocks may enter the tree: those that only forks at the same place share as well.
+        """How many leading blocks of `table` may enter the tree: those that nobody but forks shares.
 
-        Fills `followers` with those forks and how many of the blocks each has.
+        Forks that share a block have the same tokens up to its end, so they can follow this lease into the
+        tree. Fills `followers` with them and the number of leading blocks that each must take over.
         """
         extra = self._cache._pool.extra_holders
-        first = pos // self._cache.block_size
-        holders = [0] * len(table)
+        sharers: list[tuple[Lease, list[int]]] = []
         for lease in self._family or ():
-            if lease is self or lease._node is not self._node or lease._tree_tokens != pos:
-                continue
-            if lease._is_unshareable:
-                continue
-            theirs = lease._table[first : lease._num_blocks]
-            n = min(len(theirs), len(table))
-            equal = theirs[:n] == table[:n]
-            count = n if equal.all() else int(equal.argmin())
-            if count:
-                followers.append((lease, count))
-                for i in range(count):
-                    holders[i] += 1
+            if lease is not self and not lease._is_unshareable:
+                theirs = lease._table[first : min(lease._num_blocks, first + len(table))]
+                equal = np.flatnonzero(theirs == table[: len(theirs)]).tolist()
+                if equal:
+                    sharers.append((lease, equal))
+        holders = [0] * len(table)
+        for _, equal in sharers:
+            for i in equal:
+                holders[i] += 1
+        count = len(table)
         for i, block in enumerate(table.tolist()):
             if extra.get(block, 0) != holders[i]:
-                followers[:] = [(lease, min(count, i)) for lease, count in followers if i]
-                table = table[:i]
+                count = i
                 break
-        for i, block in enumerate(table.tolist()):
+        for i, block in enumerate(table[:count].tolist()):
             if holders[i]:
                 del extra[block]
-        return len(table)
+        for lease, equal in sharers:
+            shared = [i for i in equal if i < count]
+            if shared:
+                followers.append((lease, first + shared[-1] + 1))
+        return count
 
-    def _follow(self, node: Node, old: Node, pos: int, count: int, end: int) -> None:
-        """A fork's sibling has put blocks into the tree that this lease shares: hold them there.
-
-        `count` of the blocks are in this lease's table too; `node` is the new node below `old`.
-        """
+    def _follow(self, leader: Lease, num_blocks: int) -> None:
+        """A fork has put blocks into the tree that this lease shares: hold its path's first `num_blocks`."""
         cache = self._cache
         size = cache.block_size
-        place: Node = node
-        while place.start - pos >= count * size:
+        own = self._table[-(-self._tree_tokens // size) : num_blocks].copy()
+        others = own != leader._table[num_blocks - len(own) : num_blocks]
+        place = leader._node
+        while place.start >= num_blocks * size:
             assert place.parent is not None
             place = place.parent
-        whole = (place.start - pos) // size
-        if count - whole < len(place.blocks):
-            place = cache._tree.split(place, count - whole)
+        keep = num_blocks - place.start // size
+        if keep < len(place.blocks):
+            place = cache._tree.split(place, keep)
+        old = self._node
         cache._hold(place)
-        cache._release_hold(old)
         self._node = place
-        self._tree_tokens = min(end, pos + count * size)
+        self._tree_tokens = place.end
+        self._table[:num_blocks] = leader._table[:num_blocks]
+        cache._release_hold(old)
+        cache._free_private(own[others], self._space.group)
+        cache._lagging.pop(self, None)
 
     # ------------------------------------------------------------------ sharing and ending
 

@@ -520,7 +520,8 @@ class PrefixCache:
     def _resync(self) -> None:
         """Blocks have gone: partial blocks that waited behind them may enter the tree now."""
         for lease in list(self._lagging):
-            lease._sync()
+            if not lease._sources and not lease._source_blocks:  # else its copies have not run yet
+                lease._sync()
 
     def _detach_from(self, lease: Lease, cut: int) -> None:
         cut -= cut % self.block_size

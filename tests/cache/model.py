@@ -268,6 +268,8 @@ class ModelledCache:
 
     def _waits_for_others(self, run: Run) -> bool:
         """Whether blocks of this lease that left the tree are still held by, or to be copied for, others."""
+        if run.lease.copies:
+            return True
         blocks = set(run.lease.block_table.tolist())
         return any(
             (not r.shares and blocks & set(r.lease.block_table.tolist()))
