@@ -33,6 +33,7 @@ def work_settings(config: BackendConfig) -> WorkSettings:
         num_kv_heads=config.spec.num_kv_heads,
         short_tile=tile,
         long_tile=tile,
+        group_tile=tile,
         parallel=4 * torch.get_num_threads(),
         share=config.share_prefixes,
         # In keys' worth of reading: a partial is written and read once, about four keys of traffic per head.

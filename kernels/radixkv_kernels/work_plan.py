@@ -14,7 +14,7 @@ Three sources of items::
     long chunks      query tokens in tiles of `long_tile`, all their segments            final
     short requests   (decodes, few tokens) one tile, its own segments                    final, or split
     groups           tokens of short requests whose tables hold the same block at the
-                     end of segment k, in tiles of `short_tile`, that one segment        partial
+                     end of segment k, in tiles of `group_tile`, that one segment        partial
 
 The last rule finds groups for any subset of the batch and at every depth, without walking a tree: a block has
 one content, reached by one prefix, so two tables that hold it at the same index agree on everything before
@@ -42,6 +42,7 @@ class WorkSettings:
         num_kv_heads: items run once per KV head.
         short_tile: query tokens of a tile of a short request or group; a longer request is a long chunk.
         long_tile: query tokens per tile of a long chunk.
+        group_tile: query tokens per tile of a group; its items are listed with the long ones.
         parallel: items (times KV heads) that keep the machine busy; fewer than this, and segments are spread
             over more items.
         share: whether groups are formed.
@@ -49,7 +50,7 @@ class WorkSettings:
         load_cost, partial_cost: the cost model, in any one unit. Sharing a segment among m requests with t
             tokens saves `(m - tiles) * load_cost` and costs `t * partial_cost`.
         min_saving: least total saving of a step, same unit, for groups to be formed at all.
-        growth: partial slots kept free per token, so that a plan stays valid while contexts grow.
+        growth: segments that contexts of short requests may grow by while the plan stays valid.
     """
 
     segment: int
@@ -57,6 +58,7 @@ class WorkSettings:
     num_kv_heads: int
     short_tile: int
     long_tile: int
+    group_tile: int
     parallel: int
     share: bool = True
     min_group: int = 2
@@ -118,7 +120,7 @@ def build_work(
     counts = np.diff(starts)
     first = contexts - counts
     low = np.zeros_like(first) if window is None else np.maximum(first - (window - 1), 0) // s.segment
-    high = (contexts + (s.segment - 1)) // s.segment
+    high = (contexts + (s.segment - 1)) // s.segment + s.growth
     num_tokens = int(starts[-1])
     is_long = counts > s.short_tile
     short = np.flatnonzero((counts > 0) & ~is_long)
@@ -155,7 +157,7 @@ def build_work(
     )
     all_partial[run_request[short_split]] = True
     group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_stride)
-    short_items = np.concatenate([group_items, short_items]) if len(group_items) else short_items
+    long_items = np.concatenate([long_items, group_items]) if len(group_items) else long_items
 
     # Slots of partials: every token of a request that was split, or of a split tile of a long chunk.
     reserve = np.zeros(num_tokens, dtype=np.int64)
@@ -164,12 +166,12 @@ def build_work(
         requests = np.flatnonzero(all_partial)
         owner, place = expand(counts[requests])
         token = starts[requests][owner] + place
-        reserve[token] = (high - low)[requests][owner] + s.growth
+        reserve[token] = (high - low)[requests][owner]
         token_low[token] = low[requests][owner]
     if long_split.any():
         owner, place = expand(tile_count[long_split])
         token = (starts[rows] + tile_first)[long_split][owner] + place
-        reserve[token] = (tile_high - tile_low)[long_split][owner] + s.growth
+        reserve[token] = (tile_high - tile_low)[long_split][owner]
         token_low[token] = tile_low[long_split][owner]
     ends = np.cumsum(reserve)
     return WorkPlan(
@@ -237,7 +239,7 @@ def _find_groups(
     if not worthwhile.any():
         return _NOTHING_SHARED
     tokens = np.add.reduceat(counts[request], begins)
-    saving = (sizes - (tokens + s.short_tile - 1) // s.short_tile) * s.load_cost - tokens * s.partial_cost
+    saving = (sizes - (tokens + s.group_tile - 1) // s.group_tile) * s.load_cost - tokens * s.partial_cost
     worthwhile &= saving > 0
     if not worthwhile.any() or saving[worthwhile].sum() < s.min_saving:
         return _NOTHING_SHARED
@@ -309,10 +311,10 @@ def _group_items(
     tokens = starts[shared.request][owner] + place
     group_tokens = np.add.reduceat(counts[shared.request], shared.start)
     group_first = np.cumsum(group_tokens) - group_tokens
-    group, tile = expand((group_tokens + s.short_tile - 1) // s.short_tile)
+    group, tile = expand((group_tokens + s.group_tile - 1) // s.group_tile)
     items = np.zeros((len(group), ITEM_WIDTH), dtype=np.int32)
-    items[:, TOKEN_START] = first_token + group_first[group] + tile * s.short_tile
-    items[:, TOKEN_COUNT] = np.minimum(s.short_tile, group_tokens[group] - tile * s.short_tile)
+    items[:, TOKEN_START] = first_token + group_first[group] + tile * s.group_tile
+    items[:, TOKEN_COUNT] = np.minimum(s.group_tile, group_tokens[group] - tile * s.group_tile)
     items[:, TABLE_START] = shared.request[shared.start][group] * table_stride
     items[:, SEGMENT_START] = shared.segment[shared.start][group]
     items[:, SEGMENT_END] = items[:, SEGMENT_START] + 1

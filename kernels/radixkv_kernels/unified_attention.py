@@ -1,0 +1,280 @@
+"""The Triton attention kernel: one kernel for prompt chunks, prefix hits, decodes and shared prefixes.
+
+A program takes one work item (see `work_plan`) and one KV head. Its rows are the item's query tokens times
+the query heads of that KV head, so a decode of a 32:8 model is 4 rows and a chunk of 16 tokens is 64. In
+loops::
+
+    for k in segments of the item:                       S positions each, at absolute multiples of S
+        m, l, acc = -inf, 0, 0
+        for keys in tiles of BN within segment k:        through the block table
+            s = rows . keys * scale                      masked only where a row does not see it all
+            m, l, acc = online softmax step
+        final item:   O, M, L = fold(O, M, L, acc, m, l)
+        partial item: store (acc, m, l) of every row that saw a key
+    final item: write O / L
+
+    merge kernel, per row that has partials:  the same fold over the stored segments, in order of k
+
+Which rows share a tile, and which segments share an item, never enters a row's arithmetic. The fold uses
+explicit fused multiply-adds, so that both kernels round alike whatever the compiler fuses elsewhere.
+
+Everything that changes from step to step is read from device memory, from one int32 array (the *blob*): item
+counts, where each list starts, positions, block tables. Grids come from buckets, and programs past the count
+return. A captured CUDA graph therefore replays with a new plan, and a plan outlives a step: a row's KV end is
+its position, which `TritonPlan.advance` moves on the device.
+"""
+
+# Triton types its own source.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Places in the blob's header.
+NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
+AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_BASE, AT_TABLES = 3, 4, 5, 6, 7, 8, 9
+HEADER = 16
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _fold(total_out, total_max, total_sum, out, top, sums):
+    """Fold a segment's partial into running totals; rows are the first dimension."""
+    new = tl.maximum(total_max, top)
+    # A row that has seen nothing yet stays at -inf, 0, 0.
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    keep = tl.exp2(total_max - safe)
+    add = tl.exp2(top - safe)
+    total_sum = tl.fma(sums, add, total_sum * keep)
+    add_rows = tl.broadcast_to(add[:, None], out.shape)
+    total_out = tl.fma(out, add_rows, total_out * keep[:, None])
+    return total_out, new, total_sum
+
+
+@triton.jit
+def _finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
+    """Output rows, with the sink's logit in the denominator."""
+    if SINKS:
+        logit = sink * LOG2E
+        new = tl.maximum(total_max, logit)
+        keep = tl.exp2(total_max - new)
+        total_sum = tl.fma(total_sum, keep, tl.exp2(logit - new))
+        total_out = total_out * keep[:, None]
+    # Padding rows of a tile saw nothing: their 0 / 0 would not be stored, but trips checks for NaN.
+    total_sum = tl.where(total_sum == 0.0, 1.0, total_sum)
+    return total_out / total_sum[:, None]
+
+
+@triton.jit
+def _tile_step(
+    q, acc, top, sums, start, first_key, end_key, position, slope, head_base, key_ptr, value_ptr,
+    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, QUANTIZED: tl.constexpr,
+):  # fmt: skip
+    """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key)
+    exist."""
+    n = start + tl.arange(0, BN)
+    d = tl.arange(0, DP)
+    exists = n < end_key
+    if WINDOW:
+        exists = exists & (n >= first_key)
+    if MASK:
+        block = tl.load(table_ptr + n // BLOCK, mask=exists, other=0).to(tl.int64)
+    else:
+        block = tl.load(table_ptr + n // BLOCK).to(tl.int64)
+    # int64 from here on: a large cache has more than 2^31 elements.
+    row = head_base + block * BLOCK + (n % BLOCK)
+    key_at = key_ptr + row[None, :] * D + d[:, None]
+    value_at = value_ptr + row[:, None] * D + d[None, :]
+    if MASK:
+        if D == DP:
+            k = tl.load(key_at, mask=exists[None, :], other=0.0)
+            v = tl.load(value_at, mask=exists[:, None], other=0.0)
+        else:
+            k = tl.load(key_at, mask=exists[None, :] & (d < D)[:, None], other=0.0)
+            v = tl.load(value_at, mask=exists[:, None] & (d < D)[None, :], other=0.0)
+    else:
+        if D == DP:
+            k = tl.load(key_at)
+            v = tl.load(value_at)
+        else:
+            k = tl.load(key_at, mask=(d < D)[:, None], other=0.0)
+            v = tl.load(value_at, mask=(d < D)[None, :], other=0.0)
+    k = k.to(q.dtype)
+    s = tl.dot(q, k, input_precision="ieee") * logit_scale
+    if QUANTIZED:
+        if MASK:
+            key_scale = tl.load(key_scale_ptr + row, mask=exists, other=0.0)
+            value_scale = tl.load(value_scale_ptr + row, mask=exists, other=0.0)
+        else:
+            key_scale = tl.load(key_scale_ptr + row)
+            value_scale = tl.load(value_scale_ptr + row)
+        s = s * key_scale[None, :]
+    if SOFTCAP:
+        # cap * tanh(s / cap), tanh by way of exp2 of a non-positive argument, which cannot overflow.
+        cap = softcap * LOG2E
+        x = s / cap
+        e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
+        y = (1.0 - e) / (1.0 + e)
+        s = cap * tl.where(x < 0, -y, y)
+    if ALIBI:
+        s += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
+    if MASK:
+        seen = (n[None, :] <= position[:, None]) & exists[None, :]
+        if WINDOW:
+            seen = seen & (position[:, None] - n[None, :] < window)
+        s = tl.where(seen, s, float("-inf"))
+    new = tl.maximum(top, tl.max(s, 1))
+    if MASK:
+        safe = tl.where(new == float("-inf"), 0.0, new)
+    else:
+        safe = new
+    p = tl.exp2(s - safe[:, None])
+    keep = tl.exp2(top - safe)
+    sums = tl.fma(sums, keep, tl.sum(p, 1))
+    if QUANTIZED:
+        if q.dtype == tl.float16:
+            # The scales are small: times a weight they would be subnormal in float16.
+            v = (v.to(tl.float32) * value_scale[:, None]).to(q.dtype)
+        else:
+            p = p * value_scale[None, :]
+            v = v.to(q.dtype)
+    acc = tl.dot(p.to(q.dtype), v, acc * keep[:, None], input_precision="ieee")
+    return acc, new, sums
+
+
+@triton.jit
+def attention_kernel(
+    query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, out_ptr, partial_out_ptr, partial_stat_ptr,
+    blob_ptr, sinks_ptr, slopes_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTIZED: tl.constexpr,
+):  # fmt: skip
+    """Grid (item bucket, HKV). `num_slots` is num_blocks * BLOCK, the rows of one head of one layer."""
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if index >= tl.load(blob_ptr + (1 if LONG else 0)):
+        return
+    item = blob_ptr + tl.load(blob_ptr + (4 if LONG else 3)) + index * 8
+    token_count = tl.load(item + 1)
+    table_ptr = blob_ptr + tl.load(blob_ptr + 9) + tl.load(item + 2)
+    segment_start = tl.load(item + 3)
+    segment_end = tl.load(item + 4)
+    final = tl.load(item + 5)
+    G: tl.constexpr = HQ // HKV
+    r = tl.arange(0, BM)
+    d = tl.arange(0, DP)
+    valid = (r // G < token_count) & (r < (BM // G) * G)
+    head = kv_head * G + r % G
+    token = tl.load(blob_ptr + tl.load(blob_ptr + 6) + tl.load(item) + r // G, mask=valid, other=0)
+    position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token, mask=valid, other=0)
+    min_position = tl.min(tl.where(valid, position, 2147483647), 0)
+    max_position = tl.max(tl.where(valid, position, -1), 0)
+    inside = valid[:, None] & (d < D)[None, :]
+    query_at = token.to(tl.int64) * query_token_stride + head * query_head_stride
+    q = tl.load(query_ptr + query_at[:, None] + d[None, :], mask=inside, other=0.0)
+    slope = tl.zeros((BM,), tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes_ptr + head, mask=valid, other=0.0) * LOG2E
+    logit_scale = scale * LOG2E
+    head_base = kv_head.to(tl.int64) * num_slots
+    first_key = 0
+    if WINDOW:
+        first_key = tl.maximum(min_position - window + 1, 0)
+    total_out = tl.zeros((BM, DP), tl.float32)
+    total_max = tl.full((BM,), float("-inf"), tl.float32)
+    total_sum = tl.zeros((BM,), tl.float32)
+    base = tl.load(blob_ptr + tl.load(blob_ptr + 8) + token, mask=valid, other=0)
+    for k in range(segment_start, segment_end):
+        low = k * SEGMENT
+        high = tl.minimum(low + SEGMENT, max_position + 1)
+        start = low
+        free_start = low
+        if WINDOW:
+            start = tl.minimum(tl.maximum(low, first_key // BN * BN), high)
+            last_hidden = max_position - window + 1
+            free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
+            free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
+        free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
+        acc = tl.zeros((BM, DP), tl.float32)
+        top = tl.full((BM,), float("-inf"), tl.float32)
+        sums = tl.zeros((BM,), tl.float32)
+        if WINDOW:
+            for n in range(start, free_start, BN):
+                acc, top, sums = _tile_step(
+                    q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+                    D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+                )  # fmt: skip
+        for n in range(free_start, free_end, BN):
+            acc, top, sums = _tile_step(
+                q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+                D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+            )  # fmt: skip
+        for n in range(free_end, high, BN):
+            acc, top, sums = _tile_step(
+                q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+                D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+            )  # fmt: skip
+        if final != 0:
+            total_out, total_max, total_sum = _fold(total_out, total_max, total_sum, acc, top, sums)
+        else:
+            # A row that saw no key of this segment owns no slot for it.
+            stored = valid & (top > float("-inf"))
+            slot = (base + k).to(tl.int64) * HQ + head
+            tl.store(
+                partial_out_ptr + slot[:, None] * D + d[None, :], acc, mask=stored[:, None] & (d < D)[None, :]
+            )
+            tl.store(partial_stat_ptr + slot * 2, top, mask=stored)
+            tl.store(partial_stat_ptr + slot * 2 + 1, sums, mask=stored)
+    if final != 0:
+        sink = tl.zeros((BM,), tl.float32)
+        if SINKS:
+            sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
+        result = _finish(total_out, total_max, total_sum, sink, SINKS)
+        out_at = (token.to(tl.int64) * HQ + head) * D
+        tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr, window,
+    HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BH: tl.constexpr, SEGMENT: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Grid (token bucket, ceil(HQ / BH)): fold the partials of BH heads of one token."""
+    index = tl.program_id(0)
+    if index >= tl.load(blob_ptr + 2):
+        return
+    head = tl.program_id(1) * BH + tl.arange(0, BH)
+    valid = head < HQ
+    d = tl.arange(0, DP)
+    inside = valid[:, None] & (d < D)[None, :]
+    token = tl.load(blob_ptr + tl.load(blob_ptr + 5) + index)
+    position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token)
+    base = tl.load(blob_ptr + tl.load(blob_ptr + 8) + token)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(position - window + 1, 0) // SEGMENT
+    total_out = tl.zeros((BH, DP), tl.float32)
+    total_max = tl.full((BH,), float("-inf"), tl.float32)
+    total_sum = tl.zeros((BH,), tl.float32)
+    for k in range(first, position // SEGMENT + 1):
+        slot = (base + k).to(tl.int64) * HQ + head
+        out = tl.load(partial_out_ptr + slot[:, None] * D + d[None, :], mask=inside, other=0.0)
+        top = tl.load(partial_stat_ptr + slot * 2, mask=valid, other=0.0)
+        sums = tl.load(partial_stat_ptr + slot * 2 + 1, mask=valid, other=1.0)
+        total_out, total_max, total_sum = _fold(total_out, total_max, total_sum, out, top, sums)
+    sink = tl.zeros((BH,), tl.float32)
+    if SINKS:
+        sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
+    result = _finish(total_out, total_max, total_sum, sink, SINKS)
+    out_at = (token.to(tl.int64) * HQ + head) * D
+    tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,101 @@
+"""Repairs of Triton's interpreter (seen in 3.6 and 3.9), without which it would test the wrong arithmetic.
+
+- bfloat16 values are kept as their raw 16 bits, and `tl.dot` multiplies those as integers.
+- float32 to bfloat16 and to 8-bit floats truncates, where hardware rounds to nearest.
+- `tl.dot` calls BLAS, whose rows depend on their place in the matrix: bitwise comparisons fail although the
+  kernel is right. einsum adds in one order.
+- Every nested jit call (tl.sum, tl.max) patches the language module again, which takes most of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_TORCH_FLOATS = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+
+
+def _decode(handle: Any) -> np.ndarray:
+    """A tensor's values as float32."""
+    dtype = _TORCH_FLOATS.get(handle.dtype.scalar)
+    if dtype is None:
+        return handle.data.astype(np.float32)
+    bits = np.ascontiguousarray(handle.data)
+    raw = bits.view(np.uint8 if dtype.itemsize == 1 else np.int16)
+    return torch.from_numpy(raw.copy()).view(dtype).float().numpy().reshape(bits.shape)
+
+
+def _encode(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """float32 values in the interpreter's storage of a narrow float, rounded to nearest even."""
+    narrow = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(_TORCH_FLOATS[dtype])
+    if narrow.dtype.itemsize == 1:
+        return narrow.view(torch.uint8).numpy()
+    return narrow.view(torch.int16).numpy().view(np.uint16)
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    product = np.einsum("mk,kn->mn", _decode(a), _decode(b))
+    return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+
+_original_cast = interpreter.InterpreterBuilder.cast_impl
+
+
+def _cast(self: Any, src: Any, dst_type: Any) -> Any:
+    source, target = src.dtype.scalar, dst_type.scalar
+    if source in _TORCH_FLOATS and target.is_floating():
+        values = _decode(src)
+    elif target in _TORCH_FLOATS:
+        values = src.data.astype(np.float32)
+    else:
+        return _original_cast(self, src, dst_type)
+    if target in _TORCH_FLOATS:
+        return interpreter.TensorHandle(_encode(values, target), target)
+    return interpreter.TensorHandle(values.astype(interpreter._get_np_dtype(dst_type)), target)
+
+
+def _fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+    return _cast(self, src, dst_type)
+
+
+_original_patch = interpreter._patch_lang
+_patched: set[int] = set()
+
+
+class _Restore:
+    """Undo a patch, and forget the modules it added."""
+
+    def __init__(self, scope: Any, modules: set[int]) -> None:
+        self._scope, self._modules = scope, modules
+
+    def restore(self) -> None:
+        if self._scope is not None:
+            _patched.difference_update(self._modules)
+            self._scope.restore()
+
+
+def _patch_once(fn: Any) -> Any:
+    """Patch the language modules a function sees, unless a caller's patch is in force."""
+    modules = {id(m) for m in fn.__globals__.values() if m is tl or m is tl.core}
+    added = modules - _patched
+    if not added:
+        return _Restore(None, set())
+    scope = _original_patch(fn)
+    _patched.update(added)
+    return _Restore(scope, added)
+
+
+def install() -> None:
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _create_dot
+    builder.cast_impl = _cast
+    builder.create_fp_to_fp = _fp_to_fp
+    interpreter._patch_lang = _patch_once

@@ -1,0 +1,306 @@
+"""The Triton source, interpreted: against the float64 reference, and bit for bit against itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_batches import Batch, assert_close, fill_nan, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv_kernels import KVSpec, PagedKV, make_backend, triton_backend, unified_attention
+from radixkv_kernels.kv_cache import quantize
+from radixkv_kernels.tiles import Tile
+from radixkv_kernels.triton_backend import TritonBackend, TritonPlan, bucket
+
+MIXED = [(1, 130), (20, 70), (0, 40), (1, 1), (5, 129)]
+SEGMENT = 64
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of 64 and tiles of 32 keys: several of each within contexts the interpreter can afford."""
+    monkeypatch.setattr(triton_backend, "SEGMENT", SEGMENT)
+    choose = triton_backend.choose_tile
+
+    def small(head_size: int, group: int, kind: str, element: int) -> Tile:
+        tile = choose(head_size, group, kind, element)
+        rows = max(16, group) if kind == "short" else max(32, group)
+        return dataclasses.replace(tile, rows=1 << (rows - 1).bit_length(), keys=32)
+
+    monkeypatch.setattr(triton_backend, "choose_tile", small)
+
+
+def sharing(batch: Batch, share: bool) -> TritonBackend:
+    return TritonBackend(dataclasses.replace(batch.backend.config, share_prefixes=share))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_mixed_batch(dtype: torch.dtype) -> None:
+    batch = make_batch("triton", MIXED, heads=(4, 2), head_size=32, dtype=dtype)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_size"),
+    [((3, 1), 64), ((2, 2), 80), ((4, 1), 96), ((2, 1), 128), ((2, 1), 192), ((2, 1), 256)],
+)
+def test_head_shapes(heads: tuple[int, int], head_size: int) -> None:
+    batch = make_batch("triton", [(1, 70), (9, 33)], heads=heads, head_size=head_size)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"window": 20},
+        {"window": 1},
+        {"softcap": 2.0},
+        {"sinks": torch.linspace(-2, 4, 4)},
+        {"alibi_slopes": 2.0 ** -torch.linspace(1, 8, 4)},
+        {"window": 70, "softcap": 5.0, "sinks": torch.linspace(-2, 4, 4)},
+    ],
+)
+def test_features(features: dict[str, Any]) -> None:
+    batch = make_batch("triton", MIXED, heads=(4, 2), head_size=32)
+    assert_close(batch.attend(**features), batch.reference(**features))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_quantized(quantization: str, dtype: torch.dtype) -> None:
+    batch = make_batch(
+        "triton", [(1, 70), (6, 40)], heads=(4, 2), head_size=32, dtype=dtype, quantization=quantization
+    )
+    assert_close(batch.attend(), batch.reference(), factor=2.0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 150)), min_size=1, max_size=4),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 2)]),
+    block_size=st.sampled_from([8, 16, 32, 64]),
+    window=st.sampled_from([None, 1, 9, 64]),
+    deterministic=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_random_batches(lengths, heads, block_size, window, deterministic, seed) -> None:  # type: ignore[no-untyped-def]
+    shared = {1: (0, min(lengths[0][1], lengths[1][1]) // block_size)} if len(lengths) > 1 else None
+    batch = make_batch(
+        "triton",
+        [(n, n + cached) for n, cached in lengths],
+        heads=heads,
+        head_size=16,
+        block_size=block_size,
+        seed=seed,
+        deterministic=deterministic,
+        shared=shared,
+    )
+    if batch.query.shape[0]:
+        assert_close(batch.attend(window=window), batch.reference(window=window))
+
+
+# Four requests share 9 blocks, two of them 14: two depths; one outsider, one chunk on a shared prefix.
+SHARED = {1: (0, 9), 2: (0, 14), 3: (0, 9), 5: (0, 9)}
+DECODES = [(1, 230), (2, 200), (1, 226), (1, 170), (1, 150), (12, 180)]
+
+
+@pytest.mark.parametrize("features", [{}, {"window": 100}, {"sinks": torch.linspace(-1, 2, 4)}])
+def test_shared_equals_plain_and_batch_order(features: dict[str, Any]) -> None:
+    batch = make_batch("triton", DECODES, heads=(4, 2), head_size=16, shared=SHARED, deterministic=True)
+    shared, plain = sharing(batch, True), sharing(batch, False)
+    plan = shared.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    assert plan.work(features.get("window")).num_groups > 1
+    result = batch.attend(shared, **features)
+    assert torch.equal(result, batch.attend(plain, **features))
+    order = [3, 5, 0, 4]
+    part = batch.rows(order)
+    reordered = part.attend(shared, **features)
+    for i, r in enumerate(order):
+        mine = reordered[part.query_starts[i] : part.query_starts[i + 1]]
+        assert torch.equal(mine, result[batch.query_starts[r] : batch.query_starts[r + 1]])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_cold_equals_hit(window: int | None) -> None:
+    batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
+    cold = batch.attend(window=window)
+    assert_close(cold, batch.reference(window=window))
+    for cut in (1, 16, 63, 64, 65, 112, 149):
+        assert torch.equal(batch.chunk(0, cut, 150).attend(window=window), cold[cut:]), f"cut at {cut}"
+    for size in (17, 64):
+        for first in range(0, 150, size):
+            end = min(first + size, 150)
+            part = batch.chunk(0, first, end).attend(window=window)
+            assert torch.equal(part, cold[first:end]), (size, first)
+
+
+def test_split_long_contexts_merge_to_the_same_bits() -> None:
+    batch = make_batch("triton", [(1, 290), (3, 270)], heads=(2, 1), head_size=16, deterministic=True)
+    results = []
+    for parallel in (1, 4, 1000):
+        backend = sharing(batch, False)
+        backend.settings = dataclasses.replace(backend.settings, parallel=parallel)
+        results.append(batch.attend(backend))
+        assert len(
+            backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+            .work(None)
+            .merge_tokens
+        ) == (0 if parallel == 1 else 4)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_padding_rows_are_untouched() -> None:
+    batch = make_batch("triton", MIXED, heads=(2, 1), head_size=16)
+    total = batch.query.shape[0]
+    batch.query = torch.cat([batch.query, torch.full((3, 2, 16), float("nan"))])
+    out = torch.full_like(batch.query, 7.0)
+    batch.attend(out=out)
+    assert (out[total:] == 7.0).all()
+    assert not out[:total].isnan().any()
+    assert (batch.attend()[total:] == 0).all()
+
+
+def test_plans_do_not_disturb_each_other() -> None:
+    batch = make_batch("triton", MIXED, heads=(2, 1), head_size=16)
+    first = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    expected = batch.backend.attend(batch.kv, 0, batch.query, first, scale=batch.scale)
+    part = batch.rows([1])
+    part.attend()
+    again = batch.backend.attend(batch.kv, 0, batch.query, first, scale=batch.scale)
+    assert torch.equal(expected, again)
+
+
+@pytest.mark.parametrize("shared", [None, {1: (0, 4)}])
+def test_a_plan_survives_steps(shared: dict[int, tuple[int, int]] | None) -> None:
+    """Advance a plan of decodes over a segment's edge and into new blocks; compare with fresh plans."""
+    batch = make_batch("triton", [(1, 134), (1, 90)], heads=(2, 1), head_size=16, shared=shared)
+    backend = TritonBackend(batch.backend.config, growth=1)
+    lengths = np.array([126, 80], np.int32)
+    plan = backend.plan(batch.query_starts, lengths, batch.block_tables)
+    for _ in range(8):
+        survivor = backend.attend(batch.kv, 0, batch.query, plan, scale=batch.scale)
+        fresh = backend.plan(batch.query_starts, lengths, batch.block_tables)
+        assert isinstance(fresh, TritonPlan)
+        assert torch.equal(survivor, batch.backend.attend(batch.kv, 0, batch.query, fresh, scale=batch.scale))
+        lengths = lengths + 1
+        backend.advance(plan, batch.block_tables)
+    # Request 0 has room up to 192: two segments when planned, and one of growth.
+    while plan.context_lengths[0] < 192:
+        backend.advance(plan)
+    with pytest.raises(ValueError, match="outgrow"):
+        backend.advance(plan)
+    with pytest.raises(ValueError, match="decodes"):
+        backend.advance(backend.plan(np.array([0, 2]), np.array([20]), batch.block_tables[:1]))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("use_rows", [False, True])
+def test_write(quantization: str | None, use_rows: bool) -> None:
+    spec = KVSpec(2, 4, 8, 3, 24, torch.float32, torch.device("cpu"), quantization)
+    kv = PagedKV(spec)
+    fill_nan(kv)
+    backend = make_backend(
+        "triton",
+        num_query_heads=3,
+        spec=spec,
+        compute_dtype=torch.float32,
+        max_num_tokens=16,
+        max_num_seqs=4,
+        max_model_len=64,
+    )
+    fused = torch.randn(4, 2, 3, 24)
+    fused[3, 0, 1] = 0.0
+    key, value = fused[:, 0], fused[:, 1]
+    slots = torch.tensor([3, -1, 30, 9])
+    rows = torch.tensor([2, 0, 2, 3]) if use_rows else None
+    backend.write(kv, 1, key, value, slots, rows)
+    written = {3: 2, 30: 2, 9: 3} if use_rows else {3: 0, 30: 2, 9: 3}
+    for tensor, scales, new in ((kv.key, kv.key_scale, key), (kv.value, kv.value_scale, value)):
+        for slot, row in written.items():
+            stored = tensor[1].flatten(1, 2)[:, slot]
+            if quantization is None:
+                assert torch.equal(stored, new[row])
+            else:
+                data, scale = quantize(new[row], quantization)
+                assert torch.equal(stored.view(torch.uint8), data.view(torch.uint8))
+                assert scales is not None
+                assert torch.equal(scales[1].flatten(1)[:, slot], scale)
+    k, _ = kv.read(1, np.arange(4, dtype=np.int32), 32)
+    untouched = [s for s in range(32) if s not in written]
+    assert k[untouched].isnan().all()
+    assert kv.read(0, np.arange(4, dtype=np.int32), 32)[0].isnan().all()
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_copy_blocks(quantization: str | None) -> None:
+    batch = make_batch(
+        "triton", [(1, 64), (1, 64)], heads=(2, 2), head_size=24, block_size=32, quantization=quantization
+    )
+    first, second = (t.tolist() for t in batch.block_tables)
+    for copies in (
+        [(first[0], second[0], 32), (first[1], second[1], 5)],
+        [(first[0], second[1], 32), (second[1], first[0], 32)],
+    ):
+        before = [t.clone() for t in batch.kv.tensors()]
+        batch.backend.copy_blocks(batch.kv, copies)
+        for old, new in zip(before, batch.kv.tensors(), strict=True):
+            for source, target, count in copies:
+                assert torch.equal(new[0, :, target, :count], old[0, :, source, :count])
+                torch.testing.assert_close(
+                    new[0, :, target, count:], old[0, :, target, count:], equal_nan=True, rtol=0, atol=0
+                )
+
+
+def test_addresses_beyond_two_to_the_31() -> None:
+    """The last block of a cache of more than 2^31 elements per layer; only the pages touched take memory."""
+    spec = KVSpec(1, 1 << 20, 16, 1, 256, torch.float16, torch.device("cpu"))
+    kv = PagedKV(spec)
+    assert kv.key.numel() > 2**31
+    backend = make_backend(
+        "triton",
+        num_query_heads=1,
+        spec=spec,
+        compute_dtype=torch.float16,
+        max_num_tokens=8,
+        max_num_seqs=1,
+        max_model_len=64,
+    )
+    table = np.array([spec.num_blocks - 1], np.int32)
+    key, value = torch.randn(9, 1, 256).half(), torch.randn(9, 1, 256).half()
+    slots = torch.arange(9) + (spec.num_blocks - 1) * 16
+    backend.write(kv, 0, key, value, slots)
+    query = torch.randn(1, 1, 256).half()
+    plan = backend.plan(np.array([0, 1]), np.array([9]), [table])
+    weights = (query[0, 0].double() @ key[:, 0].double().T / 16).softmax(0)
+    result = backend.attend(kv, 0, query, plan, scale=1 / 16)
+    assert_close(result[0, 0], weights @ value[:, 0].double())
+
+
+def test_buckets() -> None:
+    assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 100)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        6,
+        6,
+        8,
+        12,
+        12,
+        16,
+        128,
+    ]
+    assert all(n <= bucket(n) <= max(1, n * 3 // 2) for n in range(1, 3000))
+
+
+def test_header_matches_the_kernel() -> None:
+    """The kernel spells the header's places as literals; the packer uses the names."""
+    assert unified_attention.AT_SHORT == 3
+    assert unified_attention.AT_TABLES == 9

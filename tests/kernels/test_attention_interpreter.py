@@ -1,0 +1,23 @@
+"""Runs the folder `interpreted` in a process of its own, with TRITON_INTERPRET=1 (see its conftest)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the folder is collected directly")
+def test_triton_source_in_the_interpreter() -> None:
+    folder = Path(__file__).parent / "interpreted"
+    command = [sys.executable, "-m", "pytest", str(folder), "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    # A run that collected nothing would pass as well.
+    assert " passed" in result.stdout
