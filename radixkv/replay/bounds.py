@@ -109,16 +109,15 @@ def offline_optimum(trace: Trace, capacity: int) -> HitCounts:
     for request, length in enumerate(lengths):
         hit = 0
         for key in due.pop(request, ()):
-            end = alive.pop(key, 0)
-            hit = max(hit, end)
+            hit = max(hit, alive.pop(key, 0))
         hits[request] = hit
         surplus = resident + (length - hit) - capacity
         resident += length - hit
         while surplus > 0:
             next_use, end_key, owner, start = heap[0]
             key = (owner, start)
-            end = alive.get(key)
-            if end is None or end != -end_key:  # used since, or trimmed and queued again
+            end = alive.get(key, 0)
+            if end != -end_key:  # used since, or trimmed and queued again
                 heapq.heappop(heap)
                 continue
             take = min(surplus, end - start)
