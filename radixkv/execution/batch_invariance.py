@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixkv.errors import ConfigError
+from radixkv.execution.packed_linear import PackedLinear
 
 # Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
 ROW_MULTIPLES = (16, 32, 64)
@@ -47,43 +48,47 @@ def choose_row_multiple(model: nn.Module) -> int:
     Returns:
         A multiple from `ROW_MULTIPLES`, or 0 when none holds: then use `use_fixed_tiles`.
     """
-    weights: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+    dtype = next(model.parameters()).dtype
+    device = next(model.parameters()).device
+    layers: dict[tuple[int, int], nn.Module] = {}
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            weights.setdefault((module.weight.shape, module.weight.dtype), module.weight)
-    return next((m for m in ROW_MULTIPLES if all(_holds(w, m) for w in weights.values())), 0)
+        if isinstance(module, nn.Linear | PackedLinear):
+            layers.setdefault((module.in_features, module.out_features), module)
+    for multiple in ROW_MULTIPLES:
+        if all(_holds(layer, size[0], multiple, dtype, device) for size, layer in layers.items()):
+            return multiple
+    return 0
 
 
-def _holds(weight: torch.Tensor, multiple: int) -> bool:
+def _holds(layer: nn.Module, width: int, multiple: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether rows come out the same, bit for bit, for several numbers of rows and places in the batch."""
-    generator = torch.Generator(device=weight.device).manual_seed(0)
-    rows = torch.randn(
-        _PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device, dtype=torch.float32
-    ).to(weight.dtype)
-    expected = F.linear(rows, weight)
+    generator = torch.Generator(device=device).manual_seed(0)
+    rows = torch.randn(_PROBE_ROWS, width, generator=generator, device=device).to(dtype)
+    expected = layer(rows)
     for count in {multiple, 2 * multiple, 3 * multiple, _PROBE_ROWS - multiple}:
-        if count <= 0 or count > _PROBE_ROWS:
-            continue
         for start in {0, 1, _PROBE_ROWS - count}:
-            own = F.linear(rows[start : start + count].contiguous(), weight)
-            if not torch.equal(own, expected[start : start + count]):
-                return False
+            if 0 < count <= _PROBE_ROWS - start:
+                own = layer(rows[start : start + count].contiguous())
+                if not torch.equal(own, expected[start : start + count]):
+                    return False
     return True
 
 
 def use_fixed_tiles(model: nn.Module) -> None:
     """Make every linear layer work in tiles of `FIXED_TILE_ROWS` rows, the last one padded; slower, exact."""
 
-    def tiled(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def tiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        whole = module.forward
+
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             flat = inputs.reshape(-1, inputs.shape[-1])
             count = flat.shape[0]
             padded = F.pad(flat, (0, 0, 0, -count % FIXED_TILE_ROWS))
-            tiles = [F.linear(tile, module.weight, module.bias) for tile in padded.split(FIXED_TILE_ROWS)]
+            tiles = [whole(tile) for tile in padded.split(FIXED_TILE_ROWS)]
             return torch.cat(tiles)[:count].reshape(*inputs.shape[:-1], -1)
 
         return forward
 
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.forward = tiled(module)  # type: ignore[method-assign]
+        if isinstance(module, nn.Linear | PackedLinear):
+            module.forward = tiled(module)  # type: ignore[method-assign,assignment]

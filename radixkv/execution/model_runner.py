@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
+from radixkv.execution.packed_linear import pack_linear_layers
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
@@ -90,6 +91,8 @@ class ModelRunner:
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
+        if self.device.type == "cpu":
+            pack_linear_layers(loaded.model)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
