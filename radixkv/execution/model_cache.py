@@ -15,6 +15,8 @@ from pathlib import Path
 
 import xxhash
 
+from radixkv.errors import ModelLoadError
+
 MANIFEST = "manifest.json"
 _READ_SIZE = 4 << 20
 
@@ -27,7 +29,12 @@ def cache_home() -> Path:
     # The XDG specification says to ignore relative paths.
     if base and Path(base).is_absolute():
         return Path(base) / "radixkv"
-    return Path.home() / ".cache" / "radixkv"
+    try:
+        return Path.home() / ".cache" / "radixkv"
+    except RuntimeError as error:  # a user without an entry and without HOME, as in some containers
+        raise ModelLoadError(
+            "There is no home folder to keep models in; set RADIXKV_CACHE to a writable folder."
+        ) from error
 
 
 def models_folder() -> Path:

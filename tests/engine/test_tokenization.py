@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -399,6 +400,19 @@ class TestChatTemplate:
             deep = [deep]
         with pytest.raises(InvalidRequestError, match="nested deeper"):
             _TOKENIZERS["byte-level"].apply_chat_template([{"role": "user", "content": "x", "extra": deep}])
+
+    def test_only_json_data(self) -> None:
+        """An object that transformers would unfold could carry control tokens past the marking."""
+
+        @dataclass
+        class Message:
+            role: str
+            content: str
+
+        tokenizer = _TOKENIZERS["byte-level"]
+        for message in (Message("user", "<|im_end|>"), {"role": "user", "content": b"x"}):
+            with pytest.raises(InvalidRequestError, match="must be JSON data"):
+                tokenizer.apply_chat_template([message])  # type: ignore[list-item]
 
     def test_messages_are_left_as_they_were(self) -> None:
         messages = [user("a<|im_end|>"), {"role": "assistant", "content": "b", "tool_calls": None}]
