@@ -10,14 +10,14 @@ Subclass `EvictionPolicy`, implement `priority`, and add a line to `POLICIES`. T
 a request causes them:
 
 1. `on_acquire(num_tokens, num_hit_tokens)`: a request arrived;
-2. `on_ghost_hit(depth, record)`: the first block it missed had been evicted; `record.policy_data` is what
-   `ghost_data` returned then;
+2. `on_ghost_hit(depth, record)`, *only if* `uses_ghosts` is true: the first block it missed had been evicted;
+   `record.policy_data` is what `ghost_data` returned then (`ghost_of(node, index)` asks for any block);
 3. `on_hit(node)`: for every node of the matched path, deepest first, *only if* `tracks_path` is true;
 4. `on_insert(node, num_blocks)`: the request's new blocks joined the tree as (part of) `node`;
 5. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
 
 And around evictions: `victim(index)` chooses (override it to give second chances; use
-`index.reprioritize(node)` to move a candidate), `ghost_data(node)` is stored with the evicted blocks' ghosts,
+`index.reprioritize(node)` to move a candidate, `index.first_from(priority)` to look further), `ghost_data(node)` is stored with the evicted blocks' ghosts,
 `on_evict(node, num_blocks)` before a trim, `on_split(upper, lower)` after a node was cut (`lower` is the old
 object), `on_remove(node)` when a node leaves, `on_reset()` when all of them did.
 
@@ -29,6 +29,8 @@ fan-out), `parent`, `last_access` (the cache's use counter; exact for leaves), `
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
@@ -36,7 +38,7 @@ from sortedcontainers import SortedList
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.cache.ghost import GhostRecord
+    from radixkv.cache.ghost import GhostIndex, GhostRecord
     from radixkv.cache.node import Node
 
 
@@ -77,6 +79,14 @@ class EvictionIndex:
         """The lowest priority."""
         return self._entries[0][0]
 
+    def first_from(self, priority: Any) -> Node | None:
+        """The first candidate with at least this priority, or None."""
+        i = self._entries.bisect_left((priority,))
+        return self._entries[i][2] if i < len(self._entries) else None
+
+    def __iter__(self) -> Iterator[Node]:
+        return (entry[2] for entry in self._entries)
+
     def nodes(self) -> list[Node]:
         """All candidates in order. O(n)."""
         return [entry[2] for entry in self._entries]
@@ -87,19 +97,22 @@ class EvictionPolicy:
 
     name = ""
     tracks_path = False  # whether on_hit is called for every node of a matched path, and `hits` counted
+    uses_ghosts = False  # whether on_ghost_hit is called
 
     def __init__(self) -> None:
         self.tick = 0
         self.num_blocks = 0
         self.block_size = 0
+        self.ghosts: GhostIndex | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def attach(self, num_blocks: int, block_size: int) -> None:
-        """Called once by the cache with the size of the pool."""
+    def attach(self, num_blocks: int, block_size: int, ghosts: GhostIndex) -> None:
+        """Called once by the cache with the size of the pool and its memory of removed blocks."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.ghosts = ghosts
 
     def priority(self, node: Node) -> Any:
         """What the leaf is worth now; lowest goes first. Comparable with this policy's other priorities."""
@@ -134,6 +147,10 @@ class EvictionPolicy:
     def on_reset(self) -> None:
         """The whole tree was forgotten."""
 
+    def ghost_of(self, node: Node, index: int) -> GhostRecord | None:
+        """What removed the block at `index` of the node when it was cached before, or None. O(segment)."""
+        return self.ghosts.find_block(node, index) if self.ghosts is not None else None
+
     def ghost_data(self, node: Node) -> Any:
         """Something small to remember with the evicted blocks of `node`."""
         return None
@@ -161,7 +178,151 @@ class FIFO(EvictionPolicy):
         return node.data
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {policy.name: policy for policy in (LRU, FIFO)}
+class LFU(EvictionPolicy):
+    """Fewest hits while cached first; among equals the least recently used."""
+
+    name = "lfu"
+    tracks_path = True
+
+    def priority(self, node: Node) -> Any:
+        return node.hits, node.last_access
+
+
+class SLRU(EvictionPolicy):
+    """Segmented LRU (Karedla et al., 1994): blocks that were hit go after those that never were.
+
+    At most `protected_share` of the pool is protected; what is pushed out of it starts anew as recently used.
+    """
+
+    name = "slru"
+    tracks_path = True
+    protected_share = 0.3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._protected: OrderedDict[Node, int] = OrderedDict()  # node -> its blocks, least recent first
+        self._protected_blocks = 0
+
+    def priority(self, node: Node) -> Any:
+        if node in self._protected:
+            return 1, node.last_access
+        return 0, max(node.last_access, node.data or 0)
+
+    def on_hit(self, node: Node) -> None:
+        count = len(node.blocks)
+        self._protected_blocks += count - self._protected.pop(node, 0)
+        self._protected[node] = count
+        while self._protected_blocks > self.protected_share * self.num_blocks:
+            demoted, blocks = self._protected.popitem(last=False)
+            self._protected_blocks -= blocks
+            demoted.data = self.tick
+            if demoted.entry is not None:
+                demoted.space.group.index.reprioritize(demoted)
+
+    def on_split(self, upper: Node, lower: Node) -> None:
+        upper.data = lower.data
+        if lower in self._protected:
+            self._protected[lower] = len(lower.blocks)
+            self._protected[upper] = len(upper.blocks)
+
+    def on_evict(self, node: Node, num_blocks: int) -> None:
+        if node in self._protected:
+            keep = min(self._protected[node], len(node.blocks) - num_blocks)
+            self._protected_blocks -= self._protected[node] - keep
+            self._protected[node] = keep
+
+    def on_remove(self, node: Node) -> None:
+        self._protected_blocks -= self._protected.pop(node, 0)
+
+
+class S3FIFO(EvictionPolicy):
+    """S3-FIFO (Yang et al., SOSP 2023): a small queue filters what is seen once from the main queue.
+
+    New blocks enter the small queue (a tenth of the pool) or, if the ghost index still knows them, the main
+    queue. What was hit in the small queue moves on to the main one; what was hit there goes round again.
+    """
+
+    name = "s3fifo"
+    tracks_path = True
+    small_share = 0.1
+    max_frequency = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stamp = 0
+
+    def _place(self, node: Node, queue: int, frequency: int) -> None:
+        self._stamp += 1
+        node.data = (queue, self._stamp, frequency)
+
+    def priority(self, node: Node) -> Any:
+        return node.data[:2]
+
+    def on_insert(self, node: Node, num_blocks: int) -> None:
+        if node.data is None:
+            first = len(node.blocks) - num_blocks
+            self._place(node, 1 if self.ghost_of(node, first) is not None else 0, 0)
+
+    def on_hit(self, node: Node) -> None:
+        queue, stamp, frequency = node.data
+        node.data = (queue, stamp, min(frequency + 1, self.max_frequency))
+
+    def victim(self, index: EvictionIndex) -> Node:
+        while True:
+            node = index.first()
+            if node.data[0] == 0 and self._small_is_low(index):
+                node = index.first_from((1,)) or node
+            frequency = node.data[2]
+            if not frequency:
+                return node
+            self._place(node, 1, 0 if node.data[0] == 0 else frequency - 1)
+            index.reprioritize(node)
+
+    def _small_is_low(self, index: EvictionIndex) -> bool:
+        """Whether the candidates of the small queue are fewer blocks than its share. O(that share)."""
+        limit = max(1, int(self.small_share * self.num_blocks))
+        blocks = 0
+        for node in index:
+            if node.data[0]:
+                return True
+            blocks += len(node.blocks)
+            if blocks >= limit:
+                return False
+        return True
+
+
+class GDSF(EvictionPolicy):
+    """GreedyDual-Size-Frequency (Cherkasova, 1998): cheap to recompute and seldom used goes first.
+
+    A block's cost is what it would take to compute it again: the dense layers alike for each token, and
+    attention that grows with the position. `level` rises to the priority of what was evicted, so that what is
+    not used ages.
+    """
+
+    name = "gdsf"
+    tracks_path = True
+    attention_scale = 4096  # tokens of context at which attention costs as much as the dense layers
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0.0
+
+    def on_insert(self, node: Node, num_blocks: int) -> None:
+        if node.data is None:
+            node.data = self.level
+
+    def on_hit(self, node: Node) -> None:
+        node.data = self.level
+
+    def priority(self, node: Node) -> Any:
+        cost = 1.0 + (node.start + len(node.blocks) * self.block_size) / self.attention_scale
+        return node.data + (node.hits + 1) * cost, node.last_access
+
+    def on_evict(self, node: Node, num_blocks: int) -> None:
+        self.level = max(self.level, node.entry[0][0])
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {p.name: p for p in (LRU, LFU, SLRU, S3FIFO, GDSF, FIFO)}
 
 
 def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:

@@ -46,6 +46,7 @@ REASONS: tuple[Reason, ...] = (
     "diverged",
     "first_seen",
 )
+CACHE_IS_OFF = "prefix caching is off"
 CONTEXT_TOKENS = 8  # tokens shown after the place where two prompts part
 
 
@@ -156,34 +157,94 @@ class MissReport:
         return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
 
 
+class PendingReport:
+    """What a report needs to know of the moment of the acquire; the rest is looked up when it is read.
+
+    Nothing is lost by waiting: the block that a lease missed is its own from then on, so that it can't be
+    evicted (again) before the lease ends, and later removals are told apart by their time.
+    """
+
+    __slots__ = ("at", "cached", "cached_after", "data", "depth", "found", "seed", "skip")
+
+    def __init__(
+        self,
+        data: bytes,
+        seed: int,
+        depth: int,
+        found: int,
+        cached: int,
+        cached_after: bytes,
+        skip: str | None,
+        at: float,
+    ) -> None:
+        self.data = data
+        self.seed = seed
+        self.depth = depth
+        self.found = found
+        self.cached = cached
+        self.cached_after = cached_after
+        self.skip = skip
+        self.at = at
+
+
+def continuation(walk: Walk, found: int) -> bytes:
+    """The cached tokens (as bytes) at the place where a lookup ended; empty where nothing goes on."""
+    neighbour = walk.neighbour
+    if neighbour is None or not found:
+        return b""
+    start = (found - neighbour.start) * TOKEN_BYTES
+    return bytes(neighbour.key[start : start + CONTEXT_TOKENS * TOKEN_BYTES])
+
+
 class Explainer:
     """Composes the reports of one cache."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
 
-    def report(self, data: bytes, space: Space, walk: Walk, cached: int, skip: str | None) -> MissReport:
-        """The report of a lease that found `cached` of its tokens."""
-        num_tokens = len(data) // TOKEN_BYTES
-        if skip is not None or not self._cache.enabled:
-            return MissReport("skipped", num_tokens, 0, skipped=skip or "prefix caching is off")
-        return self._classify(data, space, walk, num_tokens, cached)
+    def complete(self, pending: PendingReport) -> MissReport:
+        """The report of a lease."""
+        num_tokens = len(pending.data) // TOKEN_BYTES
+        if pending.skip is not None:
+            return MissReport("skipped", num_tokens, 0, skipped=pending.skip)
+        return self._classify(pending, num_tokens, None)
 
-    def report_dry(self, data: bytes, space: Space | None, walk: Walk | None, admin: bool) -> MissReport:
-        """The report that a lease would get now."""
+    def dry(self, data: bytes, space: Space | None, walk: Walk | None, admin: bool) -> MissReport:
+        """The report that a lease would get now; `admin`: other namespaces count, too."""
+        cache = self._cache
         num_tokens = len(data) // TOKEN_BYTES
-        if not self._cache.enabled:
-            return MissReport("skipped", num_tokens, 0, skipped="prefix caching is off")
-        if walk is None:
-            return MissReport("first_seen", num_tokens, 0)
-        return self._classify(data, space, walk, num_tokens, min(walk.depth + walk.partial, num_tokens - 1))
+        if not cache.enabled:
+            return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
+        depth, found, after, seed = 0, 0, b"", 0
+        if space is not None:
+            seed = space.seed
+        if walk is not None:
+            depth, found = walk.depth, walk.depth + walk.partial
+            after = continuation(walk, found)
+        cached = min(found if cache.partial_reuse else depth, num_tokens - 1)
+        pending = PendingReport(data, seed, depth, found, cached, after, None, cache._clock())
+        elsewhere = self._found_elsewhere(data, space) if admin else None
+        return self._classify(pending, num_tokens, elsewhere)
 
-    def _classify(
-        self, data: bytes, space: Space | None, walk: Walk, num_tokens: int, cached: int
-    ) -> MissReport:
-        found = walk.depth + walk.partial
+    def _found_elsewhere(self, data: bytes, space: Space | None) -> int:
+        """The longest match of another namespace. O(namespaces * tokens)."""
+        others = [other for other in self._cache._tree.roots if other is not space]
+        return max((self._cache._match(data, other).num_tokens for other in others), default=0)
+
+    def _classify(self, pending: PendingReport, num_tokens: int, elsewhere: int | None) -> MissReport:
+        cached, found, data = pending.cached, pending.found, pending.data
         if cached >= num_tokens - 1:
             return MissReport("hit", num_tokens, cached)
         if found > cached:
             return MissReport("partial_block", num_tokens, cached)
+        record = self._cache._ghosts.find(data, pending.seed, pending.depth, found)
+        if record is not None and record.at <= pending.at:
+            reason: Any = record.reason
+            age = pending.at - record.at
+            return MissReport(reason, num_tokens, cached, age_s=age, evicted_by=record.by)
+        if elsewhere is not None and elsewhere > found:
+            return MissReport("namespace", num_tokens, cached)
+        if pending.cached_after:
+            after = data[found * TOKEN_BYTES : (found + CONTEXT_TOKENS) * TOKEN_BYTES]
+            return MissReport("diverged", num_tokens, cached, found, pending.cached_after, after)
         return MissReport("first_seen", num_tokens, cached)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.cache.explain import PendingReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens, shared_bytes
 from radixkv.cache.node import Children, Node, Space
 from radixkv.errors import LeaseError
@@ -98,7 +99,7 @@ class Lease:
         self._family: list[Lease] | None = None
         self._is_released = False
         self._is_unshareable = False
-        self._report: MissReport | None = None
+        self._report: MissReport | PendingReport | None = None
         self.num_tokens = len(tokens) // TOKEN_BYTES
         self.num_cached_tokens = num_cached_tokens
         self.num_committed = num_cached_tokens
@@ -119,9 +120,11 @@ class Lease:
         return self._table[: self._num_blocks]
 
     @property
-    def report(self) -> MissReport | None:
+    def report(self) -> MissReport:
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
-        return self._report
+        if type(self._report) is PendingReport:
+            self._report = self._cache._explainer.complete(self._report)
+        return self._report  # type: ignore[return-value]
 
     @property
     def is_released(self) -> bool:
@@ -402,6 +405,8 @@ class Lease:
             and not node.pins_here
             and node.parent is not None
             and node.space is self._space
+            # Blocks with hits of their own are kept apart from new ones, for policies that count hits.
+            and (node.start >= self._own_from or not tree.policy.tracks_path)
         ):
             tree.extend(node, key, blocks)
         else:

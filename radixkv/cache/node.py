@@ -192,19 +192,18 @@ class Children:
         """The child that shares the most leading tokens with `block`, and how many bytes. O(log n)."""
         order = self._order
         i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
-        best, most = None, TOKEN_BYTES - 1
+        best, most = None, -1
         if i < len(order):
             best = order[i]
             most = shared_bytes(best, block)
-        if i and (i == len(order) or most < len(block)):
+        if i and (best is None or most < len(block)):
             left = order[i - 1]
             shared = shared_bytes(left, block)
             if shared > most:
                 best, most = left, shared
-        most -= most % TOKEN_BYTES
-        if best is None or not most:
+        if best is None:
             return None, 0
-        return self.find(best), most
+        return self.find(best), most - most % TOKEN_BYTES
 
     def covers(self, block: bytes) -> Node | None:
         """A child whose first block begins with all of `block` and is not shorter, or None. O(log n)."""

@@ -28,7 +28,8 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.detach import detach
 from radixkv.cache.eviction import EvictionPolicy, make_policy
-from radixkv.cache.explain import Explainer, MissReport
+from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, PendingReport, continuation
+from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -142,6 +143,8 @@ class PrefixCache:
                 raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
         if num_blocks >= 2**31:
             raise ConfigError(f"num_blocks must be below 2**31, not {num_blocks}")
+        if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
+            raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
         if not 0.0 <= pin_budget <= 1.0:
             raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
         self.num_blocks = num_blocks
@@ -150,7 +153,6 @@ class PrefixCache:
         self.partial_reuse = partial_reuse
         self.pin_budget_blocks = int(num_blocks * pin_budget)
         self.policy = make_policy(policy)
-        self.policy.attach(num_blocks, block_size)
         self._clock = clock
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
@@ -160,6 +162,8 @@ class PrefixCache:
         self._groups = [self._common, *self._groups_by_key.values()]
         self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
         self._explainer = Explainer(self)
+        self._ghosts = GhostIndex(self._tree, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
+        self.policy.attach(num_blocks, block_size, self._ghosts)
         self._pins = Pins()
         self._any_lapsed = False
         self._pinned_blocks = 0
@@ -186,7 +190,7 @@ class PrefixCache:
         space = self._spaces.get(key)
         if space is None:
             group = self._groups_by_key.get(key, self._common)
-            space = self._spaces[key] = Space(key, group)
+            space = self._spaces[key] = make_space(self._tree, key, group)
         return space
 
     def match(self, token_ids: TokenIds, namespace: Namespace = "") -> Match:
@@ -286,9 +290,9 @@ class PrefixCache:
                 or not (match._walk is not None and match._version == match._walk.node.version)
             ):
                 match = self._match(data, space)
-            walk = match._walk or Walk(tree.root(space), 0, 0, None, 0)
+            walk = match._walk or Walk(tree.root(space), 0, 0, None, None)
         else:
-            walk = Walk(tree.root(space), 0, 0, None, 0)
+            walk = Walk(tree.root(space), 0, 0, None, None)
         return self._lease(data, namespace, space, walk, skip)
 
     def _lease(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
@@ -299,6 +303,8 @@ class PrefixCache:
         source = walk.source
         takes_over = False
         slots = 0
+        neighbour_after = continuation(walk, found) if walk.neighbour is not None else b""
+        ghosts = len(self._ghosts)
         if source is not None:
             takes_over = not source.holders and source.end == found
             if not self.partial_reuse:
@@ -335,10 +341,11 @@ class PrefixCache:
         table = lease._table
         held = total - needed
         if held:
-            blocks = node.blocks
             if node.start:
-                blocks = b"".join([n.blocks for n in tree.path(node)])
-            table[:held] = np.frombuffer(blocks, np.int32)
+                joined = b"".join([n.blocks for n in tree.path(node)])
+                table[:held] = np.frombuffer(joined, np.int32)
+            else:
+                table[:held] = np.frombuffer(node.blocks, np.int32)
         if needed:
             table[held:total] = self._capacity.allocate(needed, space.group)
         if slots:
@@ -350,8 +357,19 @@ class PrefixCache:
         self._queried_tokens += num_tokens
         self._hit_tokens += cached
         self._touch(node)
-        lease._report = self._explainer.report(data, space, walk, cached, skip)
+        after = b""
+        if skip is None and cached < num_tokens - 1:
+            if not self.enabled:
+                skip = CACHE_IS_OFF
+            else:
+                after = neighbour_after
+        now = self._clock() if ghosts else 0.0
+        lease._report = PendingReport(data, space.seed, walk.depth, found, cached, after, skip, now)
         self.policy.on_acquire(num_tokens, cached)
+        if ghosts and self.policy.uses_ghosts and found < num_tokens:
+            record = self._ghosts.find(data, space.seed, walk.depth, found)
+            if record is not None:
+                self.policy.on_ghost_hit(walk.depth, record)
         if self._lagging:
             self._resync()
         return lease
@@ -435,7 +453,12 @@ class PrefixCache:
             self._refresh_pins(node)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
-        self.policy.on_evict(node, num_blocks)
+        policy = self.policy
+        policy.on_evict(node, num_blocks)
+        if self._ghosts.capacity:
+            reason = "expired" if node.lapsed else "evicted"
+            record = GhostRecord(reason, self._clock(), by, policy.ghost_data(node))
+            self._ghosts.remember(node, num_blocks, record)
 
     # ------------------------------------------------------------------ used by leases
 
@@ -555,6 +578,10 @@ class PrefixCache:
         """Forget everything. Blocks held by leases stay valid for them and are never shared again. O(nodes)."""
         for pin in list(self._pins.by_key.values()):
             self._drop_pin(pin, lapsed=False)
+        if self._ghosts.capacity:
+            record = GhostRecord("reset", self._clock(), "reset()")
+            for node in self._tree.nodes():
+                self._ghosts.remember(node, len(node.blocks), record)
         detach(self, [child for root in list(self._tree.roots.values()) for child in root.each_child()], None)
         for lease in self._leases.values():
             lease._is_unshareable = True
@@ -677,7 +704,7 @@ class PrefixCache:
             out_of_blocks=self._out_of_blocks,
             resets=self._resets,
             pins_given_way=self._pins_given_way,
-            ghost_blocks=0,
+            ghost_blocks=len(self._ghosts),
         )
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
@@ -691,9 +718,9 @@ class PrefixCache:
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._spaces.get(frame_namespace(namespace))
+        space = self._space(namespace)
         walk = self._match(data, space)._walk
-        return self._explainer.report_dry(data, space, walk, admin)
+        return self._explainer.dry(data, space, walk, admin)
 
     def check(self) -> None:
         """Assert every invariant of pool, tree, leases and index. O(blocks).

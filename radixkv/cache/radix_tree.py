@@ -31,14 +31,14 @@ class Walk(NamedTuple):
         depth: tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0.
         partial: further tokens that match inside one more block.
         source: the node holding that block; None when partial is 0.
-        source_index: the block's index in source.blocks.
+        neighbour: the cached continuation nearest to the tokens that did not match; None: there is none.
     """
 
     node: Node
     depth: int
     partial: int
     source: Node | None
-    source_index: int
+    neighbour: Node | None
 
 
 class RadixTree:
@@ -86,7 +86,7 @@ class RadixTree:
         while True:
             children = node.children if node.space is space else self.children_of(node, space)
             if children is None or pos >= stop:
-                return Walk(node, pos // TOKEN_BYTES, 0, None, 0)
+                return Walk(node, pos // TOKEN_BYTES, 0, None, None)
             block = bytes(data[pos : min(pos + size, stop)])
             child = None
             if len(block) == size:
@@ -106,7 +106,7 @@ class RadixTree:
                             whole // TOKEN_BYTES,
                             tail // TOKEN_BYTES,
                             child,  # type: ignore[arg-type]
-                            len(key) // size,
+                            child,  # type: ignore[arg-type]
                         )
                     node = child  # type: ignore[assignment]
                     pos = end
@@ -119,10 +119,10 @@ class RadixTree:
                         (pos + whole * size) // TOKEN_BYTES,
                         partial,
                         child if partial else None,  # type: ignore[arg-type]
-                        whole,
+                        child,  # type: ignore[arg-type]
                     )
             neighbour, same = children.nearest(block)
-            return Walk(node, pos // TOKEN_BYTES, same // TOKEN_BYTES, neighbour, 0)
+            return Walk(node, pos // TOKEN_BYTES, same // TOKEN_BYTES, neighbour if same else None, neighbour)
 
     def path(self, node: Node) -> list[Node]:
         """The nodes from below the root down to `node`. O(depth)."""
