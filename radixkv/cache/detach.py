@@ -72,12 +72,23 @@ def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
 def _release_sources(
     cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]
 ) -> None:
-    """A pending copy reads the first block of its source node: hold that block alone from now on."""
-    for node in [node for node in lease._sources if node in below]:
-        lease._sources.remove(node)
-        lease._source_blocks.append(node.blocks[0])
-        counts[node.blocks[0]] = counts.get(node.blocks[0], 0) + 1
-        cache._tree.unprotect(node)
+    """A pending copy reads one block at its source node, or above where that was split: hold only that."""
+    tree = cache._tree
+    for node, block in list(lease._sources):
+        if node not in below:
+            continue
+        home: Node = node
+        while block not in home.blocks:
+            assert home.parent is not None
+            home = home.parent
+        lease._sources.remove((node, block))
+        if home in below:
+            lease._source_blocks.append(block)
+            counts[block] = counts.get(block, 0) + 1
+        else:
+            tree.protect(home)
+            lease._sources.append((home, block))
+        tree.unprotect(node)
 
 
 def _make_private(cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]) -> None:

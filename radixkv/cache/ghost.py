@@ -128,6 +128,16 @@ class PrefixHasher:
             partial = (_hash(data[offset:end], chain) if end > offset else chain) ^ _PARTIAL
         return hashes, partial
 
+    def of_block(self, node: Node, index: int) -> int:
+        """The hash of one block of a node, whole or partial. O(blocks before it + one segment)."""
+        end = min((index + 1) * self._tree.block_bytes, len(node.key))
+        chain = self._chain(node)
+        unit = self._tree.block_size * SEGMENT_BLOCKS
+        origin = node.start - node.start % unit
+        assert node.parent is not None
+        head = self._tree.prefix_bytes(node.parent, origin) if node.start > origin else b""
+        return self.of_prompt(head + bytes(node.key[:end]), chain, len(head) + end)
+
 
 def node_seed(node: Node) -> int:
     """The seed of the tree that a root begins."""

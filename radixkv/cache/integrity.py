@@ -76,7 +76,7 @@ def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
     pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins.by_key.values())
     for lease in cache._leases.values():
         holders[lease._node] += 1
-        refs.update(lease._sources)
+        refs.update(node for node, _ in lease._sources)
     pins: Counter[Node] = Counter(pins_here)
     refs.update(holders)
     refs.update(pins_here)

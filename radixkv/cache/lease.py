@@ -94,7 +94,7 @@ class Lease:
         self._num_blocks = num_blocks
         self._tree_tokens = tree_tokens
         self._own_from = tree_tokens
-        self._sources: list[Node] = []
+        self._sources: list[tuple[Node, int]] = []
         self._source_blocks: list[int] = []
         self._family: list[Lease] | None = None
         self._is_released = False
@@ -205,7 +205,7 @@ class Lease:
             self._node = upper
             self._tree_tokens = start
             if slots > 0:
-                self._sources.append(tail)  # keeps the reference that the lease had
+                self._sources.append((tail, source))  # keeps the reference that the lease had
             else:
                 cache._unprotect(tail)
         elif slots > 0:
@@ -220,7 +220,7 @@ class Lease:
     def copies_done(self) -> None:
         """The copies have run: their source blocks need no longer be held. Implied by the next `commit`."""
         nodes, self._sources = self._sources, []
-        for node in nodes:
+        for node, _ in nodes:
             self._cache._unprotect(node)
         blocks, self._source_blocks = self._source_blocks, []
         if blocks:
@@ -261,7 +261,7 @@ class Lease:
             used = before % size
             node = self._node
             if used and num_tokens - before <= size - used and node.holders == 1 and len(node.blocks) > 1:
-                if self._cache._listener is None:
+                if self._cache._tree.listener is None:
                     node.key += self._tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
                     node.version += 1
                     self._tree_tokens = num_tokens

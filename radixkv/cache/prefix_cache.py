@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ import xxhash
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.detach import detach
+from radixkv.cache.events import EventStream, Listener
 from radixkv.cache.eviction import EvictionPolicy, make_policy
 from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, PendingReport, continuation
 from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space
@@ -169,7 +169,7 @@ class PrefixCache:
         self._pinned_blocks = 0
         self._leases: dict[int, Lease] = {}
         self._lagging: dict[Lease, None] = {}
-        self._listener: Any = None
+        self._events = EventStream(self._ghosts.hasher, self._tree.block_bytes)
         self._lease_ids = 0
         self._tick = 0
         self._acquires = self._queried_tokens = self._hit_tokens = 0
@@ -350,7 +350,7 @@ class PrefixCache:
             table[held:total] = self._capacity.allocate(needed, space.group)
         if slots:
             assert source is not None
-            lease._sources.append(source)
+            lease._sources.append((source, source.blocks[0]))
             lease.copies.append((source.blocks[0], int(table[held]), slots))
         self._leases[lease.id] = lease
         self._acquires += 1
@@ -706,6 +706,28 @@ class PrefixCache:
             pins_given_way=self._pins_given_way,
             ghost_blocks=len(self._ghosts),
         )
+
+    def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
+        """Call `listener` with every block stored or removed from now on; see `radixkv.cache.events`.
+
+        Args:
+            replay: first tell it what is cached already.
+
+        Returns:
+            A function that ends the subscription.
+        """
+        if replay:
+            self._events.replay(list(self._tree.nodes()), listener)
+        self._events.listeners.append(listener)
+        self._tree.listener = self._events
+
+        def unsubscribe() -> None:
+            if listener in self._events.listeners:
+                self._events.listeners.remove(listener)
+            if not self._events.listeners:
+                self._tree.listener = None
+
+        return unsubscribe
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).

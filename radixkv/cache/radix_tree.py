@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.cache.eviction import EvictionPolicy
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, HashFunction, Node, Space
+
+if TYPE_CHECKING:
+    from radixkv.cache.events import EventStream
 
 
 class Walk(NamedTuple):
@@ -57,6 +60,7 @@ class RadixTree:
         self.policy = policy
         self.roots: dict[Space, Node] = {}
         self.num_nodes = 0
+        self.listener: EventStream | None = None
 
     def __repr__(self) -> str:
         return f"RadixTree({self.num_nodes} nodes, {len(self.roots)} namespaces)"
@@ -238,6 +242,8 @@ class RadixTree:
         self.num_nodes += 1
         space.group.blocks += len(blocks)
         self.policy.on_insert(node, len(blocks))
+        if self.listener is not None:
+            self.listener.stored(node, 0)
         return node
 
     def extend(self, leaf: Node, key: bytes | bytearray, blocks: array[int]) -> None:
@@ -250,11 +256,15 @@ class RadixTree:
         group.blocks += len(blocks)
         group.protected += len(blocks)
         self.policy.on_insert(leaf, len(blocks))
+        if self.listener is not None:
+            self.listener.stored(leaf, len(leaf.blocks) - len(blocks))
 
     def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
         """Append tokens to a leaf's partial block, which has room for them. O(1), O(log siblings) for a stub."""
         size = self.block_bytes
         assert leaf.is_leaf and len(leaf.key) % size and len(leaf.key) % size + len(key) <= size
+        if self.listener is not None:
+            self.listener.removed(leaf, len(leaf.blocks) - 1)
         if len(leaf.key) < size:
             parent = leaf.parent
             assert parent is not None
@@ -267,6 +277,8 @@ class RadixTree:
         else:
             leaf.key += key
         leaf.version += 1
+        if self.listener is not None:
+            self.listener.stored(leaf, len(leaf.blocks) - 1)
 
     def split(self, node: Node, num_blocks: int) -> Node:
         """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
@@ -312,6 +324,8 @@ class RadixTree:
         assert leaf.is_leaf and 0 < num_blocks <= len(leaf.blocks)
         group = leaf.space.group
         keep = len(leaf.blocks) - num_blocks
+        if self.listener is not None:
+            self.listener.removed(leaf, keep)
         taken = leaf.blocks[keep:]
         group.blocks -= num_blocks
         if leaf.refs:
@@ -333,22 +347,29 @@ class RadixTree:
         keep = (num_tokens - leaf.start) * TOKEN_BYTES
         assert leaf.is_leaf
         assert keep > (len(leaf.blocks) - 1) * size
-        if len(leaf.blocks) > 1:
-            del leaf.key[keep:]
-        else:
+        if len(leaf.blocks) == 1:
             parent = leaf.parent
             assert parent is not None
             siblings = self.children_of(parent, leaf.space)
             assert siblings is not None
             siblings.remove(leaf)
             covered = siblings.covers(bytes(leaf.key[:keep])) is not None
-            if not covered:
-                del leaf.key[keep:]
             siblings.add(leaf)
             if covered:
                 return False
+            if self.listener is not None:
+                self.listener.removed(leaf, 0)
+            siblings.remove(leaf)
+            del leaf.key[keep:]
+            siblings.add(leaf)
             parent.version += 1
+        else:
+            if self.listener is not None:
+                self.listener.removed(leaf, len(leaf.blocks) - 1)
+            del leaf.key[keep:]
         leaf.version += 1
+        if self.listener is not None:
+            self.listener.stored(leaf, len(leaf.blocks) - 1)
         return True
 
     def _remove(self, leaf: Node) -> None:

@@ -41,6 +41,8 @@ class Fuzzer:
         if rnd.random() < 0.3:
             options["quotas"] = {"tenant": (num_blocks // 4, num_blocks // 2)}
         self.model = ModelledCache(num_blocks, rnd.choice([1, 2, 4, 5]), **options)
+        if rnd.random() < 0.3:
+            self.model.follow_events()
         self.alphabet = rnd.choice([2, 3, 8])
         self.history: list[list[int]] = []
 

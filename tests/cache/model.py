@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.cache.keys import Namespace
+from radixkv.cache.events import Residency
+from radixkv.cache.keys import Namespace, decode_tokens
 from radixkv.cache.prefix_cache import Lease, Match
 
 Prefix = tuple[Namespace, tuple[int, ...]]
@@ -58,7 +59,25 @@ class ModelledCache:
         self.matches: list[tuple[Match, list[int], Namespace]] = []
         self.pins: dict[Prefix, tuple[int, float]] = {}  # tokens pinned, time of expiry
         self.check_every = 1
+        self.residency: Residency | None = None
         self._steps = 0
+
+    def follow_events(self) -> None:
+        """Rebuild residency from the stream from now on, and compare it in every `verify`."""
+        self.residency = Residency()
+        self.cache.subscribe(self.residency)
+
+    def _verify_events(self) -> None:
+        if self.residency is None:
+            return
+        tree = self.cache._tree
+        size = self.block_size
+        expected = set()
+        for node in tree.nodes():
+            tokens = decode_tokens(b"".join(n.key for n in tree.path(node)))
+            for end in range(node.start + size, node.end + size, size):
+                expected.add((node.space.key, tuple(tokens[:end])))
+        assert self.residency.prefixes() == expected, "the follower's residency differs from the tree's"
 
     # ------------------------------------------------------------------ helpers
 
@@ -256,6 +275,7 @@ class ModelledCache:
         if self._steps % self.check_every:
             return
         self.cache.check()
+        self._verify_events()
         held = {block for run in self.runs for block in run.lease.block_table.tolist()}
         assert len(held) <= stats.held_blocks
         if not self.runs and not stats.pinned_blocks:
