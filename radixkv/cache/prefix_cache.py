@@ -55,14 +55,30 @@ class Match:
         num_tokens: its length, token-granular; may be the whole prompt.
     """
 
-    __slots__ = ("_data", "_space", "_version", "_walk", "num_tokens")
+    __slots__ = ("_data", "_source_version", "_space", "_version", "_walk", "num_tokens")
 
     def __init__(self, data: bytes, space: Space | None, walk: Walk | None) -> None:
         self._data = data
         self._space = space
-        self._walk = walk
         self.num_tokens = 0 if walk is None else walk.depth + walk.partial
-        self._version = 0 if walk is None else walk.node.version
+        self._walk: Walk | None = None
+        self._version = self._source_version = 0
+        self._ends_at(walk)
+
+    def _ends_at(self, walk: Walk | None) -> None:
+        self._walk = walk
+        if walk is not None:
+            self._version = walk.node.version
+            self._source_version = 0 if walk.source is None else walk.source.version
+
+    def _is_untouched(self) -> bool:
+        """Whether the node the match ends at, and the one its last tokens are copied from, are as they were."""
+        walk = self._walk
+        return (
+            walk is not None
+            and walk.node.version == self._version
+            and (walk.source is None or walk.source.version == self._source_version)
+        )
 
     def __repr__(self) -> str:
         return f"Match({self.num_tokens} of {len(self._data) // TOKEN_BYTES} tokens)"
@@ -119,6 +135,7 @@ class PrefixCache:
         pin_budget: share of the pool that pins may protect.
         quotas: namespace -> Quota, or (floor, ceiling) in blocks.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
+        explain: False: leases carry no report (`skipped`), for measuring what reports cost.
 
     Raises:
         ConfigError: an option is out of range.
@@ -137,6 +154,7 @@ class PrefixCache:
         pin_budget: float = 0.5,
         quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None = None,
         partial_reuse: bool = True,
+        explain: bool = True,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if type(value) is not int or value < 1:
@@ -151,6 +169,7 @@ class PrefixCache:
         self.block_size = block_size
         self.enabled = enabled
         self.partial_reuse = partial_reuse
+        self.explains = explain
         self.pin_budget_blocks = int(num_blocks * pin_budget)
         self.policy = make_policy(policy)
         self._clock = clock
@@ -222,7 +241,7 @@ class PrefixCache:
             if space is None:
                 return not self._spaces or self._renew(match)
             return space not in self._tree.roots or self._renew(match)
-        if walk.node.version == match._version and (walk.source is None or walk.source.version >= 0):
+        if match._is_untouched():
             return True
         return self._renew(match)
 
@@ -249,8 +268,7 @@ class PrefixCache:
         new = self._tree.walk(node, match._space, data, pos * TOKEN_BYTES, len(data))
         if new.depth + new.partial != match.num_tokens:
             return False
-        match._walk = new
-        match._version = new.node.version
+        match._ends_at(new)
         return True
 
     # ------------------------------------------------------------------ acquire
@@ -287,34 +305,38 @@ class PrefixCache:
                 match is None
                 or match._space is not space
                 or match._data != data
-                or not (match._walk is not None and match._version == match._walk.node.version)
+                or not match._is_untouched()
             ):
                 match = self._match(data, space)
             walk = match._walk or Walk(tree.root(space), 0, 0, None, None)
         else:
             walk = Walk(tree.root(space), 0, 0, None, None)
+            if skip is None:
+                skip = CACHE_IS_OFF
         return self._lease(data, namespace, space, walk, skip)
 
     def _lease(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
-        tree, size = self._tree, self.block_size
+        """Plan what to hold, copy and allocate; make sure that there is room; only then change anything."""
+        size = self.block_size
         num_tokens = len(data) // TOKEN_BYTES
         found = walk.depth + walk.partial
         cached = min(found, num_tokens - 1)
         source = walk.source
-        takes_over = False
-        slots = 0
-        neighbour_after = continuation(walk, found) if walk.neighbour is not None else b""
-        ghosts = len(self._ghosts)
+        takes_over = False  # the partial block itself is extended: nobody else holds it
+        slots = 0  # tokens of the partial block to copy
         if source is not None:
-            takes_over = not source.holders and source.end == found
             if not self.partial_reuse:
-                source, takes_over, cached = None, False, min(walk.depth, num_tokens - 1)
-            elif not takes_over:
+                source, cached = None, min(walk.depth, num_tokens - 1)
+            elif not source.holders and source.end == found:
+                takes_over = True
+            else:
                 slots = cached - walk.depth
                 if slots <= 0:
                     source = None
+        after = continuation(walk, found)
         total = -(-num_tokens // size)
-        needed = total - -(-(found if takes_over else walk.depth) // size)
+        held_tokens = found if takes_over else walk.depth
+        needed = total - -(-held_tokens // size)
         if needed > self._pool.num_free or space.group.ceiling is not None:
             if slots and not self._fits(needed, space, self._locked_by(walk, source)):
                 source, slots, cached = None, 0, walk.depth
@@ -322,10 +344,6 @@ class PrefixCache:
             self._check_room(needed, space, total, lambda: self._locked_by(walk, whole))
         node = source if takes_over else self._cut(walk)
         assert node is not None
-        self._hold(node)
-        if slots:
-            assert source is not None
-            tree.protect(source)
         lease = Lease(
             self,
             self._next_lease_id(),
@@ -335,44 +353,51 @@ class PrefixCache:
             node,
             np.empty(total + 4, np.int32),
             total,
-            found if takes_over else walk.depth,
+            held_tokens,
             cached,
         )
+        self._grant(lease, total - needed, source if slots else None, slots)
+        if self.explains:
+            now = self._clock() if len(self._ghosts) else 0.0
+            lease._report = PendingReport(data, space.seed, walk.depth, found, cached, after, skip, now)
+        self._count(data, space, walk, cached)
+        return lease
+
+    def _grant(self, lease: Lease, held: int, source: Node | None, slots: int) -> None:
+        """Protect the prefix and the source of a copy, fill the block table: `held` blocks, then new ones."""
+        node = lease._node
+        total = lease._num_blocks
         table = lease._table
-        held = total - needed
+        self._hold(node)
+        if source is not None:
+            self._tree.protect(source)
+        self._touch(node)
         if held:
-            if node.start:
-                joined = b"".join([n.blocks for n in tree.path(node)])
-                table[:held] = np.frombuffer(joined, np.int32)
-            else:
-                table[:held] = np.frombuffer(node.blocks, np.int32)
-        if needed:
-            table[held:total] = self._capacity.allocate(needed, space.group)
-        if slots:
-            assert source is not None
-            lease._sources.append((source, source.blocks[0]))
-            lease.copies.append((source.blocks[0], int(table[held]), slots))
+            blocks = b"".join([n.blocks for n in self._tree.path(node)]) if node.start else node.blocks
+            table[:held] = np.frombuffer(blocks, np.int32)
+        if total > held:
+            table[held:total] = self._capacity.allocate(total - held, lease._space.group)
+        if source is not None:
+            block = source.blocks[0]  # the prefix was cut just before it
+            lease._sources.append((source, block))
+            lease.copies.append((block, int(table[held]), slots))
         self._leases[lease.id] = lease
+
+    def _count(self, data: bytes, space: Space, walk: Walk, cached: int) -> None:
+        """Account for a lease just granted, and tell the policy."""
+        num_tokens = len(data) // TOKEN_BYTES
         self._acquires += 1
         self._queried_tokens += num_tokens
         self._hit_tokens += cached
-        self._touch(node)
-        after = b""
-        if skip is None and cached < num_tokens - 1:
-            if not self.enabled:
-                skip = CACHE_IS_OFF
-            else:
-                after = neighbour_after
-        now = self._clock() if ghosts else 0.0
-        lease._report = PendingReport(data, space.seed, walk.depth, found, cached, after, skip, now)
-        self.policy.on_acquire(num_tokens, cached)
-        if ghosts and self.policy.uses_ghosts and found < num_tokens:
+        policy = self.policy
+        policy.on_acquire(num_tokens, cached)
+        found = walk.depth + walk.partial
+        if policy.uses_ghosts and found < num_tokens:
             record = self._ghosts.find(data, space.seed, walk.depth, found)
             if record is not None:
-                self.policy.on_ghost_hit(walk.depth, record)
+                policy.on_ghost_hit(walk.depth, record)
         if self._lagging:
             self._resync()
-        return lease
 
     def _cut(self, walk: Walk) -> Node:
         """The node that ends exactly where the whole blocks of a match end; splits if there is none."""
