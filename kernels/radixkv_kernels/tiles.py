@@ -1,12 +1,11 @@
-"""Tile shapes of the Triton kernel, per head size and kind of work.
+"""Tile shapes of the Triton kernel, per GPU generation, head size and kind of work.
 
 A row is a (token, query head of one KV group) pair. `short` tiles serve decodes, `long` tiles prompt chunks
 and groups of requests that share a prefix. Deterministic mode uses the long tile for all work: tiles of
 different heights use different tensor-core instructions, whose roundings may differ.
 
-Chosen ahead of time for no register spills and for occupancy on sm_80 and sm_90 (the table in
-docs/kernels.md). `python -m benchmarks.tune` measures candidates on the GPU at hand and prints entries for
-this table.
+Chosen ahead of time: the largest that spill no registers (the table in docs/kernels.md). `python -m
+benchmarks.tune` measures candidates on the GPU at hand and prints entries for this table.
 """
 
 from __future__ import annotations
@@ -27,32 +26,74 @@ class Tile:
     stages: int
 
 
-#: (padded head size, "short" or "long") -> tile, for two-byte types; see `choose_tile` for the others.
-TILES: dict[tuple[int, str], Tile] = {
-    (16, "short"): Tile(16, 64, 4, 3),
-    (16, "long"): Tile(64, 64, 4, 3),
-    (32, "short"): Tile(16, 64, 4, 3),
-    (32, "long"): Tile(64, 64, 4, 3),
-    (64, "short"): Tile(16, 64, 4, 3),
+#: (padded head size, kind) -> tile of two-byte types, from compute capability 9.0 up.
+HOPPER_TILES: dict[tuple[int, str], Tile] = {
+    (64, "short"): Tile(16, 32, 4, 3),
     (64, "long"): Tile(128, 64, 8, 3),
     (128, "short"): Tile(16, 64, 4, 3),
-    (128, "long"): Tile(64, 64, 8, 2),
+    (128, "long"): Tile(128, 64, 8, 2),
     (256, "short"): Tile(16, 32, 4, 2),
-    (256, "long"): Tile(64, 32, 8, 2),
+    (256, "long"): Tile(32, 32, 8, 2),
 }
 
+#: The same below 9.0, and for everything that is not NVIDIA.
+AMPERE_TILES: dict[tuple[int, str], Tile] = {
+    (64, "short"): Tile(16, 32, 4, 3),
+    (64, "long"): Tile(128, 32, 8, 2),
+    (128, "short"): Tile(16, 64, 4, 2),
+    (128, "long"): Tile(64, 64, 8, 2),
+    (256, "short"): Tile(16, 32, 4, 3),
+    (256, "long"): Tile(32, 32, 8, 2),
+}
 
-def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int) -> Tile:
-    """The tile for a head size (padded up to a power of two), query heads per KV head, and kind of work.
+#: Hopper's long tile of 64 < head size <= 128 where a feature needs more registers.
+HOPPER_FEATURED_LONG = Tile(64, 64, 8, 2)
 
-    Rows grow so that a tile holds at least one token's whole group. Four-byte types take half the rows and
-    one stage less: their products run outside the fast tensor-core paths and need twice the memory.
+#: Ampere's short tile of 128 < head size < 256.
+AMPERE_PADDED_SHORT = Tile(16, 32, 4, 2)
+
+
+def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int, capability: int = 90) -> Tile:
+    """The tile that work is cut for.
+
+    Args:
+        head_size: padded up to a power of two, 64 or more, for the look-up.
+        group_size: query heads per KV head; rows grow to hold at least one token's whole group.
+        kind: `short` or `long`.
+        element_bytes: of queries. Four-byte types use small tiles: their products run outside tensor cores.
+        capability: compute capability x 10.
     """
-    padded = max(16, 1 << (head_size - 1).bit_length())
-    tile = TILES[padded, kind]
-    rows, keys, stages = tile.rows, tile.keys, tile.stages
+    padded = max(64, 1 << (head_size - 1).bit_length())
     if element_bytes == 4:
-        rows, keys, stages = max(16, rows // 2), max(16, keys // 2), 2
+        tile = Tile(16, 32, 8, 2) if kind == "short" or padded > 128 else Tile(32, 16, 8, 2)
+    else:
+        tile = (HOPPER_TILES if capability >= 90 else AMPERE_TILES)[padded, kind]
+    rows = tile.rows
     while rows < group_size:
         rows *= 2
-    return Tile(rows, keys, tile.warps, stages)
+    return Tile(rows, tile.keys, tile.warps, tile.stages)
+
+
+def launch_tile(
+    planned: Tile,
+    head_size: int,
+    element_bytes: int,
+    capability: int,
+    *,
+    block_size: int,
+    featured: bool,
+) -> Tile:
+    """The tile a layer runs with: the planned one, or one of fewer rows (several programs then share an
+    item).
+
+    Args:
+        featured: the layer has a window, softcap or ALiBi, or its cache is quantised.
+    """
+    if element_bytes != 2:
+        return planned
+    padded = head_size & (head_size - 1) != 0
+    if capability >= 90 and 64 < head_size <= 128 and (featured or padded or block_size > 16):
+        return HOPPER_FEATURED_LONG if planned.rows > HOPPER_FEATURED_LONG.rows else planned
+    if capability < 90 and 128 < head_size < 256 and planned.rows == AMPERE_PADDED_SHORT.rows:
+        return AMPERE_PADDED_SHORT
+    return planned

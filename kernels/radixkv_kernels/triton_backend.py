@@ -17,7 +17,7 @@ from radixkv_kernels import unified_attention as ua
 from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.kv_cache import QUANTIZED_MAX, PagedKV, _bytes
 from radixkv_kernels.kv_write import copy_kernel, write_kernel
-from radixkv_kernels.tiles import SEGMENT, Tile, choose_tile
+from radixkv_kernels.tiles import SEGMENT, Tile, choose_tile, launch_tile
 from radixkv_kernels.work_plan import ITEM_WIDTH, WorkPlan, WorkSettings, build_work
 
 _COPY_CHUNK = 1024
@@ -29,6 +29,17 @@ def _programs(device: torch.device) -> int:
     if device.type != "cuda":
         return 16
     return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    """Compute capability x 10; Hopper's for the interpreter, 80 for what is not NVIDIA."""
+    if device.type != "cuda":
+        return 90
+    if torch.version.hip is not None:
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def bucket(n: int) -> int:
@@ -206,10 +217,14 @@ class TritonBackend(AttentionBackend):
     def __init__(self, config: BackendConfig, growth: int = 0) -> None:
         super().__init__(config)
         spec = config.spec
-        element = torch.empty((), dtype=config.compute_dtype).element_size()
-        shape = (spec.head_size, config.group_size)
-        self.long_tile = choose_tile(*shape, "long", element)
-        self.short_tile = self.long_tile if config.deterministic else choose_tile(*shape, "short", element)
+        element = config.compute_dtype.itemsize
+        self._capability = _capability(spec.device)
+        self.long_tile = choose_tile(spec.head_size, config.group_size, "long", element, self._capability)
+        self.short_tile = self.long_tile
+        if not config.deterministic:
+            self.short_tile = choose_tile(
+                spec.head_size, config.group_size, "short", element, self._capability
+            )
         if SEGMENT % spec.block_size:
             raise ValueError(f"block_size {spec.block_size} does not divide the segment of {SEGMENT}")
         self.settings = work_settings(config, self.short_tile, self.long_tile, growth)
@@ -329,13 +344,29 @@ class TritonBackend(AttentionBackend):
         sinks = self._none if sinks is None else sinks.to(torch.float32)
         slopes = self._none if alibi_slopes is None else alibi_slopes.to(torch.float32)
         window_size = 0 if window is None else window
-        for tile, items, long in (
+        featured = (
+            window is not None
+            or softcap is not None
+            or alibi_slopes is not None
+            or spec.quantization is not None
+        )
+        group = self.config.group_size
+        for planned, items, long in (
             (self.long_tile, work.long_items, True),
             (self.short_tile, work.short_items, False),
         ):
             if not len(items):
                 continue
-            ua.attention_kernel[(bucket(len(items)), spec.num_kv_heads)](
+            tile = launch_tile(
+                planned,
+                spec.head_size,
+                self.config.compute_dtype.itemsize,
+                self._capability,
+                block_size=spec.block_size,
+                featured=featured,
+            )
+            split = -(-(planned.rows // group) // (tile.rows // group))
+            ua.attention_kernel[(bucket(len(items)) * split, spec.num_kv_heads)](
                 query,
                 kv.key[layer],
                 kv.value[layer],
@@ -355,6 +386,7 @@ class TritonBackend(AttentionBackend):
                 spec.num_blocks * spec.block_size,
                 HKV=spec.num_kv_heads,
                 BM=tile.rows,
+                SPLIT=split,
                 BN=tile.keys,
                 BLOCK=spec.block_size,
                 LONG=long,

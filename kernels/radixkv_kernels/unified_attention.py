@@ -152,26 +152,34 @@ def attention_kernel(
     query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, out_ptr, partial_out_ptr, partial_stat_ptr,
     blob_ptr, sinks_ptr, slopes_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTIZED: tl.constexpr,
+    SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr,
+    WINDOW: tl.constexpr,     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (item bucket, HKV). `num_slots` is num_blocks * BLOCK, the rows of one head of one layer."""
-    index = tl.program_id(0)
+    """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
+
+    `num_slots` is num_blocks * BLOCK, the rows of one head of one layer.
+    """
+    G: tl.constexpr = HQ // HKV
+    index = tl.program_id(0) // SPLIT
+    first_token = tl.program_id(0) % SPLIT * (BM // G)
     kv_head = tl.program_id(1)
     if index >= tl.load(blob_ptr + (1 if LONG else 0)):
         return
     item = blob_ptr + tl.load(blob_ptr + (4 if LONG else 3)) + index * 8
-    token_count = tl.load(item + 1)
+    token_count = tl.load(item + 1) - first_token
+    if token_count <= 0:
+        return
     table_ptr = blob_ptr + tl.load(blob_ptr + 9) + tl.load(item + 2)
     segment_start = tl.load(item + 3)
     segment_end = tl.load(item + 4)
     final = tl.load(item + 5)
-    G: tl.constexpr = HQ // HKV
     r = tl.arange(0, BM)
     d = tl.arange(0, DP)
     valid = (r // G < token_count) & (r < (BM // G) * G)
     head = kv_head * G + r % G
-    token = tl.load(blob_ptr + tl.load(blob_ptr + 6) + tl.load(item) + r // G, mask=valid, other=0)
+    token = tl.load(
+        blob_ptr + tl.load(blob_ptr + 6) + tl.load(item) + first_token + r // G, mask=valid, other=0
+    )
     position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token, mask=valid, other=0)
     min_position = tl.min(tl.where(valid, position, 2147483647), 0)
     max_position = tl.max(tl.where(valid, position, -1), 0)

@@ -27,8 +27,8 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_backend, "SEGMENT", SEGMENT)
     choose = triton_backend.choose_tile
 
-    def small(head_size: int, group: int, kind: str, element: int) -> Tile:
-        tile = choose(head_size, group, kind, element)
+    def small(head_size: int, group: int, kind: str, element: int, capability: int) -> Tile:
+        tile = choose(head_size, group, kind, element, capability)
         rows = max(16, group) if kind == "short" else max(32, group)
         return dataclasses.replace(tile, rows=1 << (rows - 1).bit_length(), keys=32)
 
@@ -153,6 +153,18 @@ def test_split_long_contexts_merge_to_the_same_bits() -> None:
         ) == (0 if parallel == 1 else 4)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_programs_that_share_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer whose features need a smaller tile runs the same plan, on several programs per item."""
+    batch = make_batch("triton", DECODES, heads=(3, 1), head_size=16, shared=SHARED, deterministic=True)
+    expected = batch.attend()
+
+    def halved(planned: Tile, *_: Any, **__: Any) -> Tile:
+        return dataclasses.replace(planned, rows=planned.rows // 2)
+
+    monkeypatch.setattr(triton_backend, "launch_tile", halved)
+    assert torch.equal(batch.attend(), expected)
 
 
 def test_padding_rows_are_untouched() -> None:
