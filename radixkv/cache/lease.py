@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cache.explain import PendingReport
+from radixkv.cache.explain import MissReport, PendingReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens, shared_bytes
 from radixkv.cache.node import Children, Node, Space
 from radixkv.errors import LeaseError
 
 if TYPE_CHECKING:
-    from radixkv.cache.explain import MissReport
     from radixkv.cache.prefix_cache import PrefixCache
 
 Copy = tuple[int, int, int]
@@ -122,6 +121,8 @@ class Lease:
     @property
     def report(self) -> MissReport:
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
+        if self._report is None:
+            self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
         if type(self._report) is PendingReport:
             self._report = self._cache._explainer.complete(self._report)
         return self._report  # type: ignore[return-value]
