@@ -402,3 +402,17 @@ def test_any_workload_gives_reference_answers_and_leaks_nothing(work):
             else:
                 assert completion.token_ids == expected
     assert_nothing_held(engine)
+
+
+def test_a_kept_match_survives_a_split_of_the_block_it_copies_from():
+    """Waiting requests keep their matches; an admission before them may split the node they end in."""
+    engine, _ = make_engine(num_blocks=100, max_num_seqs=1)
+    stem = prompt(1, 16)
+    first, second = stem + prompt(2, 5), stem + prompt(2, 5) + prompt(3, 20)
+    for p in (first, second):
+        engine.add_request(p, GREEDY)
+        run_all(engine)
+    ids = [engine.add_request(p, GREEDY) for p in (first, second)]
+    outputs = run_all(engine)
+    for p, request_id in zip((first, second), ids, strict=True):
+        assert outputs[request_id].outputs[0].token_ids == greedy_reference(p, 12)
