@@ -130,7 +130,7 @@ class ModelledCache:
         try:
             lease = cache.acquire(tokens, namespace, match=match if use_match else None)
         except OutOfBlocks as error:
-            assert error.needed > error.available, "OutOfBlocks although there was room"
+            assert error.needed > error.available, "there was room"  # noqa: PT017
             assert self._snapshot() == before, "a failed acquire changed something"
             assert cache.match(tokens, namespace).num_tokens == match.num_tokens
             return None
@@ -157,7 +157,7 @@ class ModelledCache:
         try:
             run.lease.append(tokens)
         except OutOfBlocks as error:
-            assert error.needed > error.available
+            assert error.needed > error.available  # noqa: PT017
             assert self._snapshot() == before
             assert run.lease.block_table.tolist() == table, "a failed append changed something"
             return False

@@ -1,0 +1,461 @@
+"""What a user of PrefixCache may rely on: matching, sharing, forking, eviction, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from radixkv import InvalidRequestError, LeaseError, OutOfBlocks, PrefixCache
+from radixkv.errors import ConfigError
+
+
+def store(cache: PrefixCache, tokens: list[int], namespace: object = "") -> list[int]:
+    """Cache a prompt and release it; returns its block table."""
+    lease = cache.acquire(tokens, namespace)  # type: ignore[arg-type]
+    lease.commit(len(tokens))
+    table = lease.block_table.tolist()
+    lease.release()
+    cache.check()
+    return table
+
+
+def test_importing_the_cache_imports_no_torch() -> None:
+    code = "import sys; from radixkv import PrefixCache; PrefixCache(8); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---------------------------------------------------------------------- matching
+
+
+def test_a_fully_cached_prompt_leaves_one_token_and_copies_nothing() -> None:
+    cache = PrefixCache(16, 4)
+    table = store(cache, list(range(8)))
+    assert cache.match(list(range(8))).num_tokens == 8
+    lease = cache.acquire(list(range(8)))
+    assert lease.num_cached_tokens == 7
+    assert lease.copies == []
+    assert lease.block_table.tolist() == table
+    assert lease.commit(8) == 1, "the token's K/V is in a block that others may read"
+    assert lease.report.reason == "hit"
+
+
+def test_a_match_ends_at_any_token_and_lists_the_slots_to_copy() -> None:
+    cache = PrefixCache(16, 4)
+    table = store(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    lease = cache.acquire([1, 2, 3, 4, 5, 6, 9, 9])
+    assert lease.num_cached_tokens == 6
+    assert lease.block_table[0] == table[0]
+    assert lease.copies == [(table[1], int(lease.block_table[1]), 2)]
+    assert lease.take_copies() == [(table[1], int(lease.block_table[1]), 2)]
+    assert lease.copies == []
+
+
+def test_the_source_of_a_copy_is_held_until_the_copy_has_run() -> None:
+    cache = PrefixCache(3, 4)
+    source = store(cache, [1, 2, 3, 4])[0]
+    lease = cache.acquire([1, 2, 9, 9])
+    assert lease.copies[0][0] == source
+    assert cache.evict(10) == 0
+    lease.copies_done()
+    assert cache.evict(10) == 1
+
+
+def test_a_partial_block_is_extended_without_copying_when_nobody_holds_it() -> None:
+    cache = PrefixCache(16, 4)
+    table = store(cache, [1, 2, 3, 4, 5, 6])
+    lease = cache.acquire([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert lease.num_cached_tokens == 6
+    assert lease.copies == []
+    assert lease.block_table[:2].tolist() == table
+    other = cache.acquire([1, 2, 3, 4, 5, 6, 0])
+    assert other.copies == [(table[1], int(other.block_table[1]), 2)], "held: it must be copied"
+
+
+def test_the_nearest_of_many_siblings_is_found() -> None:
+    cache = PrefixCache(4000, 8)
+    system = [0] * 8
+    rng = np.random.default_rng(0)
+    questions = {tuple(q) for q in rng.integers(1, 6, (3000, 8)).tolist()}
+    for question in questions:
+        lease = cache.acquire([*system, *question])
+        lease.commit(16)
+        lease.release()
+    for probe in rng.integers(1, 6, (300, 8)).tolist():
+        best = max(sum(1 for _ in _common(probe, q)) for q in questions)
+        assert cache.match([*system, *probe]).num_tokens == 8 + best
+
+
+def _common(a: list[int], b: tuple[int, ...]) -> list[int]:
+    out = []
+    for x, y in zip(a, b, strict=True):
+        if x != y:
+            break
+        out.append(x)
+    return out
+
+
+def test_hashes_only_propose() -> None:
+    cache = PrefixCache(64, 2, hash_function=lambda data: 42)
+    for first in range(10):
+        store(cache, [first, first, first + 1, 7])
+    for first in range(10):
+        assert cache.match([first, first, first + 1, 7]).num_tokens == 4
+        assert cache.match([first, first, first + 2, 7]).num_tokens == 2
+    cache.check()
+
+
+def test_match_changes_nothing() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(20)))
+    before = (cache.show(), cache.stats)
+    cache.match(list(range(6)))
+    cache.match([0, 1, 99])
+    assert (cache.show(), cache.stats) == before
+
+
+def test_token_ids_come_as_lists_tuples_and_arrays() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(10)))
+    for tokens in (tuple(range(10)), np.arange(10), np.arange(10, dtype=np.int32), np.arange(20)[::2] // 2):
+        assert cache.match(tokens).num_tokens == 10
+
+
+@pytest.mark.parametrize(
+    "tokens", [[-1], [2**31], [1.5], ["a"], [None], np.array([-1] * 20), np.ones((2, 2), int)]
+)
+def test_malformed_token_ids_are_refused(tokens: object) -> None:
+    cache = PrefixCache(64, 4)
+    with pytest.raises(InvalidRequestError):
+        cache.acquire(tokens)  # type: ignore[arg-type]
+    assert cache.stats.free_blocks == 64
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        PrefixCache(4).acquire([])
+
+
+def test_namespaces_are_framed_not_joined() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(8)), ("ab", "c"))
+    for other in (("a", "bc"), "abc", ("abc",), ("ab", "c", ""), ""):
+        assert cache.match(list(range(8)), other).num_tokens == 0
+    assert cache.match(list(range(8)), ("ab", "c")).num_tokens == 8
+
+
+def test_a_path_of_100_000_nodes() -> None:
+    cache = PrefixCache(100_001, 1)
+    store(cache, np.ones(100_001, np.int32))  # type: ignore[arg-type]
+    node = next(cache._tree.nodes())
+    while len(node.blocks) > 1:
+        node = cache._tree.split(node, len(node.blocks) - 1)
+    assert cache.stats.num_nodes == 100_001
+    tokens = np.ones(100_001, np.int32)
+    assert cache.match(tokens).num_tokens == 100_001
+    lease = cache.acquire(tokens)
+    assert lease.num_cached_tokens == 100_000
+    lease.release()
+    cache.check()
+    assert cache.evict(100_001) == 100_001
+
+
+# ---------------------------------------------------------------------- sharing
+
+
+def test_a_second_request_shares_what_the_first_commits_in_the_same_step() -> None:
+    cache = PrefixCache(64, 4)
+    first = cache.acquire(list(range(12)))
+    first.commit(12)
+    second = cache.acquire(list(range(12)))
+    assert second.num_cached_tokens == 11
+    assert second.block_table.tolist() == first.block_table.tolist()
+    assert cache.stats.held_blocks == 3
+
+
+def test_parallel_computations_converge_on_one_copy() -> None:
+    cache = PrefixCache(64, 4)
+    tokens = list(range(10))
+    leases = [cache.acquire(tokens) for _ in range(3)]
+    assert cache.stats.held_blocks == 9
+    assert [lease.commit(10) for lease in leases] == [0, 8, 8]
+    cache.check()
+    assert {tuple(lease.block_table[:2].tolist()) for lease in leases} == {tuple(leases[0].block_table[:2])}
+    assert cache.stats.held_blocks == 2 + 3
+    for lease in leases:
+        lease.release()
+    assert cache.stats.cached_blocks == 3, "the duplicates of the partial block are gone"
+
+
+def test_a_growing_tail_is_shared_by_copy() -> None:
+    cache = PrefixCache(64, 8)
+    first = cache.acquire([1, 2, 3])
+    first.commit(3)
+    first.append([4])
+    first.commit(4)
+    second = cache.acquire([1, 2, 3, 4, 5])
+    assert second.num_cached_tokens == 4
+    assert second.copies == [(int(first.block_table[0]), int(second.block_table[0]), 4)]
+
+
+def test_eight_samples_hold_their_own_tokens_and_one_prompt() -> None:
+    cache = PrefixCache(1000, 16)
+    prompt = cache.acquire(list(range(1000)))
+    prompt.commit(1000)
+    samples = [prompt] + [prompt.fork() for _ in range(7)]
+    for step in range(100):
+        for i, lease in enumerate(samples):
+            lease.append([2000 + 8 * step + i])
+            lease.commit(lease.num_tokens)
+    cache.check()
+    assert cache.stats.held_blocks * 16 <= 1000 + 8 * (100 + 16)
+    tables = [lease.block_table[:62].tolist() for lease in samples]
+    assert all(table == tables[0] for table in tables)
+
+
+def test_a_fork_carries_uncommitted_tokens() -> None:
+    cache = PrefixCache(64, 4)
+    parent = cache.acquire(list(range(10)))
+    child = parent.fork()
+    child.commit(10)
+    assert child.block_table.tolist() == parent.block_table.tolist()
+    assert parent.commit(10) == 10, "the child has them in the shared blocks already"
+    cache.check()
+    parent.append([50])
+    child.append([51])
+    assert parent.block_table[2] != child.block_table[2]
+    parent.commit(11)
+    child.commit(11)
+    cache.check()
+
+
+# ---------------------------------------------------------------------- ending
+
+
+def test_discard_forgets_only_what_the_lease_contributed() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(8)))
+    lease = cache.acquire(list(range(20)))
+    lease.commit(20)
+    lease.release(discard=True)
+    assert cache.match(list(range(20))).num_tokens == 8
+    cache.check()
+
+
+def test_keep_forgets_the_rest() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(20)))
+    lease.commit(20)
+    lease.release(keep=10)
+    assert cache.match(list(range(20))).num_tokens == 10
+    assert cache.stats.cached_blocks == 3
+    cache.check()
+
+
+def test_discard_spares_what_others_hold() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(8)))
+    lease.commit(8)
+    other = cache.acquire(list(range(8)))
+    lease.release(discard=True)
+    assert cache.match(list(range(8))).num_tokens == 8
+    other.release()
+    assert cache.match(list(range(8))).num_tokens == 8
+
+
+def test_withdraw_makes_tokens_unshareable_at_once() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(20)))
+    lease.commit(10)
+    lease.commit(20)
+    sharer = cache.acquire(list(range(20)))
+    lease.withdraw(10)
+    assert lease.num_committed == 10
+    assert cache.match(list(range(20))).num_tokens <= 10
+    cache.check()
+    sharer.append([7])
+    sharer.commit(21)
+    assert cache.match([*range(20), 7]).num_tokens <= 10, "what stands on withdrawn tokens is not shared"
+    sharer.release()
+    lease.commit(20)
+    assert cache.match(list(range(20))).num_tokens == 20
+    cache.check()
+
+
+def test_reset_keeps_held_blocks_valid_and_private() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, [9] * 8)
+    lease = cache.acquire(list(range(10)))
+    lease.commit(10)
+    table = lease.block_table.tolist()
+    cache.reset()
+    cache.check()
+    assert cache.stats.cached_blocks == 0
+    assert cache.match(list(range(10))).num_tokens == 0
+    assert lease.block_table.tolist() == table
+    lease.append([1, 2, 3])
+    lease.commit(13)
+    assert cache.match([*range(10), 1, 2, 3]).num_tokens == 0
+    lease.release()
+    assert cache.stats.free_blocks == 64
+
+
+@pytest.mark.parametrize("action", ["release", "fork", "copies", "append", "commit", "withdraw"])
+def test_use_after_release_names_the_lease(action: str) -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire([1, 2, 3])
+    lease.release()
+    calls = {
+        "release": lease.release,
+        "fork": lease.fork,
+        "copies": lease.release,
+        "append": lambda: lease.append([1]),
+        "commit": lambda: lease.commit(1),
+        "withdraw": lambda: lease.withdraw(0),
+    }
+    with pytest.raises(LeaseError, match=f"Lease\\({lease.id}: "):
+        calls[action]()
+
+
+def test_commit_beyond_the_tokens_names_the_lease() -> None:
+    lease = PrefixCache(64, 4).acquire([1, 2, 3])
+    with pytest.raises(LeaseError, match=f"Lease\\({lease.id}: .*commit\\(4\\)"):
+        lease.commit(4)
+
+
+# ---------------------------------------------------------------------- room
+
+
+def test_out_of_blocks_changes_nothing() -> None:
+    cache = PrefixCache(8, 4)
+    store(cache, list(range(16)))
+    held = cache.acquire([50] * 12)
+    before = (cache.show(), cache.stats.free_blocks, cache.stats.cached_blocks)
+    with pytest.raises(OutOfBlocks) as error:
+        cache.acquire([*range(6), *[60] * 20])
+    assert (error.value.needed, error.value.available) == (6, 4)
+    with pytest.raises(OutOfBlocks):
+        held.append([1] * 40)
+    assert (cache.show(), cache.stats.free_blocks, cache.stats.cached_blocks) == before
+    assert held.num_tokens == 12
+    cache.check()
+
+
+def test_an_acquirers_own_hits_are_never_its_victims() -> None:
+    cache = PrefixCache(4, 4)
+    table = store(cache, list(range(8)))
+    store(cache, [70] * 8)
+    lease = cache.acquire([*range(8), *[80] * 8])
+    assert lease.num_cached_tokens == 8
+    assert lease.block_table[:2].tolist() == table
+
+
+def test_eviction_is_exact_and_takes_tails_first() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(40)))
+    for count in (1, 3, 2):
+        free = cache.stats.free_blocks
+        assert cache.evict(count) == count
+        assert cache.stats.free_blocks == free + count
+    assert cache.match(list(range(40))).num_tokens == 16
+    assert cache.evict(100) == 4
+    assert cache.evict(1) == 0
+
+
+class LeafLRU:
+    """The reference: one entry per block, by prefix; oldest request goes first, deepest first on ties."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.time: dict[tuple[int, ...], int] = {}
+        self.now = 0
+
+    def request(self, blocks: list[int]) -> int:
+        self.now += 1
+        prefixes = [tuple(blocks[: i + 1]) for i in range(min(len(blocks), self.capacity))]
+        hit = 0
+        while hit < len(prefixes) and prefixes[hit] in self.time:
+            hit += 1
+        mine = set(prefixes)
+        for prefix in prefixes[:hit]:
+            self.time[prefix] = self.now
+        for prefix in prefixes[hit:]:
+            if len(self.time) >= self.capacity:
+                parents = {p[:-1] for p in self.time}
+                leaves = [p for p in self.time if p not in parents and p not in mine]
+                del self.time[min(leaves, key=lambda p: (self.time[p], -len(p)))]
+            self.time[prefix] = self.now
+        return hit
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lru_equals_a_block_by_block_reference(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.integers(4, 40))
+    cache, reference = PrefixCache(capacity, 1), LeafLRU(capacity)
+    for _ in range(600):
+        tokens = rng.integers(0, 3, int(rng.integers(1, 12))).tolist()[:capacity]
+        expected = reference.request(tokens)
+        assert cache.match(tokens).num_tokens == expected
+        lease = cache.acquire(tokens)
+        lease.commit(len(tokens))
+        lease.release()
+    cache.check()
+
+
+def test_a_disabled_cache_matches_and_keeps_nothing() -> None:
+    cache = PrefixCache(16, 4, enabled=False)
+    store(cache, list(range(8)))
+    assert cache.stats.free_blocks == 16
+    lease = cache.acquire(list(range(8)))
+    assert lease.num_cached_tokens == 0
+    assert lease.report.reason == "skipped"
+
+
+def test_a_stale_match_is_told_apart_from_a_current_one() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(8)))
+    match = cache.match([*range(8), *[5] * 8])
+    assert cache.is_current(match)
+    store(cache, [*range(8), 77])
+    assert cache.is_current(match), "a sibling that shares nothing more does not matter"
+    cache.acquire(list(range(6))).release()
+    assert cache.is_current(match), "a split does not matter"
+    lease = cache.acquire([*range(8), *[5] * 8], match=match)
+    assert lease.num_cached_tokens == 8
+    lease.commit(12)
+    assert not cache.is_current(match), "four tokens more are cached now"
+    lease.release()
+    match = cache.match(list(range(8)))
+    cache.reset()
+    assert not cache.is_current(match)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 0},
+        {"num_blocks": 4, "block_size": 0},
+        {"num_blocks": 4, "policy": "best"},
+        {"num_blocks": 4, "pin_budget": 2.0},
+        {"num_blocks": 4, "ghost_blocks": -1},
+        {"num_blocks": 4, "quotas": {"a": (3, None), "b": (3, None)}},
+        {"num_blocks": 4, "quotas": {"a": (3, 2)}},
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        PrefixCache(**options)  # type: ignore[arg-type]
+
+
+def test_reprs_are_one_line() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(6)))
+    lease.commit(6)
+    assert repr(lease) == "Lease(1: 6 tokens, 0 cached, 6 committed, 2 blocks)"
+    assert "62 free, 0 cached, 2 held" in repr(cache)
+    assert repr(cache.match([0, 1])) == "Match(2 of 2 tokens)"
+    assert cache.show().splitlines()[1].strip() == "0..6 [0 1 2 3 ..] 2 blocks, 1 refs"
+    assert len(cache.show(max_lines=1).splitlines()) == 2
