@@ -51,7 +51,7 @@ def _common(
     logging.getLogger("radixkv").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-def _banner(summary: Any, host: str, port: int, api_key: str | None) -> str:
+def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     """What a user wants to know when the server is ready; the curl line works when pasted."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     body = {
@@ -59,7 +59,8 @@ def _banner(summary: Any, host: str, port: int, api_key: str | None) -> str:
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 32,
     }
-    key = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
+    # A key never goes to the screen or a log: the pasted line takes it from the environment.
+    key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
     gib = summary.kv_bytes / 1024**3
     return "\n".join(
         [
@@ -120,8 +121,8 @@ def serve(
     engine = radixkv.AsyncEngine.from_config(config)
 
     def ready(host: str, port: int) -> None:
-        key = settings.first_api_key
-        print(_banner(engine.summary, host, port, key), flush=True)
+        has_key = settings.first_api_key is not None
+        print(_banner(engine.summary, host, port, has_key=has_key), flush=True)
 
     serve_engine(engine, settings, on_ready=ready)
 

@@ -81,6 +81,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         max_model_len=max_model_len,
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
+        quantization=config.quantization,
     )
     cache = PrefixCache(
         spec.num_blocks,

@@ -108,6 +108,22 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         return _load(config, source, show_progress)
 
 
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The tokenizer of a model without its weights.
+
+    Raises:
+        ModelLoadError: unknown or unreachable model, unreadable tokenizer.
+    """
+    from radixkv.tokenization import Tokenizer
+
+    source = resolve_model(config.model, allow_download=config.allow_download)
+    with quiet_transformers():
+        hf_tokenizer = _read_tokenizer(source)
+        if source.gguf_file is not None:
+            align_special_tokens(hf_tokenizer, _read_config(source))
+    return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
+
+
 def pull(name: str, *, show_progress: bool = True) -> Path:
     """Fetch a model (and convert it, for the embedded one) without loading it; the folder it is in.
 

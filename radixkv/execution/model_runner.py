@@ -10,6 +10,7 @@ import torch
 
 from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.execution.packed_linear import pack_linear_layers
+from radixkv.execution.quantized_linear import quantize_linear_layers
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
@@ -74,6 +75,8 @@ class ModelRunner:
         max_model_len: longest context.
         deterministic: logits do not depend on what else is in the batch or the cache; see
             `radixkv.execution.batch_invariance`.
+        share_prefixes: attend prefixes that several entries share once per group.
+        quantization: None, or `int8` weights.
     """
 
     def __init__(
@@ -87,11 +90,14 @@ class ModelRunner:
         max_model_len: int,
         deterministic: bool = False,
         share_prefixes: bool = True,
+        quantization: str | None = None,
     ) -> None:
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
-        if self.device.type == "cpu":
+        if quantization is not None:
+            quantize_linear_layers(loaded.model)
+        elif self.device.type == "cpu":
             pack_linear_layers(loaded.model)
         self.row_multiple = 1
         if deterministic:
