@@ -17,6 +17,8 @@ BACKENDS = ("torch", "triton")
 #: ignored.
 BlockTables = Sequence[np.ndarray] | np.ndarray
 
+_NO_BLOCKS = np.zeros(0, dtype=np.int32)
+
 
 @dataclass(frozen=True)
 class BackendConfig:
@@ -59,7 +61,7 @@ class AttentionPlan:
     Attributes:
         query_starts: int32 [R + 1].
         context_lengths: int32 [R], total KV length of each request, this step's tokens included.
-        block_tables: R int32 arrays, cut to the blocks each context needs.
+        tables: int32, all block tables one after another; request r's begins at `table_starts[r]`.
         num_tokens: query rows in the batch, `query_starts[-1]`.
     """
 
@@ -86,11 +88,31 @@ class AttentionPlan:
         ):
             raise ValueError("query_starts must start at 0, never fall, and stay within the context lengths")
         size = config.spec.block_size
-        counts = (self.context_lengths + (size - 1)) // size
-        self.block_tables = [table[:n] for table, n in zip(tables, counts.tolist(), strict=True)]
-        for r, (table, n) in enumerate(zip(self.block_tables, counts.tolist(), strict=True)):
-            if len(table) < n:
-                raise ValueError(f"block table {r} holds {len(table)} blocks, its context needs {n}")
+        self._block_counts = (self.context_lengths + (size - 1)) // size
+        if isinstance(tables, np.ndarray):
+            widths = np.full(num_requests, tables.shape[1])
+            self.tables = np.ascontiguousarray(tables, dtype=np.int32).reshape(-1)
+        else:
+            widths = np.fromiter(map(len, tables), dtype=np.int64, count=num_requests)
+            self.tables = np.concatenate([_NO_BLOCKS, *tables], dtype=np.int32, casting="same_kind")
+        self.table_starts = np.cumsum(widths) - widths
+        short = np.flatnonzero(widths < self._block_counts)
+        if len(short):
+            r = int(short[0])
+            raise ValueError(
+                f"block table {r} holds {widths[r]} blocks, its context needs {self._block_counts[r]}"
+            )
+
+    @property
+    def block_tables(self) -> list[np.ndarray]:
+        """Per request, the blocks its context needs: views of `tables`."""
+        starts, counts = self.table_starts.tolist(), self._block_counts.tolist()
+        return [self.tables[at : at + n] for at, n in zip(starts, counts, strict=True)]
+
+    def positions(self) -> np.ndarray:
+        """int32 [num_tokens], the absolute position of each query token."""
+        offsets = np.repeat(self.context_lengths - self.query_starts[1:], self.query_lengths)
+        return offsets + np.arange(self.num_tokens, dtype=np.int32)
 
     @property
     def num_requests(self) -> int:

@@ -48,14 +48,7 @@ class NumbaPlan(AttentionPlan):
     def __init__(self, config: BackendConfig, *args: object) -> None:
         super().__init__(config, *args)  # type: ignore[arg-type]
         self._settings = work_settings(config)
-        lengths = [len(t) for t in self.block_tables]
-        self._stride = max(lengths, default=0)
-        self.tables = np.zeros((self.num_requests, self._stride), dtype=np.int32)
-        for row, table, n in zip(self.tables, self.block_tables, lengths, strict=True):
-            row[:n] = table
-        ends = self.context_lengths - self.query_starts[1:]
-        self.positions = np.arange(self.num_tokens, dtype=np.int32) + np.repeat(ends, self.query_lengths)
-        self.positions = self.positions.astype(np.int32)
+        self.token_positions = self.positions()
         self._work: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
         self.work(None)
 
@@ -67,8 +60,8 @@ class NumbaPlan(AttentionPlan):
                 self._settings,
                 self.query_starts,
                 self.context_lengths,
-                self.tables.reshape(-1),
-                self._stride,
+                self.tables,
+                self.table_starts,
                 window,
             )
             items = np.ascontiguousarray(np.concatenate([plan.long_items, plan.short_items]))
@@ -151,7 +144,7 @@ class NumbaLauncher:
         a = self._arguments
         a[na.NUM_ITEMS], a[na.ITEMS] = len(items), items.ctypes.data
         a[na.TOKENS] = work.tokens.ctypes.data
-        a[na.POSITIONS] = plan.positions.ctypes.data
+        a[na.POSITIONS] = plan.token_positions.ctypes.data
         a[na.TABLES] = plan.tables.ctypes.data
         a[na.PARTIAL_BASE] = work.partial_base.ctypes.data
         a[na.MERGE_TOKENS], a[na.NUM_MERGE] = work.merge_tokens.ctypes.data, len(work.merge_tokens)

@@ -38,9 +38,8 @@ class TorchPlan(AttentionPlan):
         tables: BlockTables,
     ) -> None:
         super().__init__(config, query_starts, context_lengths, tables)
-        flat = np.concatenate([*self.block_tables, np.zeros(0, np.int32)]).astype(np.int64)
-        self.blocks = torch.from_numpy(flat)
-        self.block_starts = np.concatenate([[0], np.cumsum([len(t) for t in self.block_tables])]).tolist()
+        self.blocks = torch.from_numpy(self.tables.astype(np.int64))
+        self.block_starts = self.table_starts.tolist()
 
 
 class TorchBackend(AttentionBackend):

@@ -91,15 +91,9 @@ class TritonPlan(AttentionPlan):
     ) -> None:
         super().__init__(config, query_starts, context_lengths, tables)
         self._settings = settings
-        lengths = [len(t) for t in self.block_tables]
-        spare = settings.growth * settings.segment // settings.block_size
-        self.table_stride = max(lengths, default=0) + spare
-        self.tables = np.zeros((self.num_requests, self.table_stride), dtype=np.int32)
-        for row, table, n in zip(self.tables, self.block_tables, lengths, strict=True):
-            row[:n] = table
-        offsets = self.context_lengths - self.query_starts[1:]
-        positions = np.arange(self.num_tokens, dtype=np.int64) + np.repeat(offsets, self.query_lengths)
-        self.positions = positions.astype(np.int32)
+        if settings.growth:
+            self._make_room(settings.growth * settings.segment // settings.block_size)
+        self.token_positions = self.positions()
         segments = -(-self.context_lengths // settings.segment) + settings.growth
         #: Per request, the longest context the plan can be advanced to.
         self.longest = segments * settings.segment if settings.growth else self.context_lengths
@@ -118,24 +112,34 @@ class TritonPlan(AttentionPlan):
                 self._settings,
                 self.query_starts,
                 self.context_lengths,
-                self.tables.reshape(-1),
-                self.table_stride,
+                self.tables,
+                self.table_starts,
                 window,
             )
             found = self._packed[window] = (work, self._pack(work))
         return found
 
+    def _make_room(self, spare: int) -> None:
+        """Lay the tables out again with room for `spare` more blocks per request."""
+        tables = self.block_tables
+        width = max(map(len, tables), default=0) + spare
+        padded = np.zeros((len(tables), width), dtype=np.int32)
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
+        self.tables, self.table_starts = padded.reshape(-1), np.arange(len(tables)) * width
+
     def advance(self, context_lengths: np.ndarray, block_tables: BlockTables | None) -> None:
         """Move the host's copy of the plan on by one position; see `TritonBackend.advance`."""
         self.context_lengths = context_lengths
-        self.positions = self.positions + 1
+        self.token_positions = self.token_positions + 1
         if block_tables is not None:
-            for row, table in zip(self.tables, block_tables, strict=True):
-                n = min(len(table), self.table_stride)
-                row[:n] = table[:n]
+            ends = np.append(self.table_starts[1:], len(self.tables))
+            for start, end, table in zip(self.table_starts, ends, block_tables, strict=True):
+                n = min(len(table), end - start)
+                self.tables[start : start + n] = table[:n]
         for _, packed in self._packed.values():
             packed[packed[ua.AT_POSITIONS] : packed[ua.AT_BASE]] += 1
-            packed[packed[ua.AT_TABLES] :] = self.tables.reshape(-1)
+            packed[packed[ua.AT_TABLES] :] = self.tables
 
     def _pack(self, work: WorkPlan) -> np.ndarray:
         parts = {
@@ -143,7 +147,7 @@ class TritonPlan(AttentionPlan):
             ua.AT_LONG: work.long_items,
             ua.AT_MERGE: work.merge_tokens,
             ua.AT_TOKENS: work.tokens,
-            ua.AT_POSITIONS: self.positions,
+            ua.AT_POSITIONS: self.token_positions,
             ua.AT_BASE: work.partial_base,
             ua.AT_TABLES: self.tables,
         }

@@ -153,7 +153,8 @@ def attention_kernel(
     blob_ptr, sinks_ptr, slopes_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr,
-    WINDOW: tl.constexpr,     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTIZED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
 

@@ -92,9 +92,9 @@ class WorkPlan:
 
 def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and places within the owner [0, 1, 0, 1, 2]."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    ends = np.cumsum(counts)
-    return owner, np.arange(len(owner)) - np.repeat(ends - counts, counts)
+    owner = np.arange(len(counts)).repeat(counts)
+    before = counts.cumsum() - counts
+    return owner, np.arange(len(owner)) - before[owner]
 
 
 def build_work(
@@ -102,14 +102,14 @@ def build_work(
     query_starts: np.ndarray,
     context_lengths: np.ndarray,
     tables: np.ndarray,
-    table_stride: int,
+    table_starts: np.ndarray,
     window: int | None,
 ) -> WorkPlan:
     """Cut one step into items.
 
     Args:
         query_starts: int [R + 1]. context_lengths: int [R].
-        tables: int32 flat; request r's blocks start at `r * table_stride`.
+        tables: int32 flat; request r's blocks start at `table_starts[r]`.
         window: visible positions, the query's own included; None: all.
 
     Cost: O(R + items) numpy work, plus one sort of the (request, segment) pairs that may be shared.
@@ -117,16 +117,16 @@ def build_work(
     s = settings
     starts = np.asarray(query_starts, dtype=np.int64)
     contexts = np.asarray(context_lengths, dtype=np.int64)
-    counts = np.diff(starts)
+    counts = starts[1:] - starts[:-1]
     first = contexts - counts
     low = np.zeros_like(first) if window is None else np.maximum(first - (window - 1), 0) // s.segment
     high = (contexts + (s.segment - 1)) // s.segment + s.growth
     num_tokens = int(starts[-1])
     is_long = counts > s.short_tile
-    short = np.flatnonzero((counts > 0) & ~is_long)
-    long = np.flatnonzero(is_long)
+    short = ((counts > 0) & ~is_long).nonzero()[0]
+    long = is_long.nonzero()[0]
 
-    shared = _find_groups(s, short, counts, contexts, low, tables, table_stride, window)
+    shared = _find_groups(s, short, counts, contexts, low, tables, table_starts, window)
     tile_owner, tile = expand((counts[long] + (s.long_tile - 1)) // s.long_tile)
     rows = long[tile_owner]
     tile_first = tile * s.long_tile
@@ -144,7 +144,7 @@ def build_work(
     all_partial = np.zeros(len(counts), dtype=bool)
     all_partial[shared.request] = True
     long_items, long_split = _cut(
-        tile_low, tile_high, per_item, starts[rows] + tile_first, tile_count, rows * table_stride, None
+        tile_low, tile_high, per_item, starts[rows] + tile_first, tile_count, table_starts[rows], None
     )
     short_items, short_split = _cut(
         run_low,
@@ -152,18 +152,18 @@ def build_work(
         per_item,
         starts[run_request],
         counts[run_request],
-        run_request * table_stride,
+        table_starts[run_request],
         all_partial[run_request],
     )
     all_partial[run_request[short_split]] = True
-    group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_stride)
+    group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_starts)
     long_items = np.concatenate([long_items, group_items]) if len(group_items) else long_items
 
     # Slots of partials: every token of a request that was split, or of a split tile of a long chunk.
     reserve = np.zeros(num_tokens, dtype=np.int64)
     token_low = np.zeros(num_tokens, dtype=np.int64)
     if all_partial.any():
-        requests = np.flatnonzero(all_partial)
+        requests = all_partial.nonzero()[0]
         owner, place = expand(counts[requests])
         token = starts[requests][owner] + place
         reserve[token] = (high - low)[requests][owner]
@@ -173,13 +173,13 @@ def build_work(
         token = (starts[rows] + tile_first)[long_split][owner] + place
         reserve[token] = (tile_high - tile_low)[long_split][owner]
         token_low[token] = tile_low[long_split][owner]
-    ends = np.cumsum(reserve)
+    ends = reserve.cumsum()
     return WorkPlan(
         short_items=_longest_first(short_items),
         long_items=_longest_first(long_items),
         tokens=np.concatenate([np.arange(num_tokens, dtype=np.int32), group_tokens.astype(np.int32)]),
         partial_base=(ends - reserve - token_low).astype(np.int32),
-        merge_tokens=np.flatnonzero(reserve).astype(np.int32),
+        merge_tokens=reserve.nonzero()[0].astype(np.int32),
         num_partials=int(ends[-1]) if num_tokens else 0,
         num_groups=shared.num_groups,
     )
@@ -206,7 +206,7 @@ def _find_groups(
     contexts: np.ndarray,
     low: np.ndarray,
     tables: np.ndarray,
-    table_stride: int,
+    table_starts: np.ndarray,
     window: int | None,
 ) -> _Shared:
     """Groups of short requests that hold the same block at the end of the same whole segment."""
@@ -216,8 +216,8 @@ def _find_groups(
     if window is None:
         # Sharing is nested: who shares no first segment shares nothing. One small sort rules most out.
         short = short[contexts[short] >= s.segment]
-        blocks = tables[short * table_stride + (per_segment - 1)]
-        order = np.argsort(blocks, kind="stable")
+        blocks = tables[table_starts[short] + (per_segment - 1)]
+        order = blocks.argsort()
         same = blocks[order][1:] == blocks[order][:-1]
         keep = np.zeros(len(short), dtype=bool)
         keep[order[1:][same]] = True
@@ -228,12 +228,14 @@ def _find_groups(
     owner, place = expand(np.maximum(contexts[short] // s.segment - low[short], 0))
     request = short[owner]
     segment = place + low[request]
-    blocks = tables[request * table_stride + (segment + 1) * per_segment - 1]
+    blocks = tables[table_starts[request] + (segment + 1) * per_segment - 1]
     key = (segment << 32) | blocks
-    order = np.argsort(key, kind="stable")
+    order = key.argsort()
     key = key[order]
-    begins = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else _NONE
-    sizes = np.diff(np.append(begins, len(key)))
+    edges = np.ones(len(key) + 1, dtype=bool)
+    np.not_equal(key[1:], key[:-1], out=edges[1:-1])
+    begins = edges.nonzero()[0]
+    begins, sizes = begins[:-1], begins[1:] - begins[:-1]
     request, segment = request[order], segment[order]
     worthwhile = sizes >= s.min_group
     if not worthwhile.any():
@@ -243,9 +245,9 @@ def _find_groups(
     worthwhile &= saving > 0
     if not worthwhile.any() or saving[worthwhile].sum() < s.min_saving:
         return _NOTHING_SHARED
-    kept = np.repeat(worthwhile, sizes)
+    kept = worthwhile.repeat(sizes)
     sizes = sizes[worthwhile]
-    return _Shared(request[kept], segment[kept], np.cumsum(sizes) - sizes, len(sizes))
+    return _Shared(request[kept], segment[kept], sizes.cumsum() - sizes, len(sizes))
 
 
 def _private_runs(
@@ -302,7 +304,7 @@ def _group_items(
     starts: np.ndarray,
     counts: np.ndarray,
     first_token: int,
-    table_stride: int,
+    table_starts: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items of the groups, and their token lists (which start at `first_token` of the plan's tokens)."""
     if not shared.num_groups:
@@ -310,12 +312,12 @@ def _group_items(
     owner, place = expand(counts[shared.request])
     tokens = starts[shared.request][owner] + place
     group_tokens = np.add.reduceat(counts[shared.request], shared.start)
-    group_first = np.cumsum(group_tokens) - group_tokens
+    group_first = group_tokens.cumsum() - group_tokens
     group, tile = expand((group_tokens + s.group_tile - 1) // s.group_tile)
     items = np.zeros((len(group), ITEM_WIDTH), dtype=np.int32)
     items[:, TOKEN_START] = first_token + group_first[group] + tile * s.group_tile
     items[:, TOKEN_COUNT] = np.minimum(s.group_tile, group_tokens[group] - tile * s.group_tile)
-    items[:, TABLE_START] = shared.request[shared.start][group] * table_stride
+    items[:, TABLE_START] = table_starts[shared.request[shared.start]][group]
     items[:, SEGMENT_START] = shared.segment[shared.start][group]
     items[:, SEGMENT_END] = items[:, SEGMENT_START] + 1
     return items, tokens
