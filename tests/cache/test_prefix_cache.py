@@ -302,6 +302,16 @@ def test_reset_keeps_held_blocks_valid_and_private() -> None:
     assert cache.stats.free_blocks == 64
 
 
+def test_a_lease_from_before_a_reset_shares_nothing_after_it() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(10)))
+    cache.reset()
+    lease.commit(10)
+    assert cache.match(list(range(10))).num_tokens == 0
+    lease.release()
+    assert cache.stats.free_blocks == 64
+
+
 @pytest.mark.parametrize("action", ["release", "fork", "copies", "append", "commit", "withdraw"])
 def test_use_after_release_names_the_lease(action: str) -> None:
     cache = PrefixCache(64, 4)

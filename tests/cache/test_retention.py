@@ -127,3 +127,11 @@ def test_a_ceiling_bounds_a_noisy_tenant() -> None:
     with pytest.raises(OutOfBlocks):
         cache.acquire(list(range(44)), "noisy")
     assert cache.available_blocks("noisy") == 10
+
+
+def test_a_floor_holds_for_requests_of_any_size() -> None:
+    cache = PrefixCache(40, 4, quotas={"quiet": (8, None)})
+    store(cache, list(range(48)), "quiet")
+    for i in range(30):
+        store(cache, [1000 + i] * 28, "noisy")
+    assert cache.match(list(range(48)), "quiet").num_tokens == 32

@@ -1,0 +1,230 @@
+"""Do the tests notice when the cache is broken? Seeds one fault at a time and runs them.
+
+    python tests/cache/mutations.py [NAME ...]
+
+Each mutation replaces one piece of the source in a temporary copy; the tests of this folder must fail on it.
+A mutation whose text is no longer found is an error too: update it with the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replace `old` by `new`, once, in a file of radixkv/cache."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = [
+    Mutation("drop a decrement", "radix_tree.py", "            current.refs -= 1\n", "            pass\n"),
+    Mutation(
+        "skip the token check of an edge",
+        "radix_tree.py",
+        "                if run == key:",
+        "                if len(run) == len(key):",
+    ),
+    Mutation(
+        "trust the hash of the first block",
+        "node.py",
+        "        return entry if entry.key.startswith(block) else None",
+        "        return entry",
+    ),
+    Mutation(
+        "evict a held leaf",
+        "radix_tree.py",
+        "                group.index.remove(current)\n            current = current.parent",
+        "                pass\n            current = current.parent",
+    ),
+    Mutation(
+        "hand out a block twice",
+        "block_pool.py",
+        "        self.num_free = top - count\n",
+        "        self.num_free = top - max(count - 1, 0)\n",
+    ),
+    Mutation(
+        "forget to free private blocks on release",
+        "prefix_cache.py",
+        "        if len(private):\n",
+        "        if False:\n",
+    ),
+    Mutation(
+        "copy one slot too many",
+        "prefix_cache.py",
+        "                slots = cached - walk.depth\n",
+        "                slots = cached - walk.depth + 1\n",
+    ),
+    Mutation(
+        "take over a partial block that is held",
+        "prefix_cache.py",
+        "            elif not source.holders and source.end == found:",
+        "            elif source.end == found:",
+    ),
+    Mutation(
+        "do not hold the source of a copy",
+        "prefix_cache.py",
+        "        if source is not None:\n            self._tree.protect(source)\n",
+        "",
+    ),
+    Mutation(
+        "write into a fork's shared block",
+        "lease.py",
+        "                copy = self._node.holders > 1",
+        "                copy = False",
+    ),
+    Mutation(
+        "keep the duplicate after converging",
+        "lease.py",
+        "        cache._free_private(own[own >= 0], self._space.group)\n        self._table[first",
+        "        self._table[first",
+    ),
+    Mutation(
+        "do not remap the block table after converging",
+        "lease.py",
+        "        self._table[first : first + count] = cached\n",
+        "",
+    ),
+    Mutation(
+        "split one block too late",
+        "radix_tree.py",
+        "        node.start += num_blocks * self.block_size\n",
+        "        node.start += (num_blocks - 1) * self.block_size\n",
+    ),
+    Mutation(
+        "commit one token too many",
+        "lease.py",
+        "        end = self.num_committed\n        first = pos // size\n",
+        "        end = min(self.num_tokens, self.num_committed + 1)\n        first = pos // size\n",
+    ),
+    Mutation(
+        "evict the most recently used first",
+        "eviction.py",
+        "    def priority(self, node: Node) -> Any:\n        return node.last_access\n",
+        "    def priority(self, node: Node) -> Any:\n        return -node.last_access\n",
+    ),
+    Mutation(
+        "evict the head of a run",
+        "radix_tree.py",
+        "        taken = leaf.blocks[keep:]\n",
+        "        taken = leaf.blocks[:num_blocks]\n",
+    ),
+    Mutation(
+        "ignore the namespace",
+        "keys.py",
+        "    if type(namespace) is str:\n        return (namespace,)\n",
+        "    if type(namespace) is str:\n        return ('',)\n",
+    ),
+    Mutation(
+        "let pins exceed their budget",
+        "prefix_cache.py",
+        "            count = min(wanted, budget)\n",
+        "            count = wanted\n",
+    ),
+    Mutation(
+        "let a pin live on",
+        "retention.py",
+        "        while self._heap and self._heap[0][0] <= now:",
+        "        while self._heap and self._heap[0][0] <= now - 1000:",
+    ),
+    Mutation(
+        "push a tenant under its floor",
+        "capacity.py",
+        "                limit = min(limit, victim_group.yields())\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "leave withdrawn tokens in the tree",
+        "lease.py",
+        "            self._cache._detach_from(self, cut)\n",
+        "",
+    ),
+    Mutation(
+        "share again after a reset",
+        "prefix_cache.py",
+        "            lease._is_unshareable = True\n        self._lagging.clear()",
+        "            pass\n        self._lagging.clear()",
+    ),
+    Mutation(
+        "ghosts ignore the prefix",
+        "ghost.py",
+        "        return _hash(data[start:end], chain)\n",
+        "        return _hash(data[max(start, end - 4) : end], 0)\n",
+    ),
+    Mutation(
+        "forget an event",
+        "radix_tree.py",
+        "            self.listener.removed(leaf, keep)\n",
+        "            pass\n",
+    ),
+]
+
+
+def run_tests(folder: Path) -> bool:
+    """Whether the tests of the copy in `folder` pass."""
+    command = [sys.executable, "-m", "pytest", "tests/cache", "-x", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300
+    )
+    return result.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Seed faults in the prefix cache; the tests must catch each."
+    )
+    parser.add_argument("names", nargs="*", help="only these mutations")
+    args = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not args.names or m.name in args.names]
+    survivors = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shutil.copytree(ROOT / "radixkv", folder / "radixkv", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tests/cache", folder / "tests/cache", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        if not run_tests(folder):
+            sys.exit("the tests fail without any mutation")
+        for mutation in chosen:
+            path = folder / "radixkv/cache" / mutation.file
+            source = path.read_text()
+            if source.count(mutation.old) != 1:
+                sys.exit(
+                    f"{mutation.name}: its text occurs {source.count(mutation.old)} times in {mutation.file}"
+                )
+            path.write_text(source.replace(mutation.old, mutation.new))
+            start = time.perf_counter()
+            try:
+                caught = not run_tests(folder)
+            except subprocess.TimeoutExpired:
+                caught = True
+            path.write_text(source)
+            print(
+                f"{'caught' if caught else 'MISSED':<8}{mutation.name} ({time.perf_counter() - start:.0f} s)",
+                flush=True,
+            )
+            if not caught:
+                survivors.append(mutation.name)
+    if survivors:
+        sys.exit(f"{len(survivors)} of {len(chosen)} mutations were not caught: {', '.join(survivors)}")
+    print(f"all {len(chosen)} mutations were caught")
+
+
+if __name__ == "__main__":
+    main()
