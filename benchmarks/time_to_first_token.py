@@ -16,17 +16,11 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
-import platform
 import random
 import re
 import secrets
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-WORD_LIST = """
-time year people way day man thing woman life child world school state family student group country problem
-hand part place case week company system program question work government number night point home water room
-mother area money story fact month lot right study book eye job word business issue side kind head house
-service friend father power hour game line end member law car city community name
-"""
-WORDS = WORD_LIST.split()
+from benchmarks.server_process import WORDS, machine, started_server
 
 
 @dataclass(frozen=True)
@@ -127,29 +115,6 @@ def fresh_prompt(source: random.Random, num_words: int) -> str:
     return " ".join(source.choice(WORDS) for _ in range(num_words)) + ". What comes to your mind?"
 
 
-@contextlib.contextmanager
-def started_server(arguments: list[str]) -> Iterator[str]:
-    """`radixkv serve` on a free port; yields its address once it says that it is ready."""
-    command = [sys.executable, "-m", "radixkv.cli", "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            found = re.search(r"ready on (http://\S+)", line)
-            if found:
-                yield found[1]
-                break
-        else:
-            raise SystemExit(f"the server ended with exit code {process.wait()} before it was ready")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-
-
 def measure(target: Target, *, prompts: int, words: int, seed: int) -> list[Pair]:
     """Every prompt twice in a row, after one unmeasured request that warms the code up."""
     source = random.Random(seed)
@@ -185,13 +150,7 @@ def summarise(pairs: list[Pair], metrics: str) -> dict[str, Any]:
         "cached_tokens_cold": statistics.median(pair.cold.cached_tokens for pair in pairs),
         "cached_tokens_hot": statistics.median(pair.hot.cached_tokens for pair in pairs),
         "event_loop_lag_p99_ms": lag_p99_ms(metrics),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        },
+        "machine": machine(),
         "pairs": [asdict(pair) for pair in pairs],
     }
 
