@@ -63,10 +63,10 @@ def _subtrees(tops: list[Node]) -> dict[Node, None]:
 
 
 def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
-    for node in list(cache._pins.by_node):
+    for node in list(cache._pins.pins.by_node):
         if node in below:
-            for pin in list(cache._pins.by_node[node]):
-                cache._drop_pin(pin, lapsed=False)
+            for pin in list(cache._pins.pins.by_node[node]):
+                cache._pins.drop(pin)
 
 
 def _release_sources(

@@ -73,7 +73,7 @@ def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
     tree = cache._tree
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
-    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins.by_key.values())
+    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins.pins.by_key.values())
     for lease in cache._leases.values():
         holders[lease._node] += 1
         refs.update(node for node, _ in lease._sources)
@@ -168,10 +168,10 @@ def _check_index(cache: PrefixCache, nodes: list[Node]) -> None:
 
 def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
     pinned = sum(len(node.blocks) for node in nodes if node.pins)
-    assert pinned == cache._pinned_blocks, (
-        f"{cache._pinned_blocks} blocks are counted as pinned, {pinned} are"
+    assert pinned == cache._pins.pinned_blocks, (
+        f"{cache._pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     )
-    assert pinned <= cache.pin_budget_blocks, f"{pinned} pinned blocks exceed the budget"
+    assert pinned <= cache._pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
 
 
 def show_tree(tree: RadixTree, max_lines: int) -> str:

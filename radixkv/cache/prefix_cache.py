@@ -41,8 +41,9 @@ from radixkv.cache.keys import (
 )
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import HashFunction, Node, Space
+from radixkv.cache.pinning import PinBoard
 from radixkv.cache.radix_tree import RadixTree, Walk
-from radixkv.cache.retention import Pin, Pins, Quota, QuotaGroup, quota_groups
+from radixkv.cache.retention import Quota, QuotaGroup, quota_groups
 from radixkv.errors import ConfigError, InvalidRequestError, OutOfBlocks
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -170,7 +171,6 @@ class PrefixCache:
         self.enabled = enabled
         self.partial_reuse = partial_reuse
         self.explains = explain
-        self.pin_budget_blocks = int(num_blocks * pin_budget)
         self.policy = make_policy(policy)
         self._clock = clock
         self._pool = BlockPool(num_blocks)
@@ -183,9 +183,7 @@ class PrefixCache:
         self._explainer = Explainer(self)
         self._ghosts = GhostIndex(self._tree, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
         self.policy.attach(num_blocks, block_size, self._ghosts)
-        self._pins = Pins()
-        self._any_lapsed = False
-        self._pinned_blocks = 0
+        self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
         self._leases: dict[int, Lease] = {}
         self._lagging: dict[Lease, None] = {}
         self._events = EventStream(self._ghosts.hasher, self._tree.block_bytes)
@@ -218,8 +216,8 @@ class PrefixCache:
         Raises:
             InvalidRequestError: token ids or namespace are malformed.
         """
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         return self._match(encode_tokens(token_ids), self._spaces.get(frame_namespace(namespace)))
 
     def _match(self, data: bytes, space: Space | None) -> Match:
@@ -231,8 +229,8 @@ class PrefixCache:
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1), O(log siblings) if something changed there."""
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         if not self.enabled:
             return True
         walk = match._walk
@@ -293,20 +291,15 @@ class PrefixCache:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
             InvalidRequestError: token ids or namespace are malformed, or there are none.
         """
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         space = self._space(namespace)
         tree = self._tree
         if skip is None and self.enabled:
-            if (
-                match is None
-                or match._space is not space
-                or match._data != data
-                or not match._is_untouched()
-            ):
+            if match is None or match._space is not space or match._data != data or not match._is_untouched():
                 match = self._match(data, space)
             walk = match._walk or Walk(tree.root(space), 0, 0, None, None)
         else:
@@ -435,9 +428,9 @@ class PrefixCache:
         if self._fits(needed, space, locked()):
             return
         while self._pins_must_yield(space, total, lease):
-            pin = self._pins.soonest()
+            pin = self._pins.pins.soonest()
             assert pin is not None
-            self._drop_pin(pin, lapsed=True)
+            self._pins.drop(pin, lapsed=True)
             self._pins_given_way += 1
             if self._fits(needed, space, locked()):
                 return
@@ -456,7 +449,7 @@ class PrefixCache:
 
     def _pins_must_yield(self, space: Space, total: int, lease: Lease | None) -> bool:
         """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
-        if not self._pins.by_key or len(self._leases) > (lease is not None):
+        if not len(self._pins) or len(self._leases) > (lease is not None):
             return False
         if lease is not None and (lease._sources or lease._source_blocks):
             return False
@@ -474,8 +467,8 @@ class PrefixCache:
                 current.hits += 1
                 self.policy.on_hit(current)
                 current = current.parent
-        if self._pins.by_node or self._any_lapsed:
-            self._refresh_pins(node)
+        if self._pins.pins.by_node or self._pins.any_lapsed:
+            self._pins.refresh(node)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
         policy = self.policy
@@ -585,15 +578,15 @@ class PrefixCache:
 
     def available_blocks(self, namespace: Namespace = "") -> int:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         group = self._groups_by_key.get(frame_namespace(namespace), self._common)
         return self._capacity.available(group)
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf touched."""
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         freed = self._capacity.evict(num_blocks, "evict()")
         if self._lagging:
             self._resync()
@@ -601,8 +594,8 @@ class PrefixCache:
 
     def reset(self) -> None:
         """Forget everything. Blocks held by leases stay valid for them and are never shared again. O(nodes)."""
-        for pin in list(self._pins.by_key.values()):
-            self._drop_pin(pin, lapsed=False)
+        for pin in list(self._pins.pins.by_key.values()):
+            self._pins.drop(pin)
         if self._ghosts.capacity:
             record = GhostRecord("reset", self._clock(), "reset()")
             for node in self._tree.nodes():
@@ -629,88 +622,34 @@ class PrefixCache:
 
         O(tokens + path).
         """
-        self._expire_pins()
+        self._pins.expire()
         data = encode_tokens(token_ids)
         if ttl is not None and not ttl > 0:
             raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
         space = self._space(namespace)
-        old = self._pins.by_key.get((space.key, data))
+        old = self._pins.get(data, space)
         if old is not None:
-            self._drop_pin(old, lapsed=False)
+            self._pins.drop(old)
         walk = self._match(data, space)._walk
         if walk is None:
             return 0
-        node, num_tokens = self._pin_target(walk)
-        if node is None:
-            return 0
-        self._pinned_blocks += self._tree.pin(node)
-        life = float("inf") if ttl is None else float(ttl)
-        self._pins.add(Pin(data, space.key, node, num_tokens, life, self._clock() + life))
-        return num_tokens
-
-    def _pin_target(self, walk: Walk) -> tuple[Node | None, int]:
-        """The node that ends with the match, or earlier where the budget ends; splits as needed."""
-        size = self.block_size
-        budget = self.pin_budget_blocks - self._pinned_blocks
-        last = walk.source if walk.source is not None else walk.node
-        for node in self._tree.path(last):
-            if node.pins:
-                continue
-            found = min(node.end, walk.depth + walk.partial)
-            wanted = -(-(found - node.start) // size)
-            count = min(wanted, budget)
-            budget -= count
-            if count < wanted:
-                if not count:
-                    return (node.parent, node.start) if node.start else (None, 0)
-                upper = self._tree.split(node, count)
-                return upper, upper.end
-        if last.parent is None:
-            return None, 0
-        found = walk.depth + walk.partial
-        count = -(-(found - last.start) // size)
-        return (last if count == len(last.blocks) else self._tree.split(last, count)), found
+        return self._pins.add(data, space, walk, ttl)
 
     def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
         """End a pin that was set with the same tokens; False when there is none. O(path)."""
-        self._expire_pins()
-        pin = self._pins.by_key.get((frame_namespace(namespace), encode_tokens(token_ids)))
+        self._pins.expire()
+        pin = self._pins.get(encode_tokens(token_ids), self._space(namespace))
         if pin is not None:
-            self._drop_pin(pin, lapsed=False)
+            self._pins.drop(pin)
         return pin is not None
-
-    def _drop_pin(self, pin: Pin, lapsed: bool) -> None:
-        self._pins.remove(pin)
-        node: Node | None = pin.node
-        assert node is not None
-        self._pinned_blocks -= self._tree.unpin(node)
-        while lapsed and node is not None and not node.pins:
-            node.lapsed = self._any_lapsed = True
-            node = node.parent
-
-    def _expire_pins(self) -> None:
-        now = self._clock()
-        while (pin := self._pins.pop_expired(now)) is not None:
-            self._drop_pin(pin, lapsed=True)
-
-    def _refresh_pins(self, node: Node) -> None:
-        """A request hit the path to `node`: pins on it live on for their TTL."""
-        now = self._clock()
-        current: Node | None = node
-        while current is not None:
-            current.lapsed = False
-            if current.pins_here:
-                for pin in self._pins.by_node[current]:
-                    pin.expires = now + pin.ttl
-            current = current.parent
 
     # ------------------------------------------------------------------ insight
 
     @property
     def stats(self) -> CacheStats:
         """A snapshot of the counters. O(quota groups)."""
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         free = self._pool.num_free
         cached = self._capacity.evictable()
         return CacheStats(
@@ -718,7 +657,7 @@ class PrefixCache:
             free_blocks=free,
             cached_blocks=cached,
             held_blocks=self.num_blocks - free - cached,
-            pinned_blocks=self._pinned_blocks,
+            pinned_blocks=self._pins.pinned_blocks,
             num_nodes=self._tree.num_nodes,
             num_leases=len(self._leases),
             num_pins=len(self._pins),
@@ -760,8 +699,8 @@ class PrefixCache:
         Args:
             admin: also look under other namespaces, and say so (`namespace`).
         """
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
@@ -775,8 +714,8 @@ class PrefixCache:
         Raises:
             AssertionError: says which invariant is broken and where.
         """
-        if self._pins.by_key:
-            self._expire_pins()
+        if self._pins.pins.by_key:
+            self._pins.expire()
         check_cache(self)
 
     def show(self, max_lines: int = 50) -> str:

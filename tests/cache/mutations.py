@@ -131,7 +131,7 @@ MUTATIONS = [
     ),
     Mutation(
         "let pins exceed their budget",
-        "prefix_cache.py",
+        "pinning.py",
         "            count = min(wanted, budget)\n",
         "            count = wanted\n",
     ),
