@@ -23,7 +23,8 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
-	@echo "make fuzz       a million random operations on the prefix cache"
+	@echo "make fuzz       a million random operations on the prefix cache, and mutations of its code"
+	@echo "make soak       the engine under thousands of random workloads"
 	@echo "make install    the environment in .venv only"
 	@echo "make clean      remove the environment and caches"
 
@@ -63,6 +64,23 @@ lint: install-lint
 format: install-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: install-test
+	$(BIN)/python -m benchmarks.time_to_first_token
+	$(BIN)/python -m benchmarks.prefix_cache
+	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.scheduling
+	$(BIN)/python -m benchmarks.serving
+
+bench-gpu: install-test
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+fuzz: install-test
+	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)
+	$(BIN)/python tests/cache/mutations.py
+
+soak: install-test
+	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paged_language_model import (
     END,
@@ -358,7 +358,6 @@ def workloads(draw):
     }
 
 
-@settings(max_examples=120, deadline=None)
 @given(workloads())
 def test_any_workload_gives_reference_answers_and_leaks_nothing(work):
     count = iter(range(10**9))
