@@ -6,6 +6,7 @@ Greedy, exactly 32 output tokens a request, OpenAI completions, streaming:
     W1 warm  the same shared prompt, 24 new questions
     W2       4 conversations at once x 6 turns, about 100 new tokens a turn, a shared prompt of 800 tokens
     W3       16 requests of about 256 tokens that share nothing, 8 at a time
+    single   4 requests like those of W3, one at a time: what one interactive user sees
 
     python -m benchmarks.serving                         # starts radixkv itself, one server per round
     python -m benchmarks.serving --rounds 3 --json serving.json
@@ -33,7 +34,7 @@ from rich.table import Table
 from benchmarks.server_process import WORDS, machine, started_server
 
 OUTPUT_TOKENS = 32
-WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3")
+WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3", "single")
 
 
 @dataclass
@@ -82,7 +83,8 @@ class Client:
     def __init__(self, url: str, model: str) -> None:
         self.url = url.rstrip("/") + "/v1/completions"
         self.model = model
-        limits = httpx.Limits(max_connections=64)
+        # A connection per request: servers close idle ones when they like, also just as one is used again.
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
     async def ask(self, prompt: str) -> Answer:
@@ -148,28 +150,41 @@ class Client:
         return answers
 
 
-async def run_workloads(url: str, model: str, seed: int, chosen: Sequence[str]) -> dict[str, Result]:
-    """The chosen workloads, in order, against a server that has not seen their prompts."""
-    source = random.Random(seed)
+async def run_workloads(
+    url: str, model: str, seed: int, chosen: Sequence[str], timeout: float | None = None
+) -> dict[str, Result]:
+    """The chosen workloads, in order, against a server that has not seen their prompts.
+
+    The prompts of a workload depend on the seed only, not on what else is chosen. A workload that takes
+    longer than `timeout` seconds ends the run: it and those after it are missing from the answer.
+    """
     client = Client(url, model)
-    shared = words(source, 1480)
     results: dict[str, Result] = {}
     async with contextlib.aclosing(client.http):
-        await client.ask(words(source, 8))  # the code paths, not the cache
+        await client.ask(words(random.Random(f"{seed}: first request"), 8))  # the code paths, not the cache
         for name in chosen:
-            if name in ("W1 cold", "W1 warm"):
-                prompts = [f"{shared}\nQuestion: {words(source, 38)}?\nAnswer:" for _ in range(24)]
-                results[name] = await client.ask_all(prompts, 8)
-            elif name == "W2":
-                opening = words(source, 790)
-                scripts = [[words(source, 62) for _ in range(6)] for _ in range(4)]
-                started = time.perf_counter()
-                answers = await asyncio.gather(*(client.converse(opening, turns) for turns in scripts))
-                results[name] = Result(time.perf_counter() - started, [a for own in answers for a in own])
-            else:
-                prompts = [words(source, 252) for _ in range(16)]
-                results[name] = await client.ask_all(prompts, 8)
+            try:
+                results[name] = await asyncio.wait_for(run_workload(client, name, seed), timeout)
+            except TimeoutError:
+                break
     return results
+
+
+async def run_workload(client: Client, name: str, seed: int) -> Result:
+    """One of `WORKLOADS`; see the top of this file."""
+    source = random.Random(f"{seed}: {name}")
+    if name in ("W1 cold", "W1 warm"):
+        shared = words(random.Random(f"{seed}: W1"), 1480)
+        prompts = [f"{shared}\nQuestion: {words(source, 38)}?\nAnswer:" for _ in range(24)]
+        return await client.ask_all(prompts, 8)
+    if name == "W2":
+        opening = words(source, 790)
+        scripts = [[words(source, 62) for _ in range(6)] for _ in range(4)]
+        started = time.perf_counter()
+        answers = await asyncio.gather(*(client.converse(opening, turns) for turns in scripts))
+        return Result(time.perf_counter() - started, [a for own in answers for a in own])
+    count, at_once = (16, 8) if name == "W3" else (4, 1)
+    return await client.ask_all([words(source, 252) for _ in range(count)], at_once)
 
 
 def served_model(url: str) -> str:

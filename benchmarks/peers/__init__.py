@@ -1,0 +1,1 @@
+"""Other engines that `benchmarks.compare` sets up and measures; one module each."""

