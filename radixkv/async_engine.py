@@ -12,7 +12,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.config import EngineConfig
@@ -62,6 +62,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._failure: BaseException | None = None
+        self._stats = engine.stats()
         self._closed = False
         self._next_id = 0
         # The engine's thread needs the interpreter back quickly after each tensor operation; with the
@@ -159,8 +160,10 @@ class AsyncEngine:
         self._commands.put(lambda: self._engine.abort(request_id))
 
     def stats(self) -> EngineStats:
-        """A snapshot of the engine's counters."""
-        return self._engine.stats()
+        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
+        if self._thread.is_alive():
+            self._commands.put(lambda: None)  # an idle engine takes a new snapshot for the next caller
+        return self._stats
 
     async def call(self, function: Callable[[Engine], object]) -> object:
         """Run a function on the engine's own thread, between two steps, and return its result."""
@@ -205,7 +208,7 @@ class AsyncEngine:
         request_id: str | None,
         namespace: Namespace,
         priority: int,
-    ) -> AsyncIterator[OutputDelta | RequestOutput]:
+    ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         self._raise_if_stopped()
         token_ids = await self._encode(prompt)
         self._engine.check_request(token_ids, params)
@@ -244,8 +247,8 @@ class AsyncEngine:
         if not isinstance(prompt, str):
             return list(prompt)
         if len(prompt) > LONG_TEXT:
-            return await asyncio.to_thread(self.tokenizer.encode, prompt)
-        return self.tokenizer.encode(prompt)
+            return await asyncio.to_thread(self._engine.intake.tokenize, prompt)
+        return self._engine.intake.tokenize(prompt)
 
     def _raise_if_stopped(self) -> None:
         if self._closed or not self._thread.is_alive():
@@ -276,7 +279,9 @@ class AsyncEngine:
             while True:
                 if not self._take_commands(wait=not engine.has_work):
                     break
-                self._deliver(engine.step() if engine.has_work else engine.take_result())
+                result = engine.step() if engine.has_work else engine.take_result()
+                self._stats = engine.stats()  # before anybody can have seen what the step gave
+                self._deliver(result)
         except BaseException as error:
             logger.exception("the engine's thread failed")
             self._failure = error
@@ -294,16 +299,18 @@ class AsyncEngine:
             if command is None:
                 return False
             command()
+            self._stats = self._engine.stats()
             wait = False
 
     def _deliver(self, result: StepResult) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, _Event]]] = {}
-        for event in (*result.deltas, *result.finished):
+        events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
+        for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, event))
-        for loop, events in by_loop.items():
-            self._send(loop, events)
+        for loop, sent in by_loop.items():
+            self._send(loop, sent)
 
     @staticmethod
     def _send(loop: asyncio.AbstractEventLoop, events: Sequence[tuple[_Stream, _Event]]) -> None:

@@ -53,10 +53,15 @@ class BeamDriver:
                 )
                 continue
             self._candidates[id(request)] = found
+            request.is_paused = True
             groups[request.request_id] = request.group
         for group in groups.values():
             if all(id(request) in self._candidates for request in group.samples):
-                self._advance(group)
+                try:
+                    self._advance(group)
+                except Exception as error:
+                    self._engine.condemn(group, f"the beam search failed: {error}")
+                    raise
 
     def forget(self, request: Request) -> None:
         """A beam ended from outside (abort, failure)."""
@@ -69,11 +74,13 @@ class BeamDriver:
         taken: set[int] = set()
         beams: list[Request] = []
         for parent, _ in going:
-            # The first child takes over its parent's lease; further ones fork it, before anything is appended.
+            # The first child takes over its parent's lease; others fork it, before anything is appended.
             beams.append(self._fork(parents[parent]) if parent in taken else parents[parent])
             taken.add(parent)
         for request, (_, token) in zip(beams, going, strict=True):
             request.tokens.append(token)
+            request.is_paused = False
+            request.reserved_seats = 0
         group.samples = beams
         self._engine.count_generated(len(beams))
         for i, request in enumerate(parents):
@@ -97,29 +104,29 @@ class BeamDriver:
         fork.cache_report = parent.cache_report
         fork.group, fork.output = parent.group, parent.output
         fork.sampling_state = parent.sampling_state
-        if parent.lease is None:  # preempted while it waited: the child will find its tokens in the cache
-            self._engine.scheduler.add(fork)
-        else:
-            fork.lease = parent.lease.fork()
-            fork.num_computed = parent.num_computed
-            self._engine.scheduler.add_fork(fork)
+        self._engine.scheduler.add_fork(fork, parent)
         return fork
 
     def _collect(self, group: RequestGroup, first: Request) -> RequestOutput:
         assert group.beams is not None
-        tokenizer = self._engine.tokenizer
         outputs = []
+        error: str | None = None
         for index, hypothesis in enumerate(group.beams.results()):
             shown = list(hypothesis.tokens)
             if hypothesis.finish_reason == "stop":
                 shown.pop()
+            text = ""
+            try:
+                text = self._engine.tokenizer.decode(shown) if self._engine.tokenizer is not None else ""
+            except Exception as caught:
+                error = f"decoding the output failed: {caught}"
             outputs.append(
                 CompletionOutput(
                     index=index,
-                    text=tokenizer.decode(shown) if tokenizer is not None else "",
+                    text=text,
                     token_ids=list(hypothesis.tokens),
                     cumulative_logprob=hypothesis.logprob,
-                    finish_reason=hypothesis.finish_reason,
+                    finish_reason=hypothesis.finish_reason if error is None else "error",
                     score=hypothesis.score,
                 )
             )
@@ -132,6 +139,8 @@ class BeamDriver:
             cache_report=first.cache_report,
             num_preemptions=first.num_preemptions,
             times=first.times,
+            error=error,
+            error_code=None if error is None else "detokenization_failed",
         )
 
 

@@ -134,10 +134,10 @@ class BeamSearch:
             ends = token in self.end_token_ids
             if ends or at_limit:
                 if place < width:
-                    self._finish(self.running[i].tokens + (token,), logprob, "stop" if ends else "length")
+                    self._finish((*self.running[i].tokens, token), logprob, "stop" if ends else "length")
             elif len(going) < width:
                 going.append((i, token))
-                beams.append(Beam(self.running[i].tokens + (token,), logprob))
+                beams.append(Beam((*self.running[i].tokens, token), logprob))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished[width:]
         self.running = beams

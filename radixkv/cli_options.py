@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ _RENAMED = {
     "deterministic": "--deterministic/--no-deterministic",
     "allow_download": "--download/--no-download",
     "request_timeout_s": "--request-timeout",
+    "namespace_weights": "--namespace-weight",
 }
 
 
@@ -43,6 +44,28 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ConfigError(f"{text!r} is not a size; write bytes, or a number with k, m, g or t (as 2g)")
     return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Weights from `NAME=WEIGHT` for each.
+
+    >>> parse_weights(["ada=3", "bob=0.5"])
+    {'ada': 3.0, 'bob': 0.5}
+
+    Raises:
+        ConfigError: not of that form, or a name twice.
+    """
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = 0.0
+        if not name or not 0 < weight < float("inf") or name in weights:
+            raise ConfigError(f"--namespace-weight {text}: write NAME=WEIGHT once per name, as ada=3")
+        weights[name] = weight
+    return weights
 
 
 def _help_texts() -> dict[str, str]:
@@ -63,6 +86,8 @@ def _help_texts() -> dict[str, str]:
 def _type_of(name: str) -> Any:
     if name == "kv_cache_memory":
         return str | None
+    if name == "namespace_weights":
+        return list[str] | None
     kinds = {"str": str, "int": int, "float": float, "bool": bool}
     annotation = str({field.name: field.type for field in fields(EngineConfig)}[name])
     optional = annotation.endswith("| None")
@@ -108,6 +133,8 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         settings = {name: values.pop(name) for name in names}
         if settings["kv_cache_memory"] is not None:
             settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
+        if settings["namespace_weights"] is not None:
+            settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
         if settings["chat_template"] is not None:
             settings["chat_template"] = _read_template(settings["chat_template"])
         return command(config=EngineConfig(model=values.pop("model"), **settings), **values)

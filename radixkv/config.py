@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ class EngineConfig:
         pin_budget: share of the pool that pins may hold, in [0, 1).
         scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
+        namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
+            mapping, or NAME=WEIGHT for each; others have weight 1.
         deterministic: logits do not depend on cache state, chunking or batch mates.
         share_prefix_attention: attend shared prefixes once per group of requests.
         request_timeout_s: a request older than this is aborted; None: never.
@@ -72,6 +75,7 @@ class EngineConfig:
     pin_budget: float = 0.5
     scheduling_policy: str = "prefix"
     max_overtake: int = 32
+    namespace_weights: Mapping[str, float] | None = None
     deterministic: bool = False
     share_prefix_attention: bool = True
     request_timeout_s: float | None = None
@@ -120,6 +124,12 @@ class EngineConfig:
             )
         require(0.0 < self.gpu_memory_utilization <= 1.0, "gpu_memory_utilization", "above 0 and at most 1")
         require(0.0 <= self.pin_budget < 1.0, "pin_budget", "from 0 to below 1")
+        for name, weight in (self.namespace_weights or {}).items():
+            require(
+                isinstance(name, str) and isinstance(weight, int | float) and 0 < weight < float("inf"),
+                "namespace_weights",
+                "a mapping of names to numbers above 0",
+            )
         timeout = self.request_timeout_s
         require(timeout is None or timeout > 0, "request_timeout_s", "above 0 seconds")
 

@@ -11,34 +11,38 @@ The life of a request:
  5. Each token is decoded to text; stop conditions are checked; a delta goes out.
  6. A finished request releases its lease. What it computed stays cached, evictable.
 
-Abort, timeout and failure enter at one place each: `abort`, `_expire`, `_recover`. None of them leaks a block
-or disturbs another request.
+Abort and timeout enter at one place each, `abort` and `_expire`; faults go to `radixkv.fault_recovery`. None
+of them leaks a block or disturbs another request.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from radixkv.beam_driver import BeamDriver, Candidates, beam_sampling_params
-from radixkv.beam_search import BeamSearch, BeamSearchParams
+from radixkv.beam_driver import BeamDriver, Candidates
+from radixkv.beam_search import BeamSearchParams
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.errors import (
-    ContextLengthExceededError,
-    EngineOverloadedError,
-    InvalidRequestError,
-)
-from radixkv.execution.sampler import SampledToken, SamplingState, gather_logprobs, sample
+from radixkv.errors import EngineOverloadedError, InvalidRequestError
+from radixkv.execution.sampler import SampledToken, gather_logprobs, sample
+from radixkv.fault_recovery import FaultRecovery
 from radixkv.output_processing import SampleOutput, name_logprobs
-from radixkv.request import FinishReason, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
-from radixkv.request_group import EngineStats, RequestGroup, StepResult, collect_output, rank_samples
+from radixkv.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv.request_group import (
+    EngineStats,
+    RequestGroup,
+    StepResult,
+    collect_output,
+    make_delta,
+    ranked_deltas,
+)
+from radixkv.request_intake import RequestIntake
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.scheduler import Scheduler
 
@@ -109,28 +113,46 @@ class Engine:
         self.model_name = model_name
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by engine_builder
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self.scheduler = self._make_scheduler()
+        self.intake = RequestIntake(
+            config,
+            tokenizer,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            end_token_ids=self.end_token_ids,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            clock=clock,
+        )
+        policy = make_policy(config.scheduling_policy, weights=config.namespace_weights)
+        self.scheduler = Scheduler(
+            cache,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_tokens_per_request=config.max_tokens_per_request,
+            policy=policy,
+            max_overtake=config.max_overtake,
+        )
         self._groups: dict[str, RequestGroup] = {}
-        self._ids = itertools.count()
-        self._seeds = itertools.count(config.seed if config.seed is not None else secrets.randbits(62))
-        self._suspects: list[Request] = []
+        self._faults = FaultRecovery(self)
         self._beams = BeamDriver(self)
         self._result = StepResult()
-        self._generated = self._finished = self._failed = self._aborted = self._rebuilds = 0
+        self._generated = self._finished = self._failed = self._aborted = 0
         self._model_time = self._gap_time = 0.0
         self._last_model_end: float | None = None
 
-    def _make_scheduler(self) -> Scheduler:
-        config = self.config
-        return Scheduler(
-            self.cache,
-            max_num_batched_tokens=self._max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_tokens_per_request=config.max_tokens_per_request,
-            policy=config.scheduling_policy,
-            max_overtake=config.max_overtake,
+    def replace_cache(self, cache: PrefixCache) -> None:
+        """Go on with an empty cache and scheduler; the caller queues the requests again."""
+        old = self.scheduler
+        self.cache = cache
+        self.scheduler = Scheduler(
+            cache,
+            max_num_batched_tokens=old.max_num_batched_tokens,
+            max_num_seqs=old.max_num_seqs,
+            max_tokens_per_request=old.max_tokens_per_request,
+            policy=old.policy,
+            max_overtake=old.max_overtake,
         )
+        self.scheduler.stats = old.stats
 
     # ------------------------------------------------------------------ requests in
 
@@ -159,21 +181,10 @@ class Engine:
             ContextLengthExceededError: the prompt leaves no room for a single token.
             EngineOverloadedError: the queue is full.
         """
-        params = params or SamplingParams()
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = self._tokenize(prompt)
-        self.check_request(token_ids, params)
-        # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
-        own = params
-        if params.num_samples > params.n and params.logprobs is None:
-            own = replace(params, logprobs=0)
-        request = self._make_request(token_ids, own, request_id, namespace, priority)
-        request.num_forks = params.num_samples - 1
-        seed = params.seed if params.seed is not None else next(self._seeds)
-        request.sampling_state = SamplingState(params, seed, token_ids, self._end_tokens(params))
-        if params.prompt_logprobs is not None:
-            request.prompt_logprobs = [None]
-        return self._queue(request, RequestGroup(request.request_id, text, params, [request]))
+        group = self.intake.sampling_group(
+            prompt, params or SamplingParams(), request_id=request_id, namespace=namespace, priority=priority
+        )
+        return self._queue(group)
 
     def add_beam_search(
         self,
@@ -188,134 +199,62 @@ class Engine:
 
         Beams are delivered together in the finished output, best first: there are no increments.
         """
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = self._tokenize(prompt)
-        own = beam_sampling_params(params.max_tokens)
-        self.check_request(token_ids, own)
-        if params.beam_width > self.config.max_num_seqs:
-            raise InvalidRequestError(
-                f"{params.beam_width} beams were asked for, but at most {self.config.max_num_seqs} requests "
-                "run at once",
-                param="beam_width",
-            )
-        request = self._make_request(token_ids, own, request_id, namespace, priority)
-        search = BeamSearch(
-            params,
-            end_token_ids=self.end_token_ids,
-            max_new_tokens=min(params.max_tokens, self.max_model_len - len(token_ids)),
+        group = self.intake.beam_group(
+            prompt, params, request_id=request_id, namespace=namespace, priority=priority
         )
-        return self._queue(request, RequestGroup(request.request_id, text, own, [request], beams=search))
+        return self._queue(group)
 
-    def _make_request(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        request_id: str | None,
-        namespace: Namespace,
-        priority: int,
-    ) -> Request:
+    def _queue(self, group: RequestGroup) -> str:
         if self.scheduler.num_waiting >= self.config.max_queue:
             raise EngineOverloadedError(
                 f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
                 "try again later"
             )
-        request_id = request_id if request_id is not None else f"req-{next(self._ids)}"
-        if request_id in self._groups:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        request = Request(
-            request_id, token_ids, params, namespace=namespace, priority=priority, arrival_s=self.clock()
-        )
-        request.output = self._make_output(request)
-        return request
-
-    def _queue(self, request: Request, group: RequestGroup) -> str:
-        request.group = group
+        if group.request_id in self._groups:
+            raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
         self._groups[group.request_id] = group
-        self.scheduler.add(request)
+        self.scheduler.add(group.samples[0])
         return group.request_id
 
-    def _tokenize(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
-            return self.tokenizer.encode(prompt)
-        return list(prompt)
-
     def check_request(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise what `add_request` would raise for this prompt; changes nothing."""
-        if len(token_ids) == 0:
-            raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        limit = self.vocab_size if self.vocab_size is not None else 2**31
-        if min(token_ids) < 0 or max(token_ids) >= limit:
-            bad = next(token for token in token_ids if not 0 <= token < limit)
-            raise InvalidRequestError(
-                f"token id {bad} is out of range: this model has ids 0 to {limit - 1}", param="prompt"
-            )
-        if len(token_ids) >= self.max_model_len:
-            raise ContextLengthExceededError(
-                f"the prompt has {len(token_ids)} tokens, but this model's context is {self.max_model_len} "
-                f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
-            )
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
-            for token in ids:
-                if token >= limit:
-                    raise InvalidRequestError(
-                        f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
-                    )
-        samples = params.num_samples
-        if samples > 1 and samples > self.config.max_num_seqs:
-            raise InvalidRequestError(
-                f"{samples} samples were asked for, but at most {self.config.max_num_seqs} run at once",
-                param="n",
-            )
-        needed = -(-(len(token_ids) + 1) // self.cache.block_size)
-        total = self.cache.stats.total_blocks - self.cache.stats.pinned_blocks
-        if needed > total:
-            raise ContextLengthExceededError(
-                f"the prompt needs {needed} KV blocks of {self.cache.block_size} tokens, but only {total} can "
-                "ever be free for it; shorten the prompt, or raise --kv-cache-memory or --num-blocks"
-            )
-
-    def _end_tokens(self, params: SamplingParams) -> list[int]:
-        own = () if params.ignore_eos else self.end_token_ids
-        return [*own, *params.stop_token_ids]
-
-    def _make_output(self, request: Request) -> SampleOutput:
-        params = request.params
-        room = self.max_model_len - request.num_prompt_tokens
-        return SampleOutput(
-            params,
-            self.tokenizer,
-            frozenset() if params.ignore_eos else self.end_token_ids,
-            room if params.max_tokens is None else min(params.max_tokens, room),
-        )
+        """Raise what `add_request` would raise for this prompt; changes nothing; any thread may call it."""
+        self.intake.check(token_ids, params)
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
         group = self._groups.get(request_id)
         if group is not None:
-            for request in list(group.samples):
-                if not request.is_finished:
-                    self._aborted += 1
-                    self._end(request, "abort")
+            try:
+                for request in list(group.samples):
+                    if not request.is_finished:
+                        self._aborted += 1
+                        self._end(request, "abort")
+            except Exception as error:
+                self._faults.rebuild(error)
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def groups(self) -> list[RequestGroup]:
+        """The unfinished requests, by arrival."""
+        return list(self._groups.values())
+
     # ------------------------------------------------------------------ one step
 
     def step(self) -> StepResult:
         """Schedule, run, process: one model call at most."""
-        self._expire()
-        batch = self._schedule()
-        if batch is not None:
-            try:
-                sampled = self._run(batch)
-            except Exception as error:
-                self._recover(batch, error)
-            else:
-                self._process(batch, sampled)
+        try:
+            self._expire()
+            batch = self._schedule()
+            outcome = self._run(batch) if batch is not None else None
+            if batch is not None and outcome is not None:
+                self._process(batch, outcome)
+        except Exception as error:
+            # Not the model: the model's own failures are handled in _run. Something of ours is broken.
+            self._last_model_end = None
+            self._faults.rebuild(error)
         if not self.has_work:
             self._last_model_end = None
         return self.take_result()
@@ -326,12 +265,8 @@ class Engine:
         return result
 
     def _schedule(self) -> Batch | None:
-        only = self._suspects[0] if self._suspects else None
-        try:
-            result = self.scheduler.schedule(only=only)
-        except AssertionError as error:
-            self._rebuild(error)
-            return None
+        only = self._faults.next_suspect
+        result = self.scheduler.schedule(only=only)
         for request in result.stuck:
             self.fail(
                 request,
@@ -340,13 +275,25 @@ class Engine:
                 code="out_of_kv_blocks",
             )
         if only is not None and result.batch is None:
-            self._suspects.remove(only)
+            self._faults.acquit(only)
         return result.batch
 
-    def _run(self, batch: Batch) -> _StepOutcome:
+    def _run(self, batch: Batch) -> _StepOutcome | None:
+        """Model and sampler; None, and nothing happened, if they failed."""
         started = self.clock()
         if self._last_model_end is not None:
             self._gap_time += started - self._last_model_end
+        try:
+            outcome = self._execute(batch)
+        except Exception as error:
+            self._last_model_end = None
+            self._faults.step_failed(batch, error)
+            return None
+        self._last_model_end = self.clock()
+        self._model_time += self._last_model_end - started
+        return outcome
+
+    def _execute(self, batch: Batch) -> _StepOutcome:
         logits = self.runner.execute(batch)
         rows, requests = self._rows_to_sample(batch)
         searching = [i for i, request in enumerate(requests) if request.group.beams is not None]
@@ -357,8 +304,6 @@ class Engine:
             plain = [i for i in range(len(requests)) if requests[i].group.beams is None]
             rows, outcome.requests = [rows[i] for i in plain], [requests[i] for i in plain]
         outcome.sampled = sample(logits, rows, outcome.requests)
-        self._last_model_end = self.clock()
-        self._model_time += self._last_model_end - started
         return outcome
 
     def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Request]]:
@@ -367,80 +312,49 @@ class Engine:
         requests: list[Request] = []
         row = 0
         for entry in batch.entries:
-            all_rows = entry.request.prompt_logprobs is not None
-            num_rows = entry.count if all_rows else int(entry.samples)
-            row += num_rows
+            row += entry.count if entry.request.needs_prompt_logits else int(entry.samples)
             if not entry.samples:
                 continue
             requests.append(entry.request)
             rows.append(row - 1)
             if entry.request.num_forks:
-                forks = self._make_forks(entry.request)
+                forks = self.intake.forks(entry.request)
                 requests.extend(forks)
                 rows.extend([row - 1] * len(forks))
         return rows, requests
 
-    def _make_forks(self, parent: Request) -> list[Request]:
-        """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
-        forks = []
-        for i in range(1, parent.num_forks + 1):
-            fork = Request(
-                parent.request_id,
-                parent.tokens.view(),
-                parent.params,
-                namespace=parent.namespace,
-                priority=parent.priority,
-                arrival_s=parent.times.arrival,
-                index=i,
-            )
-            seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
-            fork.sampling_state = parent.sampling_state.fork(seed)
-            fork.output = self._make_output(fork)
-            fork.times.first_scheduled = parent.times.first_scheduled
-            fork.num_cached_tokens = parent.num_cached_tokens
-            fork.cache_report = parent.cache_report
-            fork.group = parent.group
-            forks.append(fork)
-        return forks
-
     def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
         self.scheduler.complete(batch)
-        self._clear_suspects(batch)
+        self._faults.step_passed(batch)
         now = self.clock()
         row = 0
         for entry in batch.entries:
             request = entry.request
             if request.times.first_scheduled is None:
                 request.times.first_scheduled = now
-            if request.prompt_logprobs is not None:
+            if request.needs_prompt_logits:
                 self._collect_prompt_logprobs(request, entry.start, outcome.logits[row : row + entry.count])
                 row += entry.count
             else:
                 row += int(entry.samples)
         # Forks take their lease before their parent's next token is appended anywhere.
         for request in outcome.requests:
-            if request.arrival_order < 0:
-                self._admit_fork(request)
+            if request.arrival_order < 0 and not request.group.is_finished:
+                request.group.samples.append(request)
+                self.scheduler.add_fork(request, request.group.samples[0])
         for request, token in zip(outcome.requests, outcome.sampled, strict=True):
             request.num_forks = 0
-            if not request.is_finished:
+            if not request.is_finished and request.arrival_order >= 0:
                 self._append(request, token, now)
         if outcome.beams:
             self._beams.take(outcome.beams, outcome.candidates)
-
-    def _admit_fork(self, fork: Request) -> None:
-        parent: Request = fork.group.samples[0]
-        assert parent.lease is not None
-        fork.lease = parent.lease.fork()
-        fork.num_computed = parent.num_computed
-        fork.group.samples.append(fork)
-        self.scheduler.add_fork(fork)
 
     def _append(self, request: Request, token: SampledToken, now: float) -> None:
         if token.token_id < 0:
             self.fail(request, "the model's logits are not numbers (NaN) for this request", "nan_logits")
             return
         request.tokens.append(token.token_id)
+        request.sampling_state.record(token.token_id)
         self._generated += 1
         if request.times.first_token is None:
             request.times.first_token = now
@@ -452,12 +366,15 @@ class Engine:
                 logprobs = [name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)]
                 output.record_logprobs(logprobs[0])
         except Exception as error:
-            logger.exception("decoding token %d of %r failed", token.token_id, request)
-            self.fail(request, f"decoding the output failed: {error}", "detokenization_failed")
+            self._fail_decoding(request, error)
             return
         self._emit(request, text, [token.token_id], logprobs)
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
+
+    def _fail_decoding(self, request: Request, error: Exception) -> None:
+        logger.error("decoding the output of %r failed", request, exc_info=error)
+        self.fail(request, f"decoding the output failed: {error}", "detokenization_failed")
 
     def _token_text(self, token_id: int) -> str:
         return self.tokenizer.token_text(token_id) if self.tokenizer is not None else str(token_id)
@@ -467,15 +384,18 @@ class Engine:
         num_top = request.params.prompt_logprobs
         assert request.prompt_logprobs is not None
         assert num_top is not None
-        if len(request.prompt_logprobs) >= request.num_prompt_tokens:
-            return
         end = min(start + len(logits), request.num_prompt_tokens - 1)
         first = len(request.prompt_logprobs) - 1  # position whose logits come next
         if end <= first:
             return
         tokens = request.tokens.view(first + 1, end + 1).tolist()
-        for raw in gather_logprobs(logits[first - start : end - start], tokens, num_top):
-            request.prompt_logprobs.append(name_logprobs(raw.chosen, raw.top, self._token_text))
+        found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
+        try:
+            named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
+        except Exception as error:
+            self._fail_decoding(request, error)
+            return
+        request.prompt_logprobs.extend(named)
 
     # ------------------------------------------------------------------ the end of a request
 
@@ -486,135 +406,79 @@ class Engine:
         token_ids: list[int],
         logprobs: list[TokenLogprobs] | None,
     ) -> None:
-        output: SampleOutput = request.output
-        group: RequestGroup = request.group
-        delta = OutputDelta(
-            request.request_id,
-            request.index,
-            text,
-            token_ids,
-            logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            request.num_prompt_tokens,
-            request.num_cached_tokens,
-            group.error if output.finish_reason == "error" else None,
-            group.error_code if output.finish_reason == "error" else None,
-        )
-        if not group.is_ranked or output.finish_reason in ("error", "abort"):
-            self._result.deltas.append(delta)
+        if not request.group.is_ranked or request.output.finish_reason in ("error", "abort"):
+            self._result.deltas.append(make_delta(request, text, token_ids, logprobs))
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _end(self, request: Request, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
-        text = request.output.abort(reason)
+        try:
+            text = request.output.abort(reason)
+        except Exception:  # the decoder is what has failed: its last half character is lost
+            text = ""
         self._emit(request, text, [], None)
-        self._finish(request, reason, discard=reason == "error")
+        self._finish(request, reason, discard=discard)
 
-    def fail(self, request: Request, message: str, code: str) -> None:
-        """End one request with an error; what it computed is not cached. Others are unharmed."""
+    def fail(self, request: Request, message: str, code: str, *, discard: bool = True) -> None:
+        """End one request, all its samples, with an error; others are unharmed.
+
+        Args:
+            discard: what it computed is not to be trusted, and not cached.
+        """
         group: RequestGroup = request.group
         group.error, group.error_code = message, code
-        for other in group.samples:
+        for other in list(group.samples):
             if not other.is_finished:
                 self._failed += 1
-                self._end(other, "error")
+                self._end(other, "error", discard=discard)
 
     def _finish(self, request: Request, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
         request.times.finished = self.clock()
         self.scheduler.finish(request, discard=discard)
         self._finished += reason in ("stop", "length")
-        if request in self._suspects:
-            self._suspects.remove(request)
+        self._faults.acquit(request)
         group: RequestGroup = request.group
         if group.beams is not None:
             self._beams.forget(request)
         if group.is_finished:
-            if group.is_ranked and reason in ("stop", "length"):
-                self._emit_ranked(group)
-            self._close_group(group, collect_output(group))
+            self.close_group(group)
 
-    def _close_group(self, group: RequestGroup, output: RequestOutput) -> None:
-        self._groups.pop(group.request_id, None)
-        self._result.finished.append(output)
+    def close_group(self, group: RequestGroup, output: RequestOutput | None = None) -> None:
+        """All samples of a request have ended: deliver it."""
+        if self._groups.pop(group.request_id, None) is None:
+            return
+        if group.is_ranked and all(s.finish_reason in ("stop", "length") for s in group.samples):
+            self._result.deltas.extend(ranked_deltas(group))
+        self._result.finished.append(output or collect_output(group))
 
     def finish_group(self, group: RequestGroup, output: RequestOutput) -> None:
         """A beam search is complete (called by its driver, which has released the beams)."""
         self._finished += 1
         if output.times is not None:
             output.times.finished = self.clock()
-        self._close_group(group, output)
+        self.close_group(group, output)
+
+    def condemn(self, group: RequestGroup, message: str) -> None:
+        """A request's own state broke half way (called by its driver): it ends with the coming rebuild."""
+        self._faults.condemn(group, message)
 
     def count_generated(self, num_tokens: int) -> None:
         """Tokens that were chosen outside the sampler."""
         self._generated += num_tokens
 
-    def _emit_ranked(self, group: RequestGroup) -> None:
-        """Deliver the n best of best_of samples, by mean logprob of their tokens."""
-        for index, request in enumerate(rank_samples(group.samples)[: group.params.n]):
-            output: SampleOutput = request.output
-            self._result.deltas.append(
-                OutputDelta(
-                    group.request_id,
-                    index,
-                    output.text,
-                    request.output_token_ids(),
-                    list(output.logprobs) if group.params.logprobs is not None else None,
-                    output.finish_reason,
-                    output.stop_reason,
-                    request.num_prompt_tokens,
-                    request.num_cached_tokens,
-                )
-            )
-
     def _expire(self) -> None:
         limit = self.config.request_timeout_s
         if limit is None:
             return
-        now = self.clock()
-        for group in list(self._groups.values()):
-            if now - group.samples[0].times.arrival > limit:
-                self.fail(
-                    group.samples[0],
-                    f"the request took longer than {limit:g} s (--request-timeout)",
-                    code="timeout",
-                )
-
-    # ------------------------------------------------------------------ faults
-
-    def _recover(self, batch: Batch, error: Exception) -> None:
-        """A step failed: nothing of it counts. Its requests run again, each alone, to find the guilty one."""
-        logger.exception("a step of %d requests failed", len(batch.entries), exc_info=error)
-        self._last_model_end = None
-        alone = len(batch.entries) == 1
-        for request in self.scheduler.withdraw(batch):
-            if alone and request in self._suspects:
-                self.fail(request, f"the model failed on this request: {error}", "step_failed")
-            elif request not in self._suspects:
-                self._suspects.append(request)
-
-    def _clear_suspects(self, batch: Batch) -> None:
-        if self._suspects:
-            passed = {id(entry.request) for entry in batch.entries}
-            self._suspects = [request for request in self._suspects if id(request) not in passed]
-
-    def _rebuild(self, error: AssertionError) -> None:
-        """A broken invariant: give up the cache's contents, keep every request."""
-        logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
-        self._rebuilds += 1
-        requests = sorted(
-            [*self.scheduler.waiting, *self.scheduler.running], key=lambda request: request.arrival_order
-        )
-        self.cache = self.cache.rebuilt()
-        old = self.scheduler.stats
-        self.scheduler = self._make_scheduler()
-        self.scheduler.stats = old
-        self._suspects = []
-        for request in requests:
-            request.lease = request.match = None
-            request.num_computed = 0
-            request.arrival_order = -1
-            self.scheduler.add(request)
+        oldest = self.clock() - limit
+        expired = []
+        for group in self._groups.values():  # in the order of their arrival
+            if group.samples[0].times.arrival >= oldest:
+                break
+            expired.append(group.samples[0])
+        for request in expired:
+            message = f"the request took longer than {limit:g} s (--request-timeout)"
+            self.fail(request, message, "timeout", discard=False)
 
     # ------------------------------------------------------------------ figures
 
@@ -636,7 +500,7 @@ class Engine:
             steps=scheduler.num_steps,
             model_time_s=self._model_time,
             gap_time_s=self._gap_time,
-            num_rebuilds=self._rebuilds,
+            num_rebuilds=self._faults.num_rebuilds,
             cache=self.cache.stats,
         )
 

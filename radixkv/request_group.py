@@ -8,7 +8,7 @@ from typing import Any
 
 from radixkv.beam_search import BeamSearch
 from radixkv.output_processing import SampleOutput
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
 from radixkv.scheduling.request_state import Request
 
 
@@ -82,6 +82,40 @@ def rank_samples(samples: Sequence[Request]) -> list[Request]:
         return output.cumulative_logprob / max(1, output.num_tokens)
 
     return sorted(samples, key=mean_logprob, reverse=True)
+
+
+def make_delta(
+    request: Request, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+) -> OutputDelta:
+    """What a step adds to one sample, with how it ended if it did."""
+    output: SampleOutput = request.output
+    group: RequestGroup = request.group
+    failed = output.finish_reason == "error"
+    return OutputDelta(
+        request.request_id,
+        request.index,
+        text,
+        token_ids,
+        logprobs,
+        output.finish_reason,
+        output.stop_reason,
+        request.num_prompt_tokens,
+        request.num_cached_tokens,
+        group.error if failed else None,
+        group.error_code if failed else None,
+    )
+
+
+def ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
+    """The n best of best_of complete samples, each as one delta, by mean logprob of their tokens."""
+    deltas = []
+    for index, request in enumerate(rank_samples(group.samples)[: group.params.n]):
+        output: SampleOutput = request.output
+        logprobs = list(output.logprobs) if group.params.logprobs is not None else None
+        delta = make_delta(request, output.text, request.output_token_ids(), logprobs)
+        delta.index = index
+        deltas.append(delta)
+    return deltas
 
 
 def collect_output(group: RequestGroup) -> RequestOutput:

@@ -28,13 +28,20 @@ _TOP_P_CANDIDATES = 1024
 class RandomStream:
     """Uniform numbers in [0, 1) for one sample: a Philox stream keyed by the seed."""
 
-    __slots__ = ("_generator",)
+    __slots__ = ("_count", "_generator", "_last")
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
+        self._count = 0
+        self._last = 0.0
 
-    def next(self) -> float:
-        return float(self._generator.random())
+    def at(self, index: int) -> float:
+        """Number `index` of the stream. The last one may be asked for again, by a step that is run again."""
+        assert index >= self._count - 1, "the stream does not go back"
+        while self._count <= index:
+            self._last = float(self._generator.random())
+            self._count += 1
+        return self._last
 
 
 class SamplingState:
@@ -60,8 +67,12 @@ class SamplingState:
         self._seen: torch.Tensor | None = None  # bool [V], prompt and generated tokens
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    def draw(self) -> float:
+        """The random number for the next token; the same until `record` is called."""
+        return self.random.at(self.num_generated)
+
     def record(self, token_id: int) -> None:
-        """A token was chosen."""
+        """The request has got this token. Called by the engine: a step that fails gives nobody a token."""
         self.num_generated += 1
         if self._counts is not None:
             self._counts[token_id] += 1
@@ -140,7 +151,7 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
         requests: as many as `rows`.
 
     Returns:
-        One token per request, in order.
+        One token per request, in order. Nothing of the requests is changed: see `SamplingState.record`.
     """
     if not rows:
         return []
@@ -153,9 +164,9 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
         for i, request in enumerate(requests):
             if request.sampling_state.changes_logits:
                 request.sampling_state.apply(own[i])
-    # argmax of a row with a NaN is the NaN's place: the maximum tells both.
+    # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
     best, tokens = own.max(dim=1)
-    broken = (torch.isnan(best) | (best == -torch.inf)).tolist()
+    broken = (~torch.isfinite(best)).tolist()
     chosen = tokens.tolist()
     drawn = [i for i, request in enumerate(requests) if not request.params.is_greedy and not broken[i]]
     if drawn:
@@ -171,9 +182,6 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
         for i, logprobs in zip(wanted, found, strict=True):
             logprobs.top = logprobs.top[: requests[i].params.logprobs]
             result[i].logprobs = logprobs
-    for token, request in zip(result, requests, strict=True):
-        if token.token_id >= 0:
-            request.sampling_state.record(token.token_id)
     return result
 
 
@@ -205,7 +213,7 @@ def _draw(logits: torch.Tensor, rows: list[int], requests: Sequence[Sampled]) ->
     # Subtract the maximum first: dividing by a tiny temperature must not overflow.
     own = logits[rows] if len(rows) < len(logits) else logits
     scaled = (own - own.amax(dim=1, keepdim=True)) / temperature[:, None]
-    uniform = [requests[i].sampling_state.random.next() for i in rows]
+    uniform = [requests[i].sampling_state.draw() for i in rows]
     tokens = [0] * len(rows)
     plain = [j for j, p in enumerate(params) if p.top_k <= 0 and p.top_p >= 1.0]
     if plain:

@@ -115,7 +115,7 @@ def build_batch(entries: list[Entry], block_size: int) -> Batch:
             slots[rows] = table[at // block_size].astype(np.int64) * block_size + at % block_size
         if entry.redundant:
             slots[first : first + entry.redundant] = -1
-        if request.params.prompt_logprobs is not None and request.prompt_logprobs is not None:
+        if request.needs_prompt_logits:
             logit_rows.extend(range(first, first + entry.count))
         elif entry.samples:
             logit_rows.append(first + entry.count - 1)

@@ -6,24 +6,30 @@
 | `lpm`      | longest cached prefix first, without a bound (for comparison: it starves)             |
 | `fcfs`     | arrival                                                                               |
 | `priority` | smallest `priority` first, then arrival                                               |
-| `fair`     | the namespace that has been served least for its weight first (virtual token counter, |
+| `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
 |            | Sheng et al., OSDI 2024, arXiv 2401.00588), then arrival                              |
 
 `prefix` never lets one tenant's prompts decide when another's run: the places in the queue belong to
 namespaces in arrival order, and a namespace's requests are sorted by cached prefix among its own places.
+
+How long a request can be passed, under each policy, is bounded by `max_overtake` steps:
+
+    prefix, fcfs     steps in which a request that arrived later was admitted before it
+    priority, fair   steps in which it was tried and did not fit, and one tried after it was admitted
+    lpm              unbounded
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from radixkv.errors import ConfigError
 from radixkv.scheduling.request_state import Namespace, Request
 
 Urgency = tuple[int, int]
-MatchedTokens = Callable[[Request], int]
+MatchedTokens = Callable[[Sequence[Request]], Sequence[int]]
 
-# Requests whose cached prefix is looked at in one step; those behind them wait their turn in arrival order.
+# Waiting requests that are looked at in one step; those behind them move up as they go.
 LOOKAHEAD = 1024
 
 
@@ -31,16 +37,35 @@ class AdmissionPolicy:
     """First come, first served; the base of the other orders.
 
     Attributes:
-        bounds_overtaking: whether `max_overtake` applies: a request that later ones have overtaken that
-            often is tried first, and nobody passes it any more.
+        bounds_overtaking: a request that later ones have overtaken in `max_overtake` steps is tried first,
+            and nobody passes it any more.
+        bounds_holding_up: a request that did not fit while others behind it were admitted, in `max_overtake`
+            steps, is passed no more by those behind it.
+        lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
+        ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
+            admitted before them.
     """
 
     name = "fcfs"
     bounds_overtaking = True
+    bounds_holding_up = False
+    lets_short_pass = False
+    ranks_prompts = False
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        """The order in which to try `waiting` (which comes in arrival order)."""
+        """The order in which to try `waiting` (which comes in arrival order).
+
+        Args:
+            matched_tokens: the lengths of the cached prefixes of some requests.
+        """
         return waiting
+
+    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+        """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
+        if len(prompts) > 1:
+            turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
+            prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
+        return prompts
 
     def urgency(self, request: Request) -> Urgency:
         """Smaller is more urgent; the least urgent running request is preempted first."""
@@ -50,10 +75,14 @@ class AdmissionPolicy:
         """Whether `request` may be admitted while `passed`, tried before it, does not fit."""
         return True
 
+    def displaces(self, request: Request, running: Request) -> bool:
+        """Whether a waiting `request` that does not fit is worth preempting `running` for."""
+        return False
+
     def on_served(self, namespace: Namespace, num_tokens: int) -> None:
         """Told how many tokens of a namespace a step computes."""
 
-    def on_arrival(self, request: Request, waiting: Sequence[Request]) -> None:
+    def on_arrival(self, request: Request, waiting: Iterable[Request]) -> None:
         """Told of a new request, before it joins `waiting`."""
 
 
@@ -61,20 +90,21 @@ class PrefixPolicy(AdmissionPolicy):
     """Longest cached prefix first among the requests of one namespace; O(n log n) for n looked at."""
 
     name = "prefix"
+    lets_short_pass = True
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
         ahead = waiting[:LOOKAHEAD]
-        by_namespace: dict[Namespace, list[Request]] = {}
-        for request in ahead:
-            by_namespace.setdefault(request.namespace, []).append(request)
-        for own in by_namespace.values():
-            # Python's sort is stable: equal prefixes stay in arrival order.
-            own.sort(key=matched_tokens, reverse=True)
-        if len(by_namespace) == 1:
-            ordered = next(iter(by_namespace.values()), [])
+        lengths = matched_tokens(ahead)
+        # Longest first; equal ones stay in arrival order.
+        ranked = sorted(range(len(ahead)), key=[-length for length in lengths].__getitem__)
+        first = ahead[0].namespace
+        if all(request.namespace == first for request in ahead):
+            ordered = [ahead[i] for i in ranked]
         else:
-            places = {namespace: iter(own) for namespace, own in by_namespace.items()}
-            ordered = [next(places[request.namespace]) for request in ahead]
+            by_namespace: dict[Namespace, list[Request]] = {}
+            for i in reversed(ranked):
+                by_namespace.setdefault(ahead[i].namespace, []).append(ahead[i])
+            ordered = [by_namespace[request.namespace].pop() for request in ahead]
         return [*ordered, *waiting[LOOKAHEAD:]]
 
 
@@ -83,16 +113,27 @@ class PureLongestPrefixPolicy(PrefixPolicy):
 
     name = "lpm"
     bounds_overtaking = False
+    lets_short_pass = False
 
 
 class PriorityPolicy(AdmissionPolicy):
-    """Smallest `priority` first, then arrival; nobody passes a more urgent request that waits for room."""
+    """Smallest `priority` first, then arrival.
+
+    A more urgent request may displace a less urgent one, never the other way round: nobody passes a more
+    urgent request that waits for room, and room is made for it by preemption.
+    """
 
     name = "priority"
     bounds_overtaking = False
+    bounds_holding_up = True
+    ranks_prompts = True
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
         return sorted(waiting, key=self.urgency)
+
+    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+        prompts.sort(key=lambda request: (request.priority, request.last_scheduled_step))
+        return prompts
 
     def urgency(self, request: Request) -> Urgency:
         return (request.priority, request.arrival_order)
@@ -100,52 +141,84 @@ class PriorityPolicy(AdmissionPolicy):
     def may_pass(self, request: Request, passed: Request) -> bool:
         return request.priority <= passed.priority
 
+    def displaces(self, request: Request, running: Request) -> bool:
+        return request.priority < running.priority
+
+
+def tenant_of(namespace: Namespace) -> str:
+    """Who is charged for a namespace: the whole of a string, the first part of a tuple.
+
+    A tenant can divide its own part of the cache by a salt; that must not multiply its share.
+
+    >>> tenant_of("ada"), tenant_of(("ada", "salt"))
+    ('ada', 'ada')
+    """
+    if isinstance(namespace, str):
+        return namespace
+    return namespace[0] if namespace else ""
+
 
 class FairPolicy(AdmissionPolicy):
-    """Serve first the namespace with the least work done for its weight.
+    """Serve first the tenant with the least work done for its weight; see `tenant_of`.
 
     Args:
-        weights: namespace -> share; a namespace without an entry has weight 1.
+        weights: tenant -> share; a tenant without an entry has weight 1.
+
+    Raises:
+        ConfigError: a weight is not above 0.
     """
 
     name = "fair"
     bounds_overtaking = False
+    bounds_holding_up = True
 
-    def __init__(self, weights: Mapping[Namespace, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})
-        for namespace, weight in self.weights.items():
+        for tenant, weight in self.weights.items():
             if not weight > 0:
-                raise ConfigError(f"the weight of namespace {namespace!r} must be above 0, not {weight!r}")
-        self.served: dict[Namespace, float] = {}
+                raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
+        self.served: dict[str, float] = {}
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        # Each request counts as served once it is tried, so that equal namespaces take turns in one step.
-        own: dict[Namespace, list[Request]] = {}
-        for request in waiting:
-            own.setdefault(request.namespace, []).append(request)
+        # Each request counts as served once it is tried, so that equal tenants take turns in one step.
+        levels: dict[str, float] = {}
         keyed: list[tuple[float, int, Request]] = []
-        for namespace, requests in own.items():
-            level, weight = self.served.get(namespace, 0.0), self.weights.get(namespace, 1.0)
-            for request in requests:
-                keyed.append((level, request.arrival_order, request))
-                level += request.num_tokens / weight
+        for request in waiting:
+            tenant = tenant_of(request.namespace)
+            level = levels.get(tenant)
+            if level is None:
+                level = self.served.get(tenant, 0.0)
+            keyed.append((level, request.arrival_order, request))
+            levels[tenant] = level + request.num_tokens / self.weights.get(tenant, 1.0)
         keyed.sort(key=lambda item: item[:2])
         return [item[2] for item in keyed]
 
+    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+        served = self.served
+        prompts.sort(key=lambda r: (served.get(tenant_of(r.namespace), 0.0), r.last_scheduled_step))
+        return prompts
+
     def on_served(self, namespace: Namespace, num_tokens: int) -> None:
-        weight = self.weights.get(namespace, 1.0)
-        self.served[namespace] = self.served.get(namespace, 0.0) + num_tokens / weight
+        tenant = tenant_of(namespace)
+        weight = self.weights.get(tenant, 1.0)
+        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / weight
 
-    def on_arrival(self, request: Request, waiting: Sequence[Request]) -> None:
-        # A namespace that was idle starts level with the least served active one: idling earns no credit.
-        if any(other.namespace == request.namespace for other in waiting):
-            return
-        active = [self.served.get(other.namespace, 0.0) for other in waiting]
-        floor = min(active, default=max(self.served.values(), default=0.0))
-        self.served[request.namespace] = max(self.served.get(request.namespace, 0.0), floor)
+    def on_arrival(self, request: Request, waiting: Iterable[Request]) -> None:
+        # A tenant that was idle starts level with the least served active one: idling earns no credit.
+        tenant = tenant_of(request.namespace)
+        floor: float | None = None
+        for other in waiting:
+            active = tenant_of(other.namespace)
+            if active == tenant:
+                return
+            level = self.served.get(active, 0.0)
+            floor = level if floor is None else min(floor, level)
+        if floor is None:
+            floor = max(self.served.values(), default=0.0)
+        self.served[tenant] = max(self.served.get(tenant, 0.0), floor)
 
 
-def make_policy(name: str, *, weights: Mapping[Namespace, float] | None = None) -> AdmissionPolicy:
+def make_policy(name: str, *, weights: Mapping[str, float] | None = None) -> AdmissionPolicy:
     """The policy called `name`.
 
     Raises:

@@ -72,7 +72,9 @@ class Request:
         "cache_report",
         "finish_reason",
         "group",
+        "held_up_steps",
         "index",
+        "is_paused",
         "last_scheduled_step",
         "lease",
         "match",
@@ -82,16 +84,21 @@ class Request:
         "num_forks",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_step_failures",
+        "num_scheduled",
         "output",
         "overtaken_steps",
         "params",
         "priority",
         "prompt_logprobs",
+        "provided_until",
+        "provider",
         "request_id",
+        "reserved_seats",
+        "resumed_at",
         "sampling_state",
         "times",
         "tokens",
+        "was_admitted",
     )
 
     def __init__(
@@ -116,12 +123,19 @@ class Request:
         self.times = RequestTimes(arrival=arrival_s)
         self.lease: Lease | None = None
         self.match: Match | None = None
+        self.provider: Request | None = None  # who computes its next tokens, while it waits for them
+        self.provided_until = 0  # up to which token
+        self.num_scheduled = 0  # tokens computed once the step being built has run
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_forks = 0
+        self.reserved_seats = 0  # places kept for others that will fork off it, besides num_forks
         self.num_preemptions = 0
-        self.num_step_failures = 0
-        self.overtaken_steps = 0
+        self.resumed_at = -1  # num_tokens when it was last resumed after a preemption
+        self.was_admitted = False
+        self.is_paused = False  # has its next token's candidates, and waits for others to have theirs
+        self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
+        self.held_up_steps = 0  # steps in which it did not fit, and others behind it were admitted
         self.last_scheduled_step = -1
         self.cache_report: MissReport | None = None
         self.finish_reason: FinishReason | None = None
@@ -144,6 +158,21 @@ class Request:
     def num_to_compute(self) -> int:
         """Tokens whose K/V is still missing; 1 while decoding."""
         return self.tokens.length - self.num_computed
+
+    @property
+    def num_seats(self) -> int:
+        """Places among the running requests that it takes up or will need soon."""
+        return 1 + max(self.num_forks, self.reserved_seats)
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of its prompt are still wanted, so that it must be computed, cached or not."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether it has got a token since it was last resumed; before that it is not preempted again."""
+        return self.num_tokens > self.resumed_at
 
     @property
     def is_running(self) -> bool:

@@ -12,52 +12,36 @@ The life of a request in here:
     step writes K and V before it attends.
  5. `complete` advances the computed lengths after the model has run; `withdraw` takes a failed step back.
  6. `finish` releases the lease: the tokens stay cached, evictable.
+
+How a step's budget is spent, where there is more to do than it holds:
+
+    | decodes: one token each | prompts in progress: chunks | reserve: a quarter, for waiting prompts |
+
+The reserve is for the first few waiting prompts, and for short ones when many long prompts are in progress
+already. What nobody takes goes back to the prompts of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-import xxhash
-
-from radixkv.cache.prefix_cache import Match, PrefixCache
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.batch import Batch, Entry, build_batch
+from radixkv.scheduling.cache_view import CacheView
+from radixkv.scheduling.coalescing import ComingTokens
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy
+from radixkv.scheduling.preemption import choose_displaced, choose_victim
 from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.schedule_result import Obstacle, ScheduleResult, SchedulerStats
+from radixkv.scheduling.waiting_queue import WaitingQueue
 
 # A chunk smaller than this is not worth a place in the batch while more could be had.
 MIN_CHUNK = 16
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start, in tokens and requests."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    computed_tokens: int = 0
-    admitted: int = 0
-    coalesced: int = 0
-
-
-@dataclass(slots=True)
-class ScheduleResult:
-    """What a call of `schedule` decided.
-
-    Attributes:
-        batch: the step's work, or None when there is nothing to run.
-        preempted: requests that lost their lease and wait again.
-        stuck: running requests that need a block which can't be had even alone; the engine ends them.
-    """
-
-    batch: Batch | None
-    preempted: list[Request] = field(default_factory=list)
-    stuck: list[Request] = field(default_factory=list)
+# With so many prompts in progress, the reserve of a step is for short prompts only.
+MANY_PROMPTS = 4
+# Most tokens per step of a prompt whose logits are all wanted: they take vocabulary * 4 bytes each.
+MAX_LOGITS_CHUNK = 512
 
 
 class Scheduler:
@@ -90,27 +74,25 @@ class Scheduler:
         self.policy = make_policy(policy) if isinstance(policy, str) else policy
         self.max_overtake = max_overtake
         self.stats = SchedulerStats()
-        self._waiting: dict[int, Request] = {}  # arrival order -> request
-        self._waiting_sorted = True
-        self._running: dict[int, Request] = {}
+        self._waiting = WaitingQueue(self.policy, max_overtake)
+        self._running: dict[int, Request] = {}  # arrival order -> request
         self._next_arrival = 0
-        # Next token of every prompt being computed -> who computes it; see _is_coming.
-        self._coming: dict[tuple[Namespace, int], Request] = {}
-        self._coming_key: dict[int, tuple[Namespace, int]] = {}
+        self._coming = ComingTokens()
         # State of the step being built.
         self._entries: dict[int, Entry] = {}
         self._budget = 0
+        self._reserve = 0
         self._seats = 0
+        self._view = CacheView(cache)
+        self._latest_admitted = -1
+        self._held_up: dict[int, Request] = {}
 
     # ------------------------------------------------------------------ the queue
 
     @property
     def waiting(self) -> list[Request]:
         """Waiting requests in arrival order."""
-        if not self._waiting_sorted:
-            self._waiting = dict(sorted(self._waiting.items()))
-            self._waiting_sorted = True
-        return list(self._waiting.values())
+        return self._waiting.in_arrival_order()
 
     @property
     def running(self) -> list[Request]:
@@ -127,19 +109,23 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._running or len(self._waiting))
 
     def add(self, request: Request) -> None:
         """Put a new request at the end of the queue; O(1)."""
         self._number(request)
-        self.policy.on_arrival(request, list(self._waiting.values()) if self.policy.name == "fair" else ())
-        self._waiting[request.arrival_order] = request
+        self._waiting.add(request)
 
-    def add_fork(self, request: Request) -> None:
-        """Take in a fork of a running request, which already holds a lease."""
-        assert request.lease is not None
-        self._number(request)
-        self._running[request.arrival_order] = request
+    def add_fork(self, fork: Request, parent: Request) -> None:
+        """Take in a fork: beside its parent if there is a place; else it waits, and hits the same blocks."""
+        self._number(fork)
+        fork.was_admitted = parent.was_admitted
+        if parent.lease is not None and len(self._running) < self.max_num_seqs:
+            fork.lease = parent.lease.fork()
+            fork.num_computed = parent.num_computed
+            self._running[fork.arrival_order] = fork
+        else:
+            self._waiting.add(fork)
 
     def _number(self, request: Request) -> None:
         assert request.arrival_order < 0, f"{request!r} was added before"
@@ -153,13 +139,13 @@ class Scheduler:
             discard: forget the tokens it contributed to the cache.
             keep: keep only its first `keep` tokens cached.
         """
-        self._waiting.pop(request.arrival_order, None)
+        self._waiting.remove(request)
         self._running.pop(request.arrival_order, None)
-        self._forget_coming(request)
-        request.match = None
-        if request.lease is not None:
-            request.lease.release(discard=discard, keep=keep)
-            request.lease = None
+        self._coming.forget(request)
+        request.match = request.provider = None
+        lease, request.lease = request.lease, None
+        if lease is not None:
+            lease.release(discard=discard, keep=keep)
 
     # ------------------------------------------------------------------ one step
 
@@ -170,8 +156,12 @@ class Scheduler:
             only: schedule nothing but this request (to find out who makes a step fail).
         """
         self._entries = {}
+        self._held_up = {}
+        self._latest_admitted = -1
         self._budget = self.max_num_batched_tokens
-        self._seats = self.max_num_seqs - sum(1 + request.num_forks for request in self._running.values())
+        self._reserve = 0
+        self._seats = self.max_num_seqs - sum([request.num_seats for request in self._running.values()])
+        self._view.touched()
         result = ScheduleResult(batch=None)
         if only is not None:
             self._schedule_alone(only, result)
@@ -185,88 +175,74 @@ class Scheduler:
 
     def _schedule_alone(self, request: Request, result: ScheduleResult) -> None:
         if not request.is_running:
-            self._try_admit(request, others=False)
-        elif self._grow(request, result):
+            if not request.is_paused and self._obstacle(request) is None:
+                self._admit(request, others=False)
+        elif request.num_to_compute and self._grow(request, result):
             self._schedule_tokens(request, self._chunk(request, others=False))
 
     def _schedule_all(self, result: ScheduleResult) -> None:
-        self._schedule_running(result)
-        latest_admitted = -1
-        # A prompt that gets the rest of the budget may complete what another one waits for: try again.
+        if len(self._waiting) and self.policy.ranks_prompts:
+            self._displace(result)
+        prompts = self._schedule_decodes(result)
+        order: list[Request] = []
+        if len(self._waiting) and self._seats > 0 and self._budget > 0:
+            order = self._waiting.in_order_of_trial(self._view.matched_tokens)
+        if order:
+            self._reserve = min(max(MIN_CHUNK, self._budget // 4), self._budget // 2)
+        if self.policy.ranks_prompts and prompts:
+            first = min(prompts, key=self.policy.urgency)
+            self._admit_waiting([request for request in order if self.policy.displaces(request, first)])
+        self._schedule_prompts(prompts, result)
+        put_off = self._admit_waiting(order)
+        self._reserve = 0
+        self._schedule_prompts([r for r in prompts if r.arrival_order not in self._entries], result)
+        # A prompt that gets more of the budget may complete what another one waits for: try again.
         while self._budget > 0:
             before = self._budget
-            latest_admitted = max(latest_admitted, self._admit())
             self._extend_chunks()
-            if self._budget == before or not self._waiting:
+            put_off = self._admit_waiting(put_off)
+            if self._budget == before:
                 break
-        self._count_overtaken(latest_admitted)
+        if not self._entries and len(self._waiting):
+            self._unblock(result)
+        self._waiting.count_passed(self._latest_admitted, self._held_up.values())
 
-    def _schedule_running(self, result: ScheduleResult) -> None:
+    def _schedule_decodes(self, result: ScheduleResult) -> list[Request]:
+        """Give every decode its token; returns the prompts in progress."""
         running = list(self._running.values())
         if self.cache.available_blocks() <= len(running):
             # Someone may have to go: serve the most urgent first, so that nobody who is already in this
             # step is ever the victim.
             running.sort(key=self.policy.urgency)
+        elif len(running) > self._budget:
+            running.sort(key=lambda request: request.last_scheduled_step)
         prompts: list[Request] = []
         for request in running:
-            if request.lease is None or request.num_to_compute == 0:
+            to_compute = request.num_to_compute
+            if request.lease is None or to_compute == 0:
                 continue  # preempted a moment ago; or a beam that waits for the others of its search
-            if request.num_to_compute > 1:
+            if to_compute > 1:
                 prompts.append(request)
             elif self._budget > 0 and self._grow(request, result):
                 self._schedule_tokens(request, 1)
-        prompts.sort(key=lambda request: request.last_scheduled_step)
+        return prompts
+
+    def _schedule_prompts(self, prompts: list[Request], result: ScheduleResult) -> None:
+        """Give prompts in progress their next chunks, as far as the reserve allows."""
+        prompts = self.policy.order_prompts([request for request in prompts if request.lease is not None])
         for i, request in enumerate(prompts):
-            if self._budget <= 0:
-                break
-            if request.lease is None:
-                continue
-            others = i + 1 < len(prompts) or bool(self._waiting)
-            if self._grow(request, result):
-                self._schedule_tokens(request, self._chunk(request, others))
-
-    def _grow(self, request: Request, result: ScheduleResult) -> bool:
-        """Give the lease a slot for every known token, preempting others if need be."""
-        assert request.lease is not None
-        while request.lease is not None and request.lease.num_tokens < request.num_tokens:
-            try:
-                request.lease.append(request.tokens.view(request.lease.num_tokens))
-            except OutOfBlocks:
-                victim = self._victim()
-                if victim is request and len(self._running) == 1:
-                    result.stuck.append(request)
-                    return False
-                self._preempt(victim)
-                result.preempted.append(victim)
-        return request.lease is not None
-
-    def _victim(self) -> Request:
-        """The least urgent running request that has no tokens in this step yet."""
-        return max(
-            (r for r in self._running.values() if r.arrival_order not in self._entries),
-            key=self.policy.urgency,
-        )
-
-    def _preempt(self, request: Request) -> None:
-        """Release the lease and queue the request again; what it computed stays cached."""
-        assert request.lease is not None
-        request.lease.release()
-        request.lease = None
-        request.num_computed = 0
-        request.num_preemptions += 1
-        self.stats.num_preemptions += 1
-        self._requeue(request)
-
-    def _requeue(self, request: Request) -> None:
-        self._running.pop(request.arrival_order, None)
-        self._forget_coming(request)
-        request.match = None
-        self._waiting[request.arrival_order] = request
-        self._waiting_sorted = False
-        self._seats += 1
+            room = self._budget - self._reserve
+            if room <= 0:
+                return
+            others = i + 1 < len(prompts) or len(self._waiting) > 0
+            if request.lease is not None and self._grow(request, result):
+                self._schedule_tokens(request, min(room, self._chunk(request, others)))
 
     def _chunk(self, request: Request, others: bool) -> int:
+        """Tokens of a request in this step; less than it wants if `others` have prompt tokens, too."""
         wanted = min(request.num_to_compute, self._budget)
+        if request.needs_prompt_logits:
+            wanted = min(wanted, MAX_LOGITS_CHUNK)
         if not others:
             return wanted
         if self.max_tokens_per_request is not None:
@@ -290,90 +266,194 @@ class Scheduler:
         entry.count += count
         entry.samples = entry.start + entry.count == request.num_tokens
         self._budget -= count
+        self._view.touched()
         request.last_scheduled_step = self.stats.num_steps
-        self._announce_coming(request, entry.start + entry.count)
+        if self.cache.enabled:
+            self._coming.announce(request, entry.start + entry.count)
 
     def _extend_chunks(self) -> None:
-        """Give what is left of the budget to the prompts of this step."""
-        for entry in list(self._entries.values()):
-            if self._budget <= 0:
+        """Give what is left of the budget to the prompts of this step, the shortest rest first."""
+        missing: list[tuple[int, Entry]] = []
+        for entry in self._entries.values():
+            rest = entry.request.num_tokens - entry.start - entry.count
+            if rest > 0:
+                missing.append((rest, entry))
+        if not self.policy.ranks_prompts:
+            missing.sort(key=lambda item: item[0])
+        cap = self.max_tokens_per_request if len(self._entries) + len(self._waiting) > 1 else None
+        for rest, entry in missing:
+            if cap is not None:
+                rest = min(rest, cap - entry.count)
+            if entry.request.needs_prompt_logits:
+                rest = min(rest, MAX_LOGITS_CHUNK - entry.count)
+            rest = min(rest, self._budget)
+            if rest > 0:
+                self._schedule_tokens(entry.request, rest)
+
+    # ------------------------------------------------------------------ room, and preemption
+
+    def _grow(self, request: Request, result: ScheduleResult) -> bool:
+        """Give the lease a slot for every known token, preempting others if need be."""
+        while request.lease is not None and request.lease.num_tokens < request.num_tokens:
+            try:
+                request.lease.append(request.tokens.view(request.lease.num_tokens))
+                self._view.touched()
+            except OutOfBlocks as error:
+                rivals = self._rivals(request, error)
+                victim = choose_victim(rivals, self._entries, self.policy)
+                if victim is request and len(rivals) == 1:
+                    result.stuck.append(request)
+                    return False
+                self._preempt(victim, result)
+        return request.lease is not None
+
+    def _rivals(self, request: Request, error: OutOfBlocks) -> list[Request]:
+        """The running requests whose blocks could serve this one: under a quota, those of its namespace."""
+        stats = self.cache.stats
+        running = list(self._running.values())
+        if stats.free_blocks + stats.cached_blocks >= error.needed:
+            return [other for other in running if other.namespace == request.namespace]
+        return running
+
+    def _preempt(self, request: Request, result: ScheduleResult) -> None:
+        """Release the lease and queue the request again; what it computed stays cached."""
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        result.preempted.append(request)
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        del self._running[request.arrival_order]
+        self._waiting.put_back(request)
+        self._coming.forget(request)
+        self._seats += request.num_seats
+        self._view.touched()
+        request.match = request.provider = None
+        request.num_computed = 0
+        lease, request.lease = request.lease, None
+        assert lease is not None
+        lease.release()
+
+    def _displace(self, result: ScheduleResult) -> None:
+        """Preempt less urgent requests for the most urgent waiting one, if that makes it fit."""
+        waiting = [request for request in self.waiting if not request.is_paused]
+        if not waiting or not self._running:
+            return
+        request = min(waiting, key=self.policy.urgency)
+        if self._obstacle(request) in (None, Obstacle.COMING):
+            return
+        victims = choose_displaced(request, self._running.values(), self.policy)
+        seats = self._seats + sum(victim.num_seats for victim in victims)
+        blocks = self._view.available(request) + sum(len(v.lease.block_table) for v in victims if v.lease)
+        if seats < min(request.num_seats, self.max_num_seqs) or blocks < self._view.blocks_needed(
+            request, len(self._running)
+        ):
+            return
+        for victim in victims:
+            self._preempt(victim, result)
+            if self._obstacle(request) is None:
                 return
-            missing = entry.request.num_tokens - entry.start - entry.count
-            if missing > 0:
-                cap = self.max_tokens_per_request
-                if cap is not None and len(self._entries) + len(self._waiting) > 1:
-                    missing = min(missing, cap - entry.count)
-                if missing > 0:
-                    self._schedule_tokens(entry.request, min(missing, self._budget))
+
+    def _unblock(self, result: ScheduleResult) -> None:
+        """Nothing could be scheduled although requests wait: find out who is in the way."""
+        if result.stuck:
+            return
+        for request in list(self._running.values()):
+            # Only beams that wait for others of their search hold blocks without computing anything.
+            assert request.is_paused, f"{request!r} was left out of a step that has room"
+            self._preempt(request, result)
+        order = self._waiting.in_order_of_trial(self._view.matched_tokens)
+        self._admit_waiting(order)
+        if not self._entries and order:
+            result.stuck.append(order[0])  # it does not fit, and nothing else runs
 
     # ------------------------------------------------------------------ admission
 
-    def _admit(self) -> int:
-        """Admit what fits, in the policy's order; the arrival order of the latest one admitted, or -1."""
-        waiting = self.waiting
-        if not waiting or self._seats <= 0:
-            return -1
-        ordered = self.policy.order(waiting, self._matched_tokens)
-        if self.policy.bounds_overtaking:
-            aged = [r for r in waiting if r.overtaken_steps >= self.max_overtake]
-            if aged:
-                first = {r.arrival_order for r in aged}
-                ordered = [*aged, *(r for r in ordered if r.arrival_order not in first)]
-        latest = -1
-        passed: Request | None = None
+    def _obstacle(self, request: Request) -> Obstacle | None:
+        """What keeps a waiting request from being admitted now; O(1) but for what has changed."""
+        if self._coming.is_provided(request):
+            return Obstacle.COMING
+        found: Obstacle | None = None
+        view, num_running = self._view, len(self._running)
+        if min(request.num_seats, self.max_num_seqs) > self._seats:
+            found = Obstacle.SEATS
+        elif num_running and view.blocks_needed(request, num_running) > view.available(request):
+            found = Obstacle.BLOCKS
+        if found is not None and not self._waiting.is_aged(request):
+            return found
+        if self._coming.is_coming(request, view.match(request).num_tokens):
+            self.stats.coalesced += 1
+            return Obstacle.COMING
+        return found
+
+    def _admit_waiting(self, ordered: Sequence[Request]) -> list[Request]:
+        """Admit what fits, in this order; returns those that may yet be admitted in this step."""
+        put_off: list[Request] = []
+        unfit: list[Request] = []
+        num_passed = 0  # of `unfit`: those before the last one admitted
+        held_back: set[Namespace] = set()
         for i, request in enumerate(ordered):
             if self._budget <= 0 or self._seats <= 0:
                 break
-            if passed is not None and not self.policy.may_pass(request, passed):
+            if request.lease is not None:
+                continue
+            if unfit and not self.policy.may_pass(request, unfit[0]):
                 break
-            others = i + 1 < len(ordered)
-            if self._try_admit(request, others):
-                latest = max(latest, request.arrival_order)
-            elif self.policy.bounds_overtaking and request.overtaken_steps >= self.max_overtake:
+            obstacle = self._obstacle(request)
+            if obstacle is None and not self._may_use_reserve(request, held_back):
+                held_back.add(request.namespace)
+                put_off.append(request)
+                continue
+            if obstacle is None and not self._admit(request, others=i + 1 < len(ordered)):
+                obstacle = Obstacle.BLOCKS
+            if obstacle is None:
+                num_passed = len(unfit)
+            elif obstacle is Obstacle.COMING:
+                put_off.append(request)
+            elif self._waiting.is_aged(request):
                 break  # nobody passes it any more
-            elif passed is None or self.policy.urgency(request) < self.policy.urgency(passed):
-                passed = request
-        return latest
+            else:
+                unfit.append(request)
+        self._held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
+        return put_off
 
-    def _matched_tokens(self, request: Request) -> int:
-        return self._match(request).num_tokens
+    def _may_use_reserve(self, request: Request, held_back: set[Namespace]) -> bool:
+        """Whether a request that fits may start although only the reserve of the budget is left.
 
-    def _match(self, request: Request) -> Match:
-        """The request's cached prefix, looked up again only when the tree changed under it."""
-        match = request.match
-        if match is None or not self.cache.is_current(match):
-            match = request.match = self.cache.match(request.tokens.view(), request.namespace)
-        return match
+        Args:
+            held_back: namespaces of requests before it that may not. Where they are another tenant's, what is
+                cached of this one's prompt must not decide.
+        """
+        if self._budget > self._reserve or not self.policy.lets_short_pass:
+            return True
+        in_progress = sum(not entry.samples for entry in self._entries.values())
+        if in_progress < MANY_PROMPTS or self._waiting.is_aged(request):
+            return True
+        size = request.num_tokens
+        if held_back <= {request.namespace}:
+            size -= self._view.match(request).num_tokens
+        return size <= self._reserve
 
-    def _try_admit(self, request: Request, others: bool) -> bool:
-        match = self._match(request)
-        if self._is_coming(request, match.num_tokens):
-            self.stats.coalesced += 1
-            return False
-        seats = min(1 + request.num_forks, self.max_num_seqs)
-        if seats > self._seats:
-            return False
-        needed = -(-request.num_tokens // self.block_size) - match.num_tokens // self.block_size
-        # One block of headroom for each running request: an admission must not cause a preemption at once.
-        if self._running and needed + len(self._running) > self.cache.available_blocks(request.namespace):
-            return False
-        own_logits = request.prompt_logprobs is not None
+    def _admit(self, request: Request, *, others: bool) -> bool:
+        """Take the request's blocks and its first chunk; False, and nothing changed, if it does not fit."""
+        skip = "prompt_logprobs" if request.needs_prompt_logits else None
         try:
             lease = self.cache.acquire(
-                request.tokens.view(),
-                request.namespace,
-                match=match,
-                skip="prompt_logprobs" if own_logits else None,
+                request.tokens.view(), request.namespace, match=self._view.match(request), skip=skip
             )
         except OutOfBlocks:
             return False
-        del self._waiting[request.arrival_order]
-        request.match = None
+        self._waiting.remove(request)
+        request.match = request.provider = None
         request.lease = lease
         request.num_computed = lease.num_cached_tokens
         self._running[request.arrival_order] = request
-        self._seats -= seats
-        if request.num_preemptions == 0 and request.num_step_failures == 0:
+        self._seats -= request.num_seats
+        self._latest_admitted = max(self._latest_admitted, request.arrival_order)
+        if request.num_preemptions:
+            request.resumed_at = request.num_tokens
+        if not request.was_admitted:
+            request.was_admitted = True
             request.num_cached_tokens = lease.num_cached_tokens
             request.cache_report = lease.report
             self.stats.admitted += 1
@@ -381,46 +461,6 @@ class Scheduler:
             self.stats.cached_prompt_tokens += lease.num_cached_tokens
         self._schedule_tokens(request, self._chunk(request, others))
         return True
-
-    def _count_overtaken(self, latest_admitted: int) -> None:
-        if latest_admitted < 0 or not self.policy.bounds_overtaking:
-            return
-        for request in self._waiting.values():
-            if request.arrival_order < latest_admitted:
-                request.overtaken_steps += 1
-
-    # ------------------------------------------------------------------ coalescing
-
-    @staticmethod
-    def _prefix_key(request: Request, num_tokens: int) -> tuple[Namespace, int]:
-        return request.namespace, xxhash.xxh3_64_intdigest(request.tokens.view(0, num_tokens))
-
-    def _is_coming(self, request: Request, num_matched: int) -> bool:
-        """Whether a running request is about to compute this one's first missing token.
-
-        Only the token behind the match has to be looked up: whoever computes it has committed all before it,
-        so the match ends exactly where that prompt's computed part ends. The last token of a prompt is
-        always computed by the request itself.
-        """
-        if num_matched + 1 >= request.num_tokens or request.prompt_logprobs is not None:
-            return False
-        if not self._coming or not self.cache.enabled:
-            return False
-        provider = self._coming.get(self._prefix_key(request, num_matched + 1))
-        return provider is not None and provider.is_running
-
-    def _announce_coming(self, request: Request, num_scheduled: int) -> None:
-        self._forget_coming(request)
-        if num_scheduled < request.num_tokens and self.cache.enabled:
-            key = self._prefix_key(request, num_scheduled + 1)
-            if key not in self._coming:
-                self._coming[key] = request
-                self._coming_key[request.arrival_order] = key
-
-    def _forget_coming(self, request: Request) -> None:
-        key = self._coming_key.pop(request.arrival_order, None)
-        if key is not None:
-            del self._coming[key]
 
     # ------------------------------------------------------------------ after the step
 
@@ -445,29 +485,18 @@ class Scheduler:
         for entry in batch.entries:
             if entry.request.lease is not None:
                 entry.request.lease.withdraw(entry.start)
-        requests = []
-        for entry in batch.entries:
-            request = entry.request
-            if request.lease is not None:
-                request.lease.release()
-                request.lease = None
-                request.num_computed = 0
-                request.num_step_failures += 1
-                self._requeue(request)
-                requests.append(request)
+        requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
+        for request in requests:
+            self._requeue(request)
         return requests
 
-    def check(self, on_error: Callable[[str], None] | None = None) -> None:
+    def check(self) -> None:
         """Assert that waiting, running and the coalescing index agree."""
-        for request in self._waiting.values():
-            assert request.lease is None, f"{request!r} waits with a lease"
+        self._waiting.check()
         for request in self._running.values():
             assert request.lease is not None, f"{request!r} runs without a lease"
             assert request.num_computed <= request.lease.num_tokens <= request.num_tokens
-        for order, key in self._coming_key.items():
-            assert self._coming[key].arrival_order == order
-            assert order in self._running, "a request that does not run is announced"
-        assert len(self._coming) == len(self._coming_key)
+        self._coming.check(self._running)
 
     def __repr__(self) -> str:
         return (

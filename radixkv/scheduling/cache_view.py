@@ -1,0 +1,67 @@
+"""What the scheduler reads from the cache in a step, kept until a lease changes it.
+
+A thousand waiting requests are looked at in every step: each keeps its match, looked up again only when the
+tree changed under it, and the number of available blocks is read once per namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.cache.prefix_cache import Match, PrefixCache
+from radixkv.scheduling.coalescing import ComingTokens
+from radixkv.scheduling.request_state import Namespace, Request
+
+
+class CacheView:
+    """Matches and room of waiting requests."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._available: dict[Namespace, int] = {}
+        self._all_are_current = False
+
+    def touched(self) -> None:
+        """A lease was changed, or time has passed. O(1)."""
+        self._available.clear()
+        self._all_are_current = False
+
+    def matched_tokens(self, requests: Sequence[Request]) -> list[int]:
+        """The lengths of the requests' cached prefixes.
+
+        For a request that waits for its provider the length it had before: it does not compete meanwhile.
+        O(requests), and a lookup for each whose part of the tree changed.
+        """
+        is_current, is_provided, lengths = self._cache.is_current, ComingTokens.is_provided, []
+        for request in requests:
+            match = request.match
+            if match is None or not (is_current(match) or is_provided(request)):
+                match = request.match = self._cache.match(request.tokens.view(), request.namespace)
+            lengths.append(match.num_tokens)
+        self._all_are_current = True
+        return lengths
+
+    def match(self, request: Request) -> Match:
+        """The request's cached prefix."""
+        match = request.match
+        if match is None or not (self._all_are_current or self._cache.is_current(match)):
+            match = request.match = self._cache.match(request.tokens.view(), request.namespace)
+        return match
+
+    def available(self, request: Request) -> int:
+        """Blocks that the request could get now."""
+        room = self._available.get(request.namespace)
+        if room is None:
+            room = self._cache.available_blocks(request.namespace)
+            self._available[request.namespace] = room
+        return room
+
+    def blocks_needed(self, request: Request, num_running: int) -> int:
+        """Blocks to allocate on admission, and one of headroom for each request that runs or will fork.
+
+        An admission must not cause a preemption at once; with nothing else running it may take all.
+        """
+        needed = -(-request.num_tokens // self._cache.block_size)
+        if not request.needs_prompt_logits:
+            needed -= self.match(request).num_tokens // self._cache.block_size
+        return needed + num_running + request.num_seats - 1 if num_running else needed

@@ -1,0 +1,39 @@
+"""Who gives way when blocks run out. Decided purely: the scheduler releases what these functions choose.
+
+Three rules, the first one strongest:
+
+ 1. the least urgent class of the policy gives way (under `priority`: the largest number);
+ 2. a request that has got no token since it was last resumed is spared, so that every preemption is followed
+    by progress (who asks for a block has just got a token, so there is always one to choose: itself);
+ 3. the latest arrival goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.request_state import Request
+
+
+def choose_victim(rivals: Iterable[Request], in_step: Container[int], policy: AdmissionPolicy) -> Request:
+    """The running request to preempt. O(rivals).
+
+    Args:
+        rivals: those whose release would help, the one that needs a block included.
+        in_step: arrival orders of those that have tokens in this step already: never chosen.
+    """
+
+    def key(request: Request) -> tuple[int, bool, int]:
+        rank, order = policy.urgency(request)
+        return rank, request.has_progressed, order
+
+    return max((request for request in rivals if request.arrival_order not in in_step), key=key)
+
+
+def choose_displaced(
+    request: Request, running: Iterable[Request], policy: AdmissionPolicy
+) -> Sequence[Request]:
+    """The running requests that may be preempted to admit `request`, least urgent first. O(n log n)."""
+    victims = [other for other in running if policy.displaces(request, other) and other.has_progressed]
+    return sorted(victims, key=policy.urgency, reverse=True)

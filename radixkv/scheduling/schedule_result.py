@@ -1,0 +1,46 @@
+"""What a step of the scheduler gave: its batch, who lost their blocks, and the counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request_state import Request
+
+
+class Obstacle(Enum):
+    """Why a waiting request can't be admitted now."""
+
+    COMING = "its next tokens are being computed by another request"
+    SEATS = "too many requests run"
+    BLOCKS = "too few blocks are free or evictable"
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start, in tokens and requests."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    computed_tokens: int = 0
+    admitted: int = 0
+    coalesced: int = 0
+
+
+@dataclass(slots=True)
+class ScheduleResult:
+    """What a call of `schedule` decided.
+
+    Attributes:
+        batch: the step's work, or None when there is nothing to run.
+        preempted: requests that lost their lease and wait again.
+        stuck: running requests that need a block which can't be had even alone; the engine ends them.
+    """
+
+    batch: Batch | None
+    preempted: list[Request] = field(default_factory=list)
+    stuck: list[Request] = field(default_factory=list)
