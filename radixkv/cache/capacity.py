@@ -74,13 +74,16 @@ class Capacity:
             victim_group = self._next_group(group)
             limit = count - self.pool.num_free
             if victim_group is not group:
-                limit = min(limit, victim_group.yields())
+                limit = min(limit, max(1, victim_group.yields()))
             self._evict_from(victim_group, limit, "capacity")
 
     def _next_group(self, group: QuotaGroup) -> QuotaGroup:
         if len(self.groups) == 1:
             return group
         candidates = [g for g in self.groups if len(g.index) and (g is group or g.yields())]
+        if not candidates:
+            # What is left of the evictable blocks is public, with protected floors hanging below it.
+            candidates = [g for g in self.groups if len(g.index)]
         return min(candidates, key=lambda g: g.index.first_priority())
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixkv.cache.node import Node
+from radixkv.cache.retention import QuotaGroup
 
 if TYPE_CHECKING:
     from radixkv.cache.lease import Lease
@@ -34,10 +35,11 @@ def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> Non
         return
     _drop_pins(cache, below)
     counts: dict[int, int] = {}
+    owners: dict[int, QuotaGroup] = {}
     for lease in cache._leases.values():
-        _release_sources(cache, lease, below, counts)
+        _release_sources(cache, lease, below, counts, owners)
         if lease._node in below:
-            _make_private(cache, lease, below, counts)
+            _make_private(cache, lease, below, counts, owners)
             if lease is not owner:
                 lease._is_unshareable = True
                 cache._lagging.pop(lease, None)
@@ -46,6 +48,10 @@ def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> Non
         blocks = cache._tree.trim(node, len(node.blocks))
         unheld = array("i", [block for block in blocks if block not in counts])
         cache._capacity.free_tree_blocks(unheld, group)
+        for block in blocks:
+            if block in counts:  # counted from now on where its first holder is
+                group.used -= 1
+                owners[block].used += 1
     for block, holders in counts.items():
         if holders > 1:
             cache._pool.extra_holders[block] = holders - 1
@@ -70,7 +76,11 @@ def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
 
 
 def _release_sources(
-    cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]
+    cache: PrefixCache,
+    lease: Lease,
+    below: dict[Node, None],
+    counts: dict[int, int],
+    owners: dict[int, QuotaGroup],
 ) -> None:
     """A pending copy reads one block at its source node, or above where that was split: hold only that."""
     tree = cache._tree
@@ -85,13 +95,20 @@ def _release_sources(
         if home in below:
             lease._source_blocks.append(block)
             counts[block] = counts.get(block, 0) + 1
+            owners.setdefault(block, lease._space.group)
         else:
             tree.protect(home)
             lease._sources.append((home, block))
         tree.unprotect(node)
 
 
-def _make_private(cache: PrefixCache, lease: Lease, below: dict[Node, None], counts: dict[int, int]) -> None:
+def _make_private(
+    cache: PrefixCache,
+    lease: Lease,
+    below: dict[Node, None],
+    counts: dict[int, int],
+    owners: dict[int, QuotaGroup],
+) -> None:
     """Move the lease's hold up to the first node that stays; its blocks below become private."""
     node: Node = lease._node
     while node in below:
@@ -104,6 +121,7 @@ def _make_private(cache: PrefixCache, lease: Lease, below: dict[Node, None], cou
     size = cache.block_size
     for block in np.asarray(lease._table[start // size : -(-lease._tree_tokens // size)]).tolist():
         counts[block] = counts.get(block, 0) + 1
+        owners.setdefault(block, lease._space.group)
     lease._node = node
     lease._tree_tokens = start
     lease._own_from = min(lease._own_from, start)

@@ -164,7 +164,7 @@ class PendingReport:
     evicted (again) before the lease ends, and later removals are told apart by their time.
     """
 
-    __slots__ = ("at", "cached", "cached_after", "data", "depth", "found", "seed", "skip")
+    __slots__ = ("at", "cached", "cached_after", "data", "depth", "found", "mark", "seed", "skip")
 
     def __init__(
         self,
@@ -176,9 +176,11 @@ class PendingReport:
         cached_after: bytes,
         skip: str | None,
         at: float,
+        mark: int = 0,
     ) -> None:
         self.data = data
         self.seed = seed
+        self.mark = mark
         self.depth = depth
         self.found = found
         self.cached = cached
@@ -215,14 +217,14 @@ class Explainer:
         num_tokens = len(data) // TOKEN_BYTES
         if not cache.enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        depth, found, after, seed = 0, 0, b"", 0
-        if space is not None:
-            seed = space.seed
+        depth, found, after, seed, mark = 0, 0, b"", 0, 0
         if walk is not None:
             depth, found = walk.depth, walk.depth + walk.partial
             after = continuation(walk, found)
+        if space is not None:
+            seed, mark = cache._seed_and_mark(data, space, depth)
         cached = min(found if cache.partial_reuse else depth, num_tokens - 1)
-        pending = PendingReport(data, seed, depth, found, cached, after, None, cache._clock())
+        pending = PendingReport(data, seed, depth, found, cached, after, None, cache._clock(), mark)
         elsewhere = self._found_elsewhere(data, space) if admin else None
         return self._classify(pending, num_tokens, elsewhere)
 
@@ -237,7 +239,7 @@ class Explainer:
             return MissReport("hit", num_tokens, cached)
         if found > cached:
             return MissReport("partial_block", num_tokens, cached)
-        record = self._cache._ghosts.find(data, pending.seed, pending.depth, found)
+        record = self._cache._ghosts.find(data, pending.seed, pending.depth, found, pending.mark)
         if record is not None and record.at <= pending.at:
             reason: Any = record.reason
             age = pending.at - record.at

@@ -60,6 +60,7 @@ class PrefixHasher:
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
         self._segment = SEGMENT_BLOCKS * tree.block_bytes
+        self.has_public = False  # whether a prefix was ever public
 
     def of_prompt(self, data: bytes | memoryview, seed: int, end: int) -> int:
         """The hash of the prefix data[:end] (bytes). O(end)."""
@@ -73,6 +74,15 @@ class PrefixHasher:
     def partial_key(self, data: bytes | memoryview, seed: int, start: int) -> int:
         """The key of a partial block that begins behind data[:start] (bytes)."""
         return (self.of_prompt(data, seed, start) if start else seed) ^ _PARTIAL
+
+    def mark(self, node: Node) -> int:
+        """What is mixed into the hashes of a private node below a public prefix; 0 for all others. O(depth)."""
+        if not self.has_public or node.space.is_public:
+            return 0
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        return node.space.seed ^ root.space.seed
 
     def _chain(self, node: Node) -> int:
         """The chain value of the segment that the node starts in, remembered along the path. O(segment)."""
@@ -105,6 +115,7 @@ class PrefixHasher:
         """
         size = self._tree.block_bytes
         chain = self._chain(node)
+        mark = self.mark(node)
         unit = self._tree.block_size * SEGMENT_BLOCKS
         origin = node.start - node.start % unit
         assert node.parent is not None
@@ -118,14 +129,14 @@ class PrefixHasher:
             while end - offset > self._segment:
                 chain = _hash(data[offset : offset + self._segment], chain)
                 offset += self._segment
-            hashes.append(_hash(data[offset:end], chain))
+            hashes.append(_hash(data[offset:end], chain) ^ mark)
         partial = 0
         if len(node.key) % size and stop is None:
             end = len(head) + whole * size
             while end - offset > self._segment:
                 chain = _hash(data[offset : offset + self._segment], chain)
                 offset += self._segment
-            partial = (_hash(data[offset:end], chain) if end > offset else chain) ^ _PARTIAL
+            partial = (_hash(data[offset:end], chain) if end > offset else chain) ^ _PARTIAL ^ mark
         return hashes, partial
 
     def of_block(self, node: Node, index: int) -> int:
@@ -136,7 +147,7 @@ class PrefixHasher:
         origin = node.start - node.start % unit
         assert node.parent is not None
         head = self._tree.prefix_bytes(node.parent, origin) if node.start > origin else b""
-        return self.of_prompt(head + bytes(node.key[:end]), chain, len(head) + end)
+        return self.of_prompt(head + bytes(node.key[:end]), chain, len(head) + end) ^ self.mark(node)
 
 
 def node_seed(node: Node) -> int:
@@ -187,22 +198,23 @@ class GhostIndex:
         while len(self._records) + len(self._partials) > self.capacity:
             (self._records or self._partials).popitem(last=False)
 
-    def find(self, data: bytes, seed: int, depth: int, found: int) -> GhostRecord | None:
+    def find(self, data: bytes, seed: int, depth: int, found: int, mark: int = 0) -> GhostRecord | None:
         """What removed the block behind the first `depth` tokens of a prompt; None: not known. O(depth).
 
         Args:
             depth: tokens found in whole blocks.
             found: tokens found at all; a remembered partial block must reach beyond them.
+            mark: see `PrefixHasher.mark`, for the block in question.
         """
         records = self._records
         start = depth * TOKEN_BYTES
         end = start + self._tree.block_bytes
         if end <= len(data) and records:
-            record = records.get(self.hasher.of_prompt(data, seed, end))
+            record = records.get(self.hasher.of_prompt(data, seed, end) ^ mark)
             if record is not None:
                 return record
         if self._partials:
-            entry = self._partials.get(self.hasher.partial_key(data, seed, start))
+            entry = self._partials.get(self.hasher.partial_key(data, seed, start) ^ mark)
             if entry is not None:
                 length, digest, record = entry
                 if start + length > found * TOKEN_BYTES and _hash(data[start : start + length]) == digest:

@@ -55,6 +55,7 @@ class Lease:
         "_node",
         "_num_blocks",
         "_own_from",
+        "_public_tokens",
         "_report",
         "_source_blocks",
         "_sources",
@@ -93,6 +94,7 @@ class Lease:
         self._num_blocks = num_blocks
         self._tree_tokens = tree_tokens
         self._own_from = tree_tokens
+        self._public_tokens = 0  # leading tokens that belong to a public prefix
         self._sources: list[tuple[Node, int]] = []
         self._source_blocks: list[int] = []
         self._family: list[Lease] | None = None
@@ -288,19 +290,20 @@ class Lease:
                     break
                 shared_until = max(shared_until, converged)
                 continue
-            siblings = tree.children_of(self._node, self._space)
+            limit, space = self.num_committed, self._space
+            if pos < self._public_tokens:
+                limit, space = min(limit, self._public_tokens), cache._public
+            siblings = tree.children_of(self._node, space)
             if siblings is not None:
-                first = bytes(
-                    self._tokens[pos * TOKEN_BYTES : min(pos + size, self.num_committed) * TOKEN_BYTES]
-                )
+                first = bytes(self._tokens[pos * TOKEN_BYTES : min(pos + size, limit) * TOKEN_BYTES])
                 child = siblings.find(first) if len(first) == tree.block_bytes else None
                 if child is not None:
-                    shared_until = self._converge(child, pos)
+                    shared_until = self._converge(child, pos, limit)
                     continue
                 if len(first) < tree.block_bytes and siblings.covers(first) is not None:
                     cache._lagging[self] = None
                     break
-            if not self._insert(pos, siblings):
+            if not self._insert(pos, limit, space, siblings):
                 cache._lagging[self] = None
                 break
         return shared_until
@@ -318,14 +321,14 @@ class Lease:
         if len(node.blocks) == 1:
             parent = node.parent
             assert parent is not None
-            siblings = tree.children_of(parent, self._space)
+            siblings = tree.children_of(parent, node.space)
             assert siblings is not None
             grown = bytes(self._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
             if len(grown) == tree.block_bytes:
                 child = siblings.find(grown)
                 if child is not None:
                     self._leave_stub(parent, start)
-                    return self._converge(child, start)
+                    return self._converge(child, start, end)
             elif siblings.covers(grown) is not None:
                 return None
         tree.extend_tail(node, self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
@@ -351,10 +354,13 @@ class Lease:
             cache._hold(parent)
             stub.holders -= 1
             self._node = parent
+            group = stub.space.group
             cache._tree.trim(stub, 1)
+            group.used -= 1
+            self._space.group.used += 1
         self._tree_tokens = start
 
-    def _converge(self, child: Node, pos: int) -> int:
+    def _converge(self, child: Node, pos: int, limit: int) -> int:
         """Follow a child whose first block is this lease's next one; returns where it ends. O(tokens shared).
 
         Every block followed replaces a private one of the lease, which is freed.
@@ -362,7 +368,7 @@ class Lease:
         cache = self._cache
         tree = cache._tree
         size = cache.block_size
-        limit = min(self.num_committed, pos + len(child.blocks) * size)
+        limit = min(limit, pos + len(child.blocks) * size)
         same = shared_bytes(child.key, bytes(self._tokens[pos * TOKEN_BYTES : limit * TOKEN_BYTES]))
         count = same // tree.block_bytes
         target = tree.split(child, count) if count < len(child.blocks) else child
@@ -377,15 +383,14 @@ class Lease:
         self._tree_tokens = self._own_from = pos + count * size
         return self._tree_tokens
 
-    def _insert(self, pos: int, siblings: Children | None) -> bool:
-        """Put the tokens [pos, num_committed) and their private blocks into the tree.
+    def _insert(self, pos: int, end: int, space: Space, siblings: Children | None) -> bool:
+        """Put the tokens [pos, end) and their private blocks into the tree, as part of `space`.
 
         False: the first of the blocks is also private to a lease that can't follow.
         """
         cache = self._cache
         tree = cache._tree
         size = cache.block_size
-        end = self.num_committed
         first = pos // size
         table = self._table[first : -(-end // size)]
         followers: list[tuple[Lease, int]] = []
@@ -405,18 +410,21 @@ class Lease:
             and node.holders == 1
             and not node.pins_here
             and node.parent is not None
-            and node.space is self._space
+            and node.space is space
             # Blocks with hits of their own are kept apart from new ones, for policies that count hits.
             and (node.start >= self._own_from or not tree.policy.tracks_path)
         ):
             tree.extend(node, key, blocks)
         else:
-            child = tree.add_child(node, self._space, key, blocks)
+            child = tree.add_child(node, space, key, blocks)
             cache._hold(child)
             cache._release_hold(node)
             self._node = child
             if siblings is not None:
                 cache._drop_covered(child)
+        if space.group is not self._space.group:
+            space.group.used += len(blocks)
+            self._space.group.used -= len(blocks)
         self._tree_tokens = end
         for lease, num_blocks in followers:
             lease._follow(self, num_blocks)
@@ -507,6 +515,7 @@ class Lease:
         )
         child.num_committed = self.num_committed
         child._own_from = self._own_from
+        child._public_tokens = self._public_tokens
         child._is_unshareable = self._is_unshareable
         child._report = self._report
         cache._hold(self._node)

@@ -15,6 +15,7 @@ The cache moves no memory: `lease.copies` says what the caller must copy. It is 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from radixkv.cache.detach import detach
 from radixkv.cache.events import EventStream, Listener
 from radixkv.cache.eviction import EvictionPolicy, make_policy
 from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, PendingReport, continuation
-from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space
+from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space, space_seed
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -56,10 +57,11 @@ class Match:
         num_tokens: its length, token-granular; may be the whole prompt.
     """
 
-    __slots__ = ("_data", "_source_version", "_space", "_version", "_walk", "num_tokens")
+    __slots__ = ("_data", "_key", "_source_version", "_space", "_version", "_walk", "num_tokens")
 
     def __init__(self, data: bytes, space: Space | None, walk: Walk | None) -> None:
         self._data = data
+        self._key: NamespaceKey = () if space is None else space.key
         self._space = space
         self.num_tokens = 0 if walk is None else walk.depth + walk.partial
         self._walk: Walk | None = None
@@ -176,8 +178,10 @@ class PrefixCache:
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
         self._spaces: dict[NamespaceKey, Space] = {}
+        self._published: list[bytes] = []  # public prefixes, longest first
         self._groups_by_key = quota_groups(quotas, num_blocks, self.policy)
         self._common = QuotaGroup(self.policy)
+        self._public = Space((), self._common, space_seed(()), is_public=True)
         self._groups = [self._common, *self._groups_by_key.values()]
         self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
         self._explainer = Explainer(self)
@@ -200,6 +204,47 @@ class PrefixCache:
             f"{self.policy.name})"
         )
 
+    # ------------------------------------------------------------------ public prefixes
+
+    def publish(self, token_ids: TokenIds) -> int:
+        """Declare a prefix public: its whole blocks are shared by all namespaces from now on.
+
+        What namespaces cached of it before stays theirs alone. O(tokens).
+
+        Returns:
+            Tokens of the prefix that are shared: its whole blocks.
+        """
+        data = encode_tokens(token_ids)
+        data = data[: len(data) - len(data) % self._tree.block_bytes]
+        if data and data not in self._published:
+            self._published.append(data)
+            self._published.sort(key=len, reverse=True)
+            self._ghosts.hasher.has_public = True
+        return len(data) // TOKEN_BYTES
+
+    def unpublish(self, token_ids: TokenIds) -> bool:
+        """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
+        data = encode_tokens(token_ids)
+        data = data[: len(data) - len(data) % self._tree.block_bytes]
+        if data not in self._published:
+            return False
+        self._published.remove(data)
+        return True
+
+    def _public_bytes(self, data: bytes) -> int:
+        """Length in bytes of the longest public prefix of `data`. O(public prefixes)."""
+        for prefix in self._published:
+            if data.startswith(prefix):
+                return len(prefix)
+        return 0
+
+    def _seed_and_mark(self, data: bytes, space: Space, depth: int) -> tuple[int, int]:
+        """What the prefix hash of the block behind the first `depth` tokens of a prompt starts from."""
+        public = self._public_bytes(data) if self._published else 0
+        if not public:
+            return space.seed, 0
+        return self._public.seed, self._public.seed ^ space.seed if depth * TOKEN_BYTES >= public else 0
+
     # ------------------------------------------------------------------ lookup
 
     def _space(self, namespace: Namespace) -> Space:
@@ -218,14 +263,36 @@ class PrefixCache:
         """
         if self._pins.pins.by_key:
             self._pins.expire()
-        return self._match(encode_tokens(token_ids), self._spaces.get(frame_namespace(namespace)))
+        key = frame_namespace(namespace)
+        match = self._match(encode_tokens(token_ids), self._spaces.get(key))
+        match._key = key
+        return match
 
     def _match(self, data: bytes, space: Space | None) -> Match:
-        root = self._tree.roots.get(space) if space is not None else None
-        if root is None or not self.enabled:
+        if not self.enabled:
+            return Match(data, space, None)
+        tree = self._tree
+        if self._published:
+            public = self._public_bytes(data)
+            if public:
+                return Match(data, space, self._walk_public(data, space, public))
+        root = tree.roots.get(space) if space is not None else None
+        if root is None:
             return Match(data, space, None)
         assert space is not None
-        return Match(data, space, self._tree.walk(root, space, data, 0, len(data)))
+        return Match(data, space, tree.walk(root, space, data, 0, len(data)))
+
+    def _walk_public(self, data: bytes, space: Space | None, public: int) -> Walk | None:
+        """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
+        tree = self._tree
+        root = tree.roots.get(self._public)
+        if root is None:
+            return None
+        walk = tree.walk(root, self._public, data, 0, public)
+        node = walk.node
+        if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or space is None:
+            return walk
+        return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1), O(log siblings) if something changed there."""
@@ -235,10 +302,9 @@ class PrefixCache:
             return True
         walk = match._walk
         if walk is None:
-            space = match._space
-            if space is None:
-                return not self._spaces or self._renew(match)
-            return space not in self._tree.roots or self._renew(match)
+            if not self._published and match._space is not None and match._space not in self._tree.roots:
+                return True
+            return self._match(match._data, self._spaces.get(match._key)).num_tokens == 0
         if match._is_untouched():
             return True
         return self._renew(match)
@@ -247,6 +313,12 @@ class PrefixCache:
         """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
         walk = match._walk
         data = match._data
+        if self._published:
+            new_match = self._match(data, match._space)
+            if new_match.num_tokens != match.num_tokens:
+                return False
+            match._ends_at(new_match._walk)
+            return True
         if walk is None or walk.node.version < 0:
             return False
         node: Node | None = walk.node
@@ -301,12 +373,15 @@ class PrefixCache:
         if skip is None and self.enabled:
             if match is None or match._space is not space or match._data != data or not match._is_untouched():
                 match = self._match(data, space)
-            walk = match._walk or Walk(tree.root(space), 0, 0, None, None)
+            walk = match._walk or Walk(self._root_for(data, space), 0, 0, None, None)
         else:
             walk = Walk(tree.root(space), 0, 0, None, None)
             if skip is None:
                 skip = CACHE_IS_OFF
         return self._lease(data, namespace, space, walk, skip)
+
+    def _root_for(self, data: bytes, space: Space) -> Node:
+        return self._tree.root(self._public if self._published and self._public_bytes(data) else space)
 
     def _lease(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
         """Plan what to hold, copy and allocate; make sure that there is room; only then change anything."""
@@ -349,10 +424,13 @@ class PrefixCache:
             held_tokens,
             cached,
         )
+        if self._published:
+            lease._public_tokens = self._public_bytes(data) // TOKEN_BYTES
         self._grant(lease, total - needed, source if slots else None, slots)
         if self.explains:
             now = self._clock() if len(self._ghosts) else 0.0
-            lease._report = PendingReport(data, space.seed, walk.depth, found, cached, after, skip, now)
+            seed, mark = self._seed_and_mark(data, space, walk.depth)
+            lease._report = PendingReport(data, seed, walk.depth, found, cached, after, skip, now, mark)
         self._count(data, space, walk, cached)
         return lease
 
@@ -386,7 +464,8 @@ class PrefixCache:
         policy.on_acquire(num_tokens, cached)
         found = walk.depth + walk.partial
         if policy.uses_ghosts and found < num_tokens:
-            record = self._ghosts.find(data, space.seed, walk.depth, found)
+            seed, mark = self._seed_and_mark(data, space, walk.depth)
+            record = self._ghosts.find(data, seed, walk.depth, found, mark)
             if record is not None:
                 policy.on_ghost_hit(walk.depth, record)
         if self._lagging:
@@ -436,10 +515,8 @@ class PrefixCache:
                 return
         available = self._capacity.available(space.group, locked())
         self._out_of_blocks += 1
-        root = self._tree.roots.get(space)
-        if root is not None and root.is_leaf and not root.refs:
-            del self._tree.roots[space]
-            root.version = -1
+        self._tree.drop_empty_root(space)
+        self._tree.drop_empty_root(self._public)
         quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
         raise OutOfBlocks(
             f"{needed} blocks are needed, {available} of {self.num_blocks} are free or evictable{quota}",
@@ -606,6 +683,35 @@ class PrefixCache:
         self._lagging.clear()
         self._resets += 1
         self.policy.on_reset()
+
+    def rebuilt(self) -> PrefixCache:
+        """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
+
+        For the caller who found a broken invariant: this cache and its leases must not be used any more.
+        O(nodes).
+        """
+        listeners = list(self._events.listeners)
+        with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
+            self.reset()
+        policy = type(self.policy)()
+        fresh = PrefixCache(
+            self.num_blocks,
+            self.block_size,
+            policy,
+            enabled=self.enabled,
+            clock=self._clock,
+            ghost_blocks=self._ghosts.capacity,
+            hash_function=self._tree.hash_function,
+            quotas={key: (group.floor, group.ceiling) for key, group in self._groups_by_key.items()},
+            partial_reuse=self.partial_reuse,
+            explain=self.explains,
+        )
+        fresh._pins.budget_blocks = self._pins.budget_blocks
+        fresh._published = list(self._published)
+        fresh._events.sequence = self._events.sequence
+        for listener in listeners:
+            fresh.subscribe(listener, replay=False)
+        return fresh
 
     # ------------------------------------------------------------------ pins
 

@@ -74,6 +74,13 @@ class RadixTree:
             root = self.roots[space] = Node(None, space, 0, b"", array("i"))
         return root
 
+    def drop_empty_root(self, space: Space) -> None:
+        """Remove the namespace's root if nothing hangs below it and nobody holds it. O(1)."""
+        root = self.roots.get(space)
+        if root is not None and root.is_leaf and not root.refs:
+            del self.roots[space]
+            root.version = -1
+
     def children_of(self, node: Node, space: Space) -> Children | None:
         """The children of `node` that belong to `space`. O(1)."""
         if node.space is space:

@@ -45,6 +45,13 @@ class Fuzzer:
             self.model.follow_events()
         self.alphabet = rnd.choice([2, 3, 8])
         self.history: list[list[int]] = []
+        if rnd.random() < 0.3:
+            for _ in range(2):
+                prefix = self.prompt()
+                self.model.cache.publish(prefix)
+                self.model.public.append(
+                    prefix[: len(prefix) // self.model.block_size * self.model.block_size]
+                )
 
     def prompt(self) -> list[int]:
         rnd = self.random

@@ -19,6 +19,8 @@ from radixkv.cache.events import Residency
 from radixkv.cache.keys import Namespace, decode_tokens
 from radixkv.cache.prefix_cache import Lease, Match
 
+PUBLIC = ("(public)",)
+
 Prefix = tuple[Namespace, tuple[int, ...]]
 
 
@@ -40,6 +42,7 @@ class Run:
     namespace: Namespace
     tokens: list[int]
     committed: int
+    public: int = 0  # leading tokens that were public when it was acquired
     promised: int = 0  # tokens that commit() made shareable
     shares: bool = True
     prefixes: list[int] = field(default_factory=list)  # identity of the prefix up to each token
@@ -60,6 +63,7 @@ class ModelledCache:
         self.pins: dict[Prefix, tuple[int, float]] = {}  # tokens pinned, time of expiry
         self.check_every = 1
         self.residency: Residency | None = None
+        self.public: list[list[int]] = []  # prefixes whose K/V all namespaces share
         self._steps = 0
 
     def follow_events(self) -> None:
@@ -80,6 +84,15 @@ class ModelledCache:
         assert self.residency.prefixes() == expected, "the follower's residency differs from the tree's"
 
     # ------------------------------------------------------------------ helpers
+
+    def _public_length(self, tokens: list[int]) -> int:
+        return max((len(p) for p in self.public if p and tokens[: len(p)] == p), default=0)
+
+    def identities_of(self, namespace: Namespace, tokens: list[int]) -> list[int]:
+        """The identities of a prompt; those of its public part are the same in every namespace."""
+        length = self._public_length(tokens)
+        shared = self.identities(PUBLIC, tokens[:length])
+        return shared + self.identities(namespace, tokens)[length:]
 
     @staticmethod
     def identities(
@@ -107,8 +120,10 @@ class ModelledCache:
     def match(self, tokens: list[int], namespace: Namespace) -> int:
         match = self.cache.match(tokens, namespace)
         known = self.ever_committed.get(namespace, set())
-        for identity in self.identities(namespace, tokens)[: match.num_tokens]:
-            assert identity in known, "a match was never committed in this namespace"
+        for identity in self.identities_of(namespace, tokens)[: match.num_tokens]:
+            assert identity in known or identity in self.ever_committed.get(PUBLIC, ()), (
+                "a match was never committed in this namespace"
+            )
         if len(self.matches) < 8:
             self.matches.append((match, list(tokens), namespace))
         return match.num_tokens
@@ -141,7 +156,8 @@ class ModelledCache:
             assert min(match.num_tokens, len(tokens) - 1) - lease.num_cached_tokens < self.block_size
         assert len(lease.block_table) == needed
         run = Run(lease, namespace, list(tokens), lease.num_cached_tokens)
-        run.prefixes = self.identities(namespace, tokens)
+        run.prefixes = self.identities_of(namespace, tokens)
+        run.public = self._public_length(tokens)
         self.runs.append(run)
         self._copies_are_sound(run)
         return run
@@ -161,9 +177,8 @@ class ModelledCache:
             assert self._snapshot() == before
             assert run.lease.block_table.tolist() == table, "a failed append changed something"
             return False
-        last = run.prefixes[-1]
         run.tokens += tokens
-        run.prefixes += self.identities(run.namespace, tokens, 0, last)
+        run.prefixes += self.identities(run.namespace, run.tokens)[len(run.prefixes) :]
         return True
 
     def commit(self, run: Run, num_tokens: int) -> None:
@@ -189,11 +204,13 @@ class ModelledCache:
             self.slots[slot] = run.prefixes[position]
         run.committed = run.promised = num_tokens
         if run.shares and self.cache.enabled:
-            self.ever_committed.setdefault(run.namespace, set()).update(run.prefixes[:num_tokens])
+            for owner in (run.namespace, PUBLIC):
+                self.ever_committed.setdefault(owner, set()).update(run.prefixes[:num_tokens])
 
     def fork(self, run: Run) -> Run:
-        held = self.cache.stats.free_blocks
         self._copies(run)
+        run.lease.copies_done()
+        held = self.cache.stats.free_blocks
         child = run.lease.fork()
         assert self.cache.stats.free_blocks == held, "a fork took blocks"
         twin = Run(
@@ -201,9 +218,10 @@ class ModelledCache:
             run.namespace,
             list(run.tokens),
             run.committed,
-            run.promised,
-            run.shares,
-            list(run.prefixes),
+            public=run.public,
+            promised=run.promised,
+            shares=run.shares,
+            prefixes=list(run.prefixes),
         )
         self.runs.append(twin)
         return twin
@@ -288,7 +306,7 @@ class ModelledCache:
 
     def _waits_for_others(self, run: Run) -> bool:
         """Whether blocks of this lease that left the tree are still held by, or to be copied for, others."""
-        if run.lease.copies:
+        if run.lease.copies or run.public != self._public_length(run.tokens[: run.promised]):
             return True
         blocks = set(run.lease.block_table.tolist())
         return any(

@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "push a tenant under its floor",
         "capacity.py",
-        "                limit = min(limit, victim_group.yields())\n",
+        "                limit = min(limit, max(1, victim_group.yields()))\n",
         "                pass\n",
     ),
     Mutation(

@@ -162,6 +162,28 @@ def test_a_path_of_100_000_nodes() -> None:
     assert cache.evict(100_001) == 100_001
 
 
+def test_a_public_prefix_is_shared_and_what_follows_is_not() -> None:
+    cache = PrefixCache(64, 4)
+    system = list(range(10))
+    assert cache.publish(system) == 8
+    first = cache.acquire([*system, 50, 51, 52, 53], "alice")
+    first.commit(14)
+    cache.check()
+    assert cache.match([*system, 50, 51, 52, 53], "bob").num_tokens == 8
+    assert cache.match([*system, 50, 51, 52, 53], "alice").num_tokens == 14
+    second = cache.acquire([*system, 50, 51, 52, 53], "bob")
+    assert second.num_cached_tokens == 8
+    assert second.block_table[:2].tolist() == first.block_table[:2].tolist()
+    second.commit(14)
+    assert set(second.block_table[2:].tolist()).isdisjoint(first.block_table[2:].tolist())
+    cache.check()
+    first.release()
+    second.release()
+    assert cache.evict(64) == 6
+    assert cache.unpublish(system)
+    assert not cache.unpublish(system)
+
+
 # ---------------------------------------------------------------------- sharing
 
 
