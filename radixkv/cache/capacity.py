@@ -90,7 +90,7 @@ class Capacity:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
         leaf = self.tree.policy.victim(group.index)
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
-        count = min(limit, len(leaf.blocks))
+        count = min(limit, self.tree.policy.trim_limit(leaf))
         self._on_evict(leaf, count, by)
         self.free_tree_blocks(self.tree.trim(leaf, count), group)
         self.evicted_blocks += count

@@ -6,20 +6,22 @@ never rebuilt. The tree trims the chosen leaf from its tail, block by block, for
 
 How to write a policy
 ---------------------
-Subclass `EvictionPolicy`, implement `priority`, and add a line to `POLICIES`. The hooks, in the order in which
-a request causes them:
+Subclass `EvictionPolicy`, implement `priority`, and add the class to `POLICIES`. The hooks, in the order in
+which a request causes them:
 
-1. `on_acquire(num_tokens, num_hit_tokens)`: a request arrived;
-2. `on_ghost_hit(depth, record)`, *only if* `uses_ghosts` is true: the first block it missed had been evicted;
+1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
+2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
+3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
+4. `on_ghost_hit(depth, record)`, *only if* `uses_ghosts` is true: the first block it missed had been removed;
    `record.policy_data` is what `ghost_data` returned then (`ghost_of(node, index)` asks for any block);
-3. `on_hit(node)`: for every node of the matched path, deepest first, *only if* `tracks_path` is true;
-4. `on_insert(node, num_blocks)`: the request's new blocks joined the tree as (part of) `node`;
-5. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
+5. `on_insert(node, num_blocks)`: the request's new blocks joined the tree at the end of `node`;
+6. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
 
-And around evictions: `victim(index)` chooses (override it to give second chances; use
-`index.reprioritize(node)` to move a candidate, `index.first_from(priority)` to look further), `ghost_data(node)` is stored with the evicted blocks' ghosts,
-`on_evict(node, num_blocks)` before a trim, `on_split(upper, lower)` after a node was cut (`lower` is the old
-object), `on_remove(node)` when a node leaves, `on_reset()` when all of them did.
+And around evictions: `victim(index)` chooses (override it to give second chances; `index.reprioritize(node)`
+moves a candidate, `index.first_from(priority)` looks further, iterating yields all in order);
+`on_evict(node, num_blocks)` comes before a trim, `ghost_data(node)` is stored with the blocks' ghosts,
+`on_remove(node)` when a node leaves the tree, `on_split(upper, lower)` after a node was cut (`lower` is the
+old object), `on_reset()` when the whole tree was forgotten.
 
 What a policy may read of a node: `start` (tokens before it: its depth), `num_blocks`, `num_children` (its
 fan-out), `parent`, `last_access` (the cache's use counter; exact for leaves), `hits` (kept if `tracks_path`),
@@ -121,6 +123,10 @@ class EvictionPolicy:
     def victim(self, index: EvictionIndex) -> Node:
         """The candidate to trim next; the index is not empty."""
         return index.first()
+
+    def trim_limit(self, node: Node) -> int:
+        """How many of the victim's last blocks may go before `victim` is asked again."""
+        return len(node.blocks)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
