@@ -73,7 +73,7 @@ class BlockPool:
         return False
 
     def drop_private(self, blocks: BlockIds) -> int:
-        """Drop one holder of each private block and free those without another; returns how many. O(count)."""
+        """Drop one holder of each private block, free those without another; returns how many. O(count)."""
         if not self.extra_holders:
             return self.free(blocks)
         return self.free([block for block in blocks.tolist() if self.drop_holder(block)])

@@ -88,7 +88,8 @@ class Capacity:
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
-        leaf = self.tree.policy.victim(group.index)
+        policy = self.tree.policy
+        leaf = policy.victim(group.index)
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
         count = min(limit, self.tree.policy.trim_limit(leaf))
         self._on_evict(leaf, count, by)

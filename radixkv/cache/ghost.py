@@ -76,7 +76,7 @@ class PrefixHasher:
         return (self.of_prompt(data, seed, start) if start else seed) ^ _PARTIAL
 
     def mark(self, node: Node) -> int:
-        """What is mixed into the hashes of a private node below a public prefix; 0 for all others. O(depth)."""
+        """What is mixed into the hashes of private nodes below public prefixes; else 0. O(depth)."""
         if not self.has_public or node.space.is_public:
             return 0
         root = node
@@ -222,7 +222,7 @@ class GhostIndex:
         return None
 
     def find_block(self, node: Node, index: int) -> GhostRecord | None:
-        """What removed the block at `index` of a node earlier; whole blocks only. O(one segment of the path)."""
+        """What removed the whole block at `index` of a node earlier. O(one segment of the path)."""
         if not self._records:
             return None
         hashes, _ = self.hasher.of_node(node, index, index + 1)

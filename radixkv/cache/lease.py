@@ -117,7 +117,7 @@ class Lease:
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
-        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched anew after each call. O(1)."""
+        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
         return self._table[: self._num_blocks]
 
     @property
@@ -263,12 +263,12 @@ class Lease:
         if tree_tokens == before:
             used = before % size
             node = self._node
-            if used and num_tokens - before <= size - used and node.holders == 1 and len(node.blocks) > 1:
-                if self._cache._tree.listener is None:
-                    node.key += self._tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
-                    node.version += 1
-                    self._tree_tokens = num_tokens
-                    return 0
+            fits = used and num_tokens - before <= size - used
+            if fits and node.holders == 1 and len(node.blocks) > 1 and self._cache._tree.listener is None:
+                node.key += self._tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
+                node.version += 1
+                self._tree_tokens = num_tokens
+                return 0
         shared_until = max(tree_tokens, self._sync())
         return max(0, min(num_tokens, shared_until) - before)
 

@@ -224,7 +224,7 @@ class Children:
         return None
 
     def covered_by(self, block: bytes) -> Node | None:
-        """The neighbour before `block` if it is a partial block that `block` begins with, or None. O(log n)."""
+        """The neighbour before `block` if it is a partial block that begins `block`, or None. O(log n)."""
         order = self._order
         i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
         if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):

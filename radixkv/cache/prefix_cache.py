@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from radixkv.cache.advisor import Advisor, BreakPoint
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.detach import detach
@@ -75,7 +76,7 @@ class Match:
             self._source_version = 0 if walk.source is None else walk.source.version
 
     def _is_untouched(self) -> bool:
-        """Whether the node the match ends at, and the one its last tokens are copied from, are as they were."""
+        """Whether the node the match ends at, and the one to copy its last tokens from, are unchanged."""
         walk = self._walk
         return (
             walk is not None
@@ -185,6 +186,7 @@ class PrefixCache:
         self._groups = [self._common, *self._groups_by_key.values()]
         self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
         self._explainer = Explainer(self)
+        self._advisor = Advisor(self._tree)
         self._ghosts = GhostIndex(self._tree, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
         self.policy.attach(num_blocks, block_size, self._ghosts)
         self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
@@ -295,7 +297,7 @@ class PrefixCache:
         return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
 
     def is_current(self, match: Match) -> bool:
-        """Whether a new lookup would give the same length. O(1), O(log siblings) if something changed there."""
+        """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
         if self._pins.pins.by_key:
             self._pins.expire()
         if not self.enabled:
@@ -431,6 +433,8 @@ class PrefixCache:
             now = self._clock() if len(self._ghosts) else 0.0
             seed, mark = self._seed_and_mark(data, space, walk.depth)
             lease._report = PendingReport(data, seed, walk.depth, found, cached, after, skip, now, mark)
+            if after and cached < num_tokens - 1:
+                self._advisor.observe(data, walk, found)
         self._count(data, space, walk, cached)
         return lease
 
@@ -622,7 +626,7 @@ class PrefixCache:
             self._resync()
 
     def _discard(self, node: Node, cut: int) -> None:
-        """Forget the tokens from `cut` on along the path that ends at `node`, as far as nothing needs them."""
+        """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
         size = self.block_size
         while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
             parent = node.parent
@@ -661,7 +665,7 @@ class PrefixCache:
         return self._capacity.available(group)
 
     def evict(self, num_blocks: int) -> int:
-        """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf touched."""
+        """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
         if self._pins.pins.by_key:
             self._pins.expire()
         freed = self._capacity.evict(num_blocks, "evict()")
@@ -670,7 +674,7 @@ class PrefixCache:
         return freed
 
     def reset(self) -> None:
-        """Forget everything. Blocks held by leases stay valid for them and are never shared again. O(nodes)."""
+        """Forget everything. Blocks held by leases stay valid for them but are not shared again. O(nodes)."""
         for pin in list(self._pins.pins.by_key.values()):
             self._pins.drop(pin)
         if self._ghosts.capacity:
@@ -683,6 +687,17 @@ class PrefixCache:
         self._lagging.clear()
         self._resets += 1
         self.policy.on_reset()
+
+    def discard(self, token_ids: TokenIds, namespace: Namespace = "", keep: int = 0) -> None:
+        """Forget what is cached of some tokens beyond the first `keep`, unless leases, pins or others need it.
+
+        For tokens that turned out to be wrong, whoever contributed them. O(tokens + path).
+        """
+        walk = self._match(encode_tokens(token_ids), self._spaces.get(frame_namespace(namespace)))._walk
+        if walk is not None:
+            self._discard(walk.source if walk.source is not None else walk.node, keep)
+            if self._lagging:
+                self._resync()
 
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
@@ -813,6 +828,10 @@ class PrefixCache:
         space = self._space(namespace)
         walk = self._match(data, space)._walk
         return self._explainer.dry(data, space, walk, admin)
+
+    def advice(self, limit: int = 10) -> list[BreakPoint]:
+        """Where recent prompts broke off from cached ones, and what moving that place would bring."""
+        return self._advisor.advice(limit)
 
     def check(self) -> None:
         """Assert every invariant of pool, tree, leases and index. O(blocks).

@@ -88,7 +88,7 @@ class RadixTree:
         return node.foreign.get(space) if node.foreign is not None else None
 
     def walk(self, node: Node, space: Space, data: bytes | bytearray, pos: int, stop: int) -> Walk:
-        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + nodes on the path).
+        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
 
         Every edge is compared as one byte run with the tokens: a hash only proposes.
         """
@@ -255,7 +255,9 @@ class RadixTree:
 
     def extend(self, leaf: Node, key: bytes | bytearray, blocks: array[int]) -> None:
         """Append whole or partial blocks to a leaf whose last block is whole. O(tokens)."""
-        assert leaf.is_leaf and leaf.refs and not len(leaf.key) % self.block_bytes
+        assert leaf.is_leaf
+        assert leaf.refs
+        assert not len(leaf.key) % self.block_bytes
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
@@ -267,9 +269,11 @@ class RadixTree:
             self.listener.stored(leaf, len(leaf.blocks) - len(blocks))
 
     def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
-        """Append tokens to a leaf's partial block, which has room for them. O(1), O(log siblings) for a stub."""
+        """Append tokens to a leaf's partial block, which has room for them. O(1); a stub O(log siblings)."""
         size = self.block_bytes
-        assert leaf.is_leaf and len(leaf.key) % size and len(leaf.key) % size + len(key) <= size
+        assert leaf.is_leaf
+        assert len(leaf.key) % size
+        assert len(leaf.key) % size + len(key) <= size
         if self.listener is not None:
             self.listener.removed(leaf, len(leaf.blocks) - 1)
         if len(leaf.key) < size:
@@ -328,7 +332,8 @@ class RadixTree:
 
         A leaf that loses its last block leaves the tree, and its parent may become a candidate.
         """
-        assert leaf.is_leaf and 0 < num_blocks <= len(leaf.blocks)
+        assert leaf.is_leaf
+        assert 0 < num_blocks <= len(leaf.blocks)
         group = leaf.space.group
         keep = len(leaf.blocks) - num_blocks
         if self.listener is not None:

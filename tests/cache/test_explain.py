@@ -236,3 +236,19 @@ def test_a_follower_rebuilds_residency_from_events() -> None:
     seen = len(events)
     store(cache, PROMPT)
     assert len(events) == seen
+
+
+def test_the_advisor_finds_the_timestamp_in_the_system_prompt() -> None:
+    cache = PrefixCache(2000, 16)
+    rng = np.random.default_rng(0)
+    system = rng.integers(100, 30000, 400).tolist()
+    for i in range(40):
+        store(cache, [*system[:41], 50 + i, 51 + i, *system[43:], *rng.integers(0, 99, 20).tolist()])
+        other = rng.integers(100, 30000, 60).tolist()
+        store(cache, [7, 7, 7, 7, *other])
+    best = cache.advice()[0]
+    assert best.position == 41
+    assert best.count == 39
+    assert best.family_tokens == tuple(system[:4])
+    assert 39 * 350 <= best.recoverable_tokens <= 39 * 400
+    assert "41" in best.advice

@@ -1,0 +1,128 @@
+"""Advice: where do prompts break the prefix, and what would it bring to move that place?
+
+The advisor watches lookups that diverged from something cached and groups them by prompt family (their first
+tokens) and by the block in which they part. For a sample of them it compares what follows position by
+position: tokens that are equal again behind the break are tokens that would have hit, had the part that
+differs (a timestamp, a request id, a user's name) come later in the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
+from radixkv.cache.radix_tree import RadixTree, Walk
+
+FAMILY_TOKENS = 4
+COMPARED_TOKENS = 4096
+_ALWAYS_SAMPLED = 4
+_SAMPLE_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BreakPoint:
+    """A place where prompts of one family part from what is cached.
+
+    Attributes:
+        position: the first token that differed, at the earliest.
+        count: lookups that parted there, in the window.
+        recoverable_tokens: estimate of the tokens, over all of them, that would have hit had it come later.
+        family_tokens: the tokens that the family's prompts begin with.
+        example_cached, example_new: tokens of one such place.
+    """
+
+    position: int
+    count: int
+    recoverable_tokens: int
+    family_tokens: tuple[int, ...]
+    example_cached: tuple[int, ...]
+    example_new: tuple[int, ...]
+
+    @property
+    def advice(self) -> str:
+        """The finding as one sentence."""
+        return (
+            f"{self.count} prompts that begin with {list(self.family_tokens)} part at token {self.position}; "
+            f"about {self.recoverable_tokens} tokens would have been found had that come later."
+        )
+
+
+class _Tally:
+    __slots__ = ("cached", "count", "new", "position", "recoverable", "sampled")
+
+    def __init__(self) -> None:
+        self.count = self.sampled = self.recoverable = 0
+        self.position = -1
+        self.cached = self.new = b""
+
+
+class Advisor:
+    """Aggregates the divergences of the last `window` to `2 * window` of them.
+
+    Args:
+        window: divergences after which older ones begin to be forgotten.
+    """
+
+    def __init__(self, tree: RadixTree, window: int = 10_000) -> None:
+        self.window = window
+        self._tree = tree
+        self._now: dict[tuple[bytes, int], _Tally] = {}
+        self._before: dict[tuple[bytes, int], _Tally] = {}
+        self._seen = 0
+
+    def observe(self, data: bytes, walk: Walk, found: int) -> None:
+        """A lookup of `data` found `found` > 0 tokens, then left `walk.neighbour`. O(1), sampled O(n)."""
+        self._seen += 1
+        if self._seen > self.window:
+            self._before, self._now, self._seen = self._now, {}, 1
+        key = (data[: min(found, FAMILY_TOKENS) * TOKEN_BYTES], found // self._tree.block_size)
+        tally = self._now.get(key)
+        if tally is None:
+            tally = self._now[key] = _Tally()
+        tally.count += 1
+        if tally.position < 0 or found < tally.position:
+            tally.position = found
+        if tally.count <= _ALWAYS_SAMPLED or not tally.count % _SAMPLE_EVERY:
+            self._sample(tally, data, walk, found)
+
+    def _sample(self, tally: _Tally, data: bytes, walk: Walk, found: int) -> None:
+        node = walk.neighbour
+        assert node is not None
+        parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
+        length = len(parts[0])
+        while node.children is not None and length < COMPARED_TOKENS * TOKEN_BYTES:
+            node = next(iter(node.children))
+            parts.append(bytes(node.key))
+            length += len(node.key)
+        cached = np.frombuffer(b"".join(parts), np.int32)
+        new = np.frombuffer(data, np.int32)[found:]
+        count = min(len(cached), len(new))
+        tally.sampled += 1
+        tally.recoverable += int(np.count_nonzero(cached[:count] == new[:count]))
+        tally.cached, tally.new = cached[:8].tobytes(), new[:8].tobytes()
+
+    def advice(self, limit: int = 10) -> list[BreakPoint]:
+        """The places with the most to win, best first. O(places)."""
+        merged: dict[tuple[bytes, int], list[_Tally]] = {}
+        for generation in (self._now, self._before):
+            for key, tally in generation.items():
+                merged.setdefault(key, []).append(tally)
+        points = []
+        for (family, _), tallies in merged.items():
+            count = sum(t.count for t in tallies)
+            sampled = sum(t.sampled for t in tallies)
+            latest = tallies[0]
+            points.append(
+                BreakPoint(
+                    position=min(t.position for t in tallies),
+                    count=count,
+                    recoverable_tokens=sum(t.recoverable for t in tallies) * count // sampled,
+                    family_tokens=tuple(decode_tokens(family)),
+                    example_cached=tuple(decode_tokens(latest.cached)),
+                    example_new=tuple(decode_tokens(latest.new)),
+                )
+            )
+        points.sort(key=lambda p: (-p.recoverable_tokens, -p.count, p.position))
+        return points[:limit]
