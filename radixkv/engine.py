@@ -430,6 +430,10 @@ class Engine:
             if not other.is_finished:
                 self._failed += 1
                 self._end(other, "error", discard=discard)
+        if discard:
+            # Samples may have come to share what each computed, and a request may have been preempted before.
+            for other in group.samples:
+                self.cache.discard(other.tokens.view(), other.namespace, keep=other.num_cached_tokens)
 
     def _finish(self, request: Request, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
