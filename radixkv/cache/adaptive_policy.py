@@ -23,8 +23,8 @@ exceed 0.1 % of the blocks asked for, the order is LRU until half of that is mad
 What it remembers
 -----------------
 For each cached block its hash and number of uses, and the same for up to 8 times the pool's blocks after
-their eviction (less for large pools, see `_history_limit`): without that, a block evicted too early would look
-like one that is never used.
+their eviction (less for large pools, see `_history_limit`): without that, a block evicted too early would
+look like one that is never used.
 """
 
 from __future__ import annotations

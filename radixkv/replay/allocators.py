@@ -87,7 +87,7 @@ class SlabAllocator:
 
 
 class BuddyAllocator:
-    """Knuth's buddy system: power-of-two extents at multiples of their size, merged when both halves are free.
+    """Knuth's buddy system: power-of-two extents at multiples of their size; free halves are merged.
 
     Memory that is no power of two is taken as several, largest first.
     """

@@ -1,8 +1,8 @@
 """Replay with requests in flight: leases overlap, running requests share blocks, held blocks can't go.
 
 The life of a request here: it arrives at its recorded time, waits for one of `concurrency` places and for
-blocks, acquires its prompt and room for its whole answer, commits the prompt at once (so that others can share
-it while it runs), holds everything for
+blocks, acquires its prompt and room for its whole answer, commits the prompt at once (so that others can
+share it while it runs), holds everything for
 
     missed prompt tokens / prefill rate + answer tokens / decode rate
 

@@ -4,10 +4,10 @@ A block id names a whole prefix, so one id can stand for one token: the cache ru
 one, and a request's prompt is its list of ids. Its radix tree then has the shape, and its eviction the order,
 that it would have with the trace's own block size.
 
-A prefix cache always leaves one token to compute, while the model of hit rates counts a fully cached prompt as
-a full hit. So each prompt gets one more token, never committed, and the cache one more block to put it in:
-at any time the cache holds at most `capacity` blocks of the trace, and it evicts exactly when and as
-many blocks as the model does.
+A prefix cache always leaves one token to compute, while the model of hit rates counts a fully cached prompt
+as a full hit. So each prompt gets one more token, never committed, and the cache one more block to put it
+in: at any time the cache holds at most `capacity` blocks of the trace, and it evicts exactly when and as many
+blocks as the model does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -128,12 +127,3 @@ def replay(trace: Trace, policy: str, capacity: int | None, progress: Progress |
         progress(trace.num_requests % _REPORT_EVERY)
     seconds = time.perf_counter() - began
     return ReplayResult.of(trace, policy, capacity, HitCounts.of(trace, per_request), seconds)
-
-
-def as_json(result: Any) -> dict[str, Any]:
-    """A result as the object written by `--json`."""
-    return {name: getattr(result, name) for name in _field_names(result)}
-
-
-def _field_names(result: Any) -> list[str]:
-    return list(result.__dataclass_fields__)

@@ -48,7 +48,8 @@ def print_hit_rates(console: Console, results: Sequence[ReplayResult]) -> None:
                 f"{infinite.token_hit_rate:.2%} of tokens"
             )
         table = Table(
-            title=f"{trace}: {first.requests:,} requests, {first.blocks:,} blocks, {first.tokens:,} tokens{bound}",
+            title=f"{trace}: {first.requests:,} requests, {first.blocks:,} blocks, {first.tokens:,} tokens"
+            + bound,
             caption="each cell: block hit rate, token hit rate",
             title_justify="left",
         )

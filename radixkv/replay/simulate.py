@@ -1,11 +1,11 @@
 """Simulate how much KV memory four allocation schemes waste, and how many sequences they hold at once.
 
-The machine: a fixed number of token slots and a queue that is never empty. Sequences enter in order while they
-fit (prompt first), each running one gets a token per step, and leaves with its last one. A paged pool that runs
-full preempts the sequence that came last and queues it again with the tokens it has. Where the memory goes is
-averaged over the steps for which somebody waits, in the terms of the PagedAttention paper (Kwon et al., SOSP
-2023): slots that hold tokens, slots reserved for tokens to come, slots never to be used inside what a sequence
-holds (internal fragmentation), and slots lost between (external).
+The machine: a fixed number of token slots and a queue that is never empty. Sequences enter in order while
+they fit (prompt first), each running one gets a token per step, and leaves with its last one. A paged pool
+that runs full preempts the sequence that came last and queues it again with the tokens it has. Where the
+memory goes is averaged over the steps for which somebody waits, in the terms of the PagedAttention paper
+(Kwon et al., SOSP 2023): slots that hold tokens, slots reserved for tokens to come, slots never to be used
+inside what a sequence holds (internal fragmentation), and slots lost between (external).
 
     waste = 1 - slots with tokens / (all slots - free slots)
 

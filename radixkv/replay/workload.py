@@ -109,7 +109,7 @@ def from_distribution(
     """
     if name not in DISTRIBUTIONS:
         raise ConfigError(
-            f"unknown length distribution {name!r}: it is neither a file nor one of {', '.join(DISTRIBUTIONS)}"
+            f"unknown length distribution {name!r}: neither a file nor one of {', '.join(DISTRIBUTIONS)}"
         )
     if num_sequences < 1 or max_length < 2 or not 0 <= shared_prefix <= max_length - 2:
         raise ConfigError(
