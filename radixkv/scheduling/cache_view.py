@@ -61,7 +61,31 @@ class CacheView:
 
         An admission must not cause a preemption at once; with nothing else running it may take all.
         """
-        needed = -(-request.num_tokens // self._cache.block_size)
-        if not request.needs_prompt_logits:
-            needed -= self.match(request).num_tokens // self._cache.block_size
-        return needed + num_running + request.num_seats - 1 if num_running else needed
+        size = self._cache.block_size
+        needed = -(-request.tokens.length // size)
+        if request.prompt_logprobs is None or not request.needs_prompt_logits:
+            match = request.match
+            if match is None or not self._all_are_current:
+                match = self.match(request)
+            needed -= match.num_tokens // size
+        return needed + num_running + request.num_forks if num_running else needed
+
+    def any_fits(self, requests: Sequence[Request], num_running: int) -> bool:
+        """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
+
+        O(requests), and much cheaper than a trial of each.
+        """
+        if not num_running:
+            return True
+        size, available = self._cache.block_size, self._available
+        for request in requests:
+            match = request.match
+            if match is None or not self._all_are_current:
+                match = self.match(request)
+            needed = -(-request.tokens.length // size) - match.num_tokens // size
+            room = available.get(request.namespace)
+            if room is None:
+                room = self.available(request)
+            if needed + num_running + request.num_forks <= room:
+                return True
+        return False

@@ -162,7 +162,7 @@ class Request:
     @property
     def num_seats(self) -> int:
         """Places among the running requests that it takes up or will need soon."""
-        return 1 + max(self.num_forks, self.reserved_seats)
+        return 1 + (self.num_forks or self.reserved_seats)
 
     @property
     def needs_prompt_logits(self) -> bool:

@@ -371,11 +371,11 @@ class Scheduler:
 
     def _obstacle(self, request: Request) -> Obstacle | None:
         """What keeps a waiting request from being admitted now; O(1) but for what has changed."""
-        if self._coming.is_provided(request):
+        if request.provider is not None and self._coming.is_provided(request):
             return Obstacle.COMING
         found: Obstacle | None = None
-        view, num_running = self._view, len(self._running)
-        if min(request.num_seats, self.max_num_seqs) > self._seats:
+        view, num_running, seats = self._view, len(self._running), request.num_seats
+        if seats > self._seats and self._seats < self.max_num_seqs:
             found = Obstacle.SEATS
         elif num_running and view.blocks_needed(request, num_running) > view.available(request):
             found = Obstacle.BLOCKS
@@ -388,6 +388,8 @@ class Scheduler:
 
     def _admit_waiting(self, ordered: Sequence[Request]) -> list[Request]:
         """Admit what fits, in this order; returns those that may yet be admitted in this step."""
+        if self._budget <= 0 or self._seats <= 0 or not self._view.any_fits(ordered, len(self._running)):
+            return []
         put_off: list[Request] = []
         unfit: list[Request] = []
         num_passed = 0  # of `unfit`: those before the last one admitted

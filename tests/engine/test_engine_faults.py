@@ -1,4 +1,4 @@
-"""Faults: whatever breaks, the guilty request ends with an error, the others get their answers, nothing leaks."""
+"""Faults: the guilty request ends with an error, the others get their answers, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_sampler_fault_changes_no_sample(monkeypatch):
         with monkeypatch.context() as patch:
             if fail:
                 broken = FailOnce(SamplingState.draw, 14, RuntimeError("broken"))
-                patch.setattr(SamplingState, "draw", lambda self: broken(self))
+                patch.setattr(SamplingState, "draw", lambda self, broken=broken: broken(self))
             outputs = run_all(engine)
         results.append([outputs[i].outputs[0].token_ids for i in ids])
     assert results[0] == results[1]
