@@ -157,7 +157,7 @@ def _check_json(path: Path | None) -> None:
 
 
 def replay_command(
-    trace: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files, plain or gzipped.")],
+    trace: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, plain or gzipped.")],
     policy: Annotated[str, typer.Option(help="Eviction policies, separated by commas, or 'all'.")] = (
         "lru,adaptive"
     ),
@@ -242,7 +242,7 @@ def simulate_command(
     workload: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD]...",
+            metavar="[WORKLOAD]",
             help="Trace files (hash ids, message logs, CSV arrivals), or length distributions: "
             + ", ".join(workloads.DISTRIBUTIONS)
             + ". Default: sharegpt and uniform.",
@@ -347,7 +347,7 @@ def _print_schemes(results: list[SchemeResult], per_token: float) -> None:
     """One line per workload and scheme."""
     first = results[0]
     table = Table(
-        title=f"{first.total_slots:,} slots of {per_token:,.0f} bytes a token, pages of {first.block_size} tokens",
+        title=f"{first.total_slots:,} slots of {per_token:,.0f} bytes; pages of {first.block_size} tokens",
         caption="waste: share of the memory not free that holds no token; all shares averaged over time",
         title_justify="left",
     )

@@ -47,12 +47,11 @@ def print_hit_rates(console: Console, results: Sequence[ReplayResult]) -> None:
                 f"; infinite-cache bound: {infinite.block_hit_rate:.2%} of blocks, "
                 f"{infinite.token_hit_rate:.2%} of tokens"
             )
-        table = Table(
-            title=f"{trace}: {first.requests:,} requests, {first.blocks:,} blocks, {first.tokens:,} tokens"
-            + bound,
-            caption="each cell: block hit rate, token hit rate",
-            title_justify="left",
+        console.print(
+            f"{trace}: {first.requests:,} requests, {first.blocks:,} blocks, {first.tokens:,} tokens{bound}",
+            highlight=False,
         )
+        table = Table(caption="each cell: block hit rate, token hit rate")
         table.add_column("blocks", justify="right")
         for policy in [*policies, OPTIMUM]:
             table.add_column(policy, justify="right")
