@@ -18,7 +18,7 @@ within each class, with rising ones it keeps what has waited longest, and classe
 The net
 -------
 `ShadowLRU` says, request by request, exactly what plain LRU would have hit. When the hits lost against it
-exceed 0.1 % of the blocks asked for, the order is LRU until half of that is made up for.
+exceed 0.05 % of the blocks asked for, the order is LRU until half of that is made up for.
 
 What it remembers
 -----------------
@@ -48,7 +48,7 @@ _USE_CLASSES = 6
 _USES_CLASS = [0, 0, 1, 2, 3, 3, 3, *([4] * 10)]  # by number of uses; more: 5
 _MANY_USES = len(_USES_CLASS)
 _REFRESH_EVERY = 64  # requests
-_TOLERANCE = 0.001  # hits that may be lost against LRU, as a share of the blocks asked for
+_TOLERANCE = 0.0005  # hits that may be lost against LRU, as a share of the blocks asked for
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
 _LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
