@@ -8,9 +8,10 @@ evict 1,024 tokens at a time until the cache is empty. All figures are medians o
 
 With `--peer DIR`, the site-packages of an environment with `pip install --no-deps sglang`, SGLang's default
 tree core (Rust) runs beside it, call by call in turn, on the same tokens in the int64 arrays that it wants
-(building those is not counted). Its extension module is called directly, without SGLang's Python around it:
-match_prefix; begin_insert + end_insert with lock and unlock; the eviction loop of its cache. Without `--peer`
-it is looked for on sys.path, and left out if it is not there.
+(building those is not counted). Its extension module is called directly, *without* the Python that SGLang's
+cache puts around each call: the figures are a lower bound of what SGLang pays. Match is match_prefix and
+collecting the matched slots; insert is lock, begin_insert, end_insert, unlock; evict is its cache's loop.
+Without `--peer` it is looked for on sys.path, and left out if it is not there.
 """
 
 from __future__ import annotations
@@ -97,11 +98,16 @@ class Peer:
         )
 
     def match(self, key: array[int]) -> Any:
-        return self.core.match_prefix(
-            self.module.MatchParamsBinding(key=key, extra_key=None, cache_salt=None)
-        )
+        """The lookup, and the matched slots, which are part of its cache's answer."""
+        params = self.module.MatchParamsBinding(key=key, extra_key=None, cache_salt=None)
+        found = self.core.match_prefix(params)
+        if found.device_prefix_len:
+            self.core.collect_full_device_indices(found.last_device_node_id, 0)
+        return found
 
-    def insert(self, key: array[int], value: Any, matched: int) -> None:
+    def insert(self, key: array[int], value: Any, matched: int, node: int) -> None:
+        """Lock the match, insert the sequence, unlock: what acquire + commit + release do after a match."""
+        lock = self.core.inc_lock_ref(node)
         self.core.begin_insert(
             self.module.InsertParamsBinding(
                 key=key,
@@ -120,6 +126,15 @@ class Peer:
             )
         )
         self.core.end_insert()
+        self.core.dec_lock_ref(
+            node,
+            self.module.DecLockRefParamsBinding(
+                node_id=lock.node_id,
+                component_lock_uuids=lock.component_lock_uuids,
+                component_host_lock_uuids=lock.component_host_lock_uuids,
+                skipped_lock_components=lock.skipped_lock_components,
+            ),
+        )
 
     def slots(self, start: int, count: int) -> Any:
         return self._torch.arange(start, start + count)
@@ -181,7 +196,12 @@ def workload(peer: Peer | None, count: int) -> dict[str, float]:
             peer_hits += matched
             value = peer.slots(slot, len(key))
             slot += len(key)
-            timed(t["peer_insert"], lambda key=key, v=value, n=matched: peer.insert(key, v, n))
+            timed(
+                t["peer_insert"],
+                lambda key=key, v=value, r=result: peer.insert(
+                    key, v, r.device_prefix_len, r.last_device_node_id
+                ),
+            )
     cache.check()
     while cache.stats.cached_blocks:
         timed(t["evict"], lambda: cache.evict(1024 // PAGE))
@@ -221,9 +241,9 @@ def eviction_scaling(leaves: list[int]) -> dict[str, float]:
             lease.release()
         samples: Sample = []
         for _ in range(1000):
-            timed(samples, lambda: cache.evict(1))
+            timed(samples, lambda cache=cache: cache.evict(1))
         out[f"evict_one_us_{count}_leaves"] = micros(samples)
-        del cache
+        cache.reset()
         gc.collect()
     return out
 

@@ -17,8 +17,7 @@ from radixkv.cache.radix_tree import RadixTree, Walk
 
 FAMILY_TOKENS = 4
 COMPARED_TOKENS = 4096
-_ALWAYS_SAMPLED = 4
-_SAMPLE_EVERY = 16
+_FAMILY_BYTES = FAMILY_TOKENS * TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class _Tally:
 
 
 class Advisor:
-    """Aggregates the divergences of the last `window` to `2 * window` of them.
+    """Aggregates the divergences of about the last `window` to `2 * window` of them.
 
     Args:
         window: divergences after which older ones begin to be forgotten.
@@ -67,25 +66,35 @@ class Advisor:
 
     def __init__(self, tree: RadixTree, window: int = 10_000) -> None:
         self.window = window
-        self._tree = tree
+        self._size = tree.block_size
         self._now: dict[tuple[bytes, int], _Tally] = {}
         self._before: dict[tuple[bytes, int], _Tally] = {}
         self._seen = 0
 
     def observe(self, data: bytes, walk: Walk, found: int) -> None:
         """A lookup of `data` found `found` > 0 tokens, then left `walk.neighbour`. O(1), sampled O(n)."""
-        self._seen += 1
-        if self._seen > self.window:
-            self._before, self._now, self._seen = self._now, {}, 1
-        key = (data[: min(found, FAMILY_TOKENS) * TOKEN_BYTES], found // self._tree.block_size)
+        key = (
+            data[:_FAMILY_BYTES] if found >= FAMILY_TOKENS else data[: found * TOKEN_BYTES],
+            found // self._size,
+        )
         tally = self._now.get(key)
         if tally is None:
-            tally = self._now[key] = _Tally()
-        tally.count += 1
-        if tally.position < 0 or found < tally.position:
+            tally = self._add(key, found)
+        tally.count = count = tally.count + 1
+        self._seen += 1
+        if found < tally.position:
             tally.position = found
-        if tally.count <= _ALWAYS_SAMPLED or not tally.count % _SAMPLE_EVERY:
+        if not count & (count - 1):  # the first, second, fourth, eighth, ...
             self._sample(tally, data, walk, found)
+            if self._seen > self.window:
+                self._before, self._now, self._seen = self._now, {}, 0
+
+    def _add(self, key: tuple[bytes, int], found: int) -> _Tally:
+        if self._seen > self.window:
+            self._before, self._now, self._seen = self._now, {}, 0
+        tally = self._now[key] = _Tally()
+        tally.position = found
+        return tally
 
     def _sample(self, tally: _Tally, data: bytes, walk: Walk, found: int) -> None:
         node = walk.neighbour

@@ -91,7 +91,7 @@ class Capacity:
         policy = self.tree.policy
         leaf = policy.victim(group.index)
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
-        count = min(limit, self.tree.policy.trim_limit(leaf))
+        count = max(1, min(limit, len(leaf.blocks), self.tree.policy.trim_limit(leaf)))
         self._on_evict(leaf, count, by)
         self.free_tree_blocks(self.tree.trim(leaf, count), group)
         self.evicted_blocks += count

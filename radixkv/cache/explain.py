@@ -81,7 +81,7 @@ class MissReport:
         num_prompt_tokens: int,
         num_hit_tokens: int,
         diverged_at: int | None = None,
-        cached_after: bytes = b"",
+        cached_after: bytes | bytearray = b"",
         new_after: bytes = b"",
         age_s: float | None = None,
         evicted_by: str | None = None,
@@ -173,7 +173,7 @@ class PendingReport:
         depth: int,
         found: int,
         cached: int,
-        cached_after: bytes,
+        cached_after: bytes | bytearray,
         skip: str | None,
         at: float,
         mark: int = 0,
@@ -189,13 +189,13 @@ class PendingReport:
         self.at = at
 
 
-def continuation(walk: Walk, found: int) -> bytes:
+def continuation(walk: Walk, found: int) -> bytes | bytearray:
     """The cached tokens (as bytes) at the place where a lookup ended; empty where nothing goes on."""
-    neighbour = walk.neighbour
+    neighbour = walk[4]
     if neighbour is None or not found:
         return b""
     start = (found - neighbour.start) * TOKEN_BYTES
-    return bytes(neighbour.key[start : start + CONTEXT_TOKENS * TOKEN_BYTES])
+    return neighbour.key[start : start + CONTEXT_TOKENS * TOKEN_BYTES]
 
 
 class Explainer:
@@ -217,7 +217,8 @@ class Explainer:
         num_tokens = len(data) // TOKEN_BYTES
         if not cache.enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        depth, found, after, seed, mark = 0, 0, b"", 0, 0
+        depth, found, seed, mark = 0, 0, 0, 0
+        after: bytes | bytearray = b""
         if walk is not None:
             depth, found = walk.depth, walk.depth + walk.partial
             after = continuation(walk, found)

@@ -124,12 +124,17 @@ class PrefixHasher:
         offset = 0
         whole = len(node.key) // size
         hashes = array("Q")
+        state: Any = None  # a streaming hash: each further block costs only its own bytes
         for index in range(first, whole if stop is None else min(stop, whole)):
             end = len(head) + (index + 1) * size
-            while end - offset > self._segment:
-                chain = _hash(data[offset : offset + self._segment], chain)
-                offset += self._segment
-            hashes.append(_hash(data[offset:end], chain) ^ mark)
+            if state is None or end - offset > self._segment:
+                while end - offset > self._segment:
+                    chain = _hash(data[offset : offset + self._segment], chain)
+                    offset += self._segment
+                state = xxhash.xxh3_64(data[offset:end], chain)
+            else:
+                state.update(data[end - size : end])
+            hashes.append(state.intdigest() ^ mark)
         partial = 0
         if len(node.key) % size and stop is None:
             end = len(head) + whole * size

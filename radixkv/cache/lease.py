@@ -18,7 +18,7 @@ tokens of a fully cached prompt, or of a fork's sibling, were in the tree before
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class Lease:
         self._family: list[Lease] | None = None
         self._is_released = False
         self._is_unshareable = False
-        self._report: MissReport | PendingReport | None = None
+        self._report: MissReport | tuple[Any, ...] | None = None
         self.num_tokens = len(tokens) // TOKEN_BYTES
         self.num_cached_tokens = num_cached_tokens
         self.num_committed = num_cached_tokens
@@ -125,8 +125,8 @@ class Lease:
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
         if self._report is None:
             self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
-        if type(self._report) is PendingReport:
-            self._report = self._cache._explainer.complete(self._report)
+        if type(self._report) is tuple:  # what acquire noted, at the least cost; see PendingReport
+            self._report = self._cache._explainer.complete(PendingReport(*self._report))
         return self._report  # type: ignore[return-value]
 
     @property

@@ -30,7 +30,7 @@ from radixkv.cache.capacity import Capacity
 from radixkv.cache.detach import detach
 from radixkv.cache.events import EventStream, Listener
 from radixkv.cache.eviction import EvictionPolicy, make_policy
-from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, PendingReport, continuation
+from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, continuation
 from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space, space_seed
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
@@ -403,7 +403,7 @@ class PrefixCache:
                 slots = cached - walk.depth
                 if slots <= 0:
                     source = None
-        after = continuation(walk, found)
+        after = continuation(walk, found) if self.explains else b""
         total = -(-num_tokens // size)
         held_tokens = found if takes_over else walk.depth
         needed = total - -(-held_tokens // size)
@@ -431,8 +431,8 @@ class PrefixCache:
         self._grant(lease, total - needed, source if slots else None, slots)
         if self.explains:
             now = self._clock() if len(self._ghosts) else 0.0
-            seed, mark = self._seed_and_mark(data, space, walk.depth)
-            lease._report = PendingReport(data, seed, walk.depth, found, cached, after, skip, now, mark)
+            seed, mark = self._seed_and_mark(data, space, walk.depth) if self._published else (space.seed, 0)
+            lease._report = (data, seed, walk.depth, found, cached, after, skip, now, mark)
             if after and cached < num_tokens - 1:
                 self._advisor.observe(data, walk, found)
         self._count(data, space, walk, cached)
@@ -689,7 +689,7 @@ class PrefixCache:
         self.policy.on_reset()
 
     def discard(self, token_ids: TokenIds, namespace: Namespace = "", keep: int = 0) -> None:
-        """Forget what is cached of some tokens beyond the first `keep`, unless leases, pins or others need it.
+        """Forget what is cached of some tokens beyond the first `keep`, unless leases or pins need it.
 
         For tokens that turned out to be wrong, whoever contributed them. O(tokens + path).
         """
