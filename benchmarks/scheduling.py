@@ -7,8 +7,8 @@ are the same on every machine.
 
 **Order.** Clients keep 24 hot requests waiting at any time, for ever (a shared prompt of 1,500 tokens and 30
 of their own); every fourth step a cold one arrives (400 tokens nobody else has). Pure longest-prefix-match
-(`lpm`) never serves a cold request while a hot one waits. With `one prompt` all hot requests share one prompt;
-with `six prompts` there are six families, and the pool holds four of them. Printed per policy:
+(`lpm`) never serves a cold request while a hot one waits. With `one prompt` all hot requests share one; with
+`six prompts` there are six families, and the pool holds four of them. Printed per policy:
 
     hit rate      cached prompt tokens / prompt tokens of the requests admitted
     overtaken     most steps in which requests that came later were admitted before a cold one: bounded by
@@ -16,8 +16,8 @@ with `six prompts` there are six families, and the pool holds four of them. Prin
     cold wait     longest wait of a cold request for its first tokens, in steps: what was queued before it,
                   and at most --max-overtake more; `+`: it was still waiting at the end
 
-**Ordering.** 1,000 requests of 2,000 tokens wait while one decodes: thread CPU time of `schedule()`, once with
-no seat free (nothing to decide), once with no block free (all are ordered and tried in each step).
+**Ordering.** 1,000 requests of 2,000 tokens wait while one decodes: thread CPU time of `schedule()`, once
+with no seat free (nothing to decide), once with no block free (all are ordered and tried in each step).
 """
 
 from __future__ import annotations

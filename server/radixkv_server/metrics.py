@@ -54,6 +54,9 @@ class EngineCollector(Collector):
         yield counter("computed_prompt_tokens", "Prompt tokens computed.", stats.computed_prompt_tokens)
         yield counter("generated_tokens", "Tokens generated.", stats.generated_tokens)
         yield counter("engine_steps", "Model calls.", stats.steps)
+        yield counter("model_seconds", "Time in the model, sampling included.", stats.model_time_s)
+        yield counter("step_gap_seconds", "Between model calls while work waited.", stats.gap_time_s)
+        yield counter("cache_rebuilds", "Broken invariants repaired by a rebuild.", stats.num_rebuilds)
         ratio = stats.cached_prompt_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
         yield gauge("prefix_cache_hit_ratio", "Cached over all prompt tokens, since the start.", ratio)
         blocks = GaugeMetricFamily(
