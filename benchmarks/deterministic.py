@@ -4,7 +4,7 @@
 
 Two engines over the embedded model, one with `deterministic` and one without, run the same step in turn: a
 decode of 1 and of 8 requests with 500 tokens of context each, and a prompt chunk of 512 tokens. Printed are
-medians of a model call and their ratio, on over off; the turns alternate, so that a loaded machine slows both.
+medians of a model call and their ratio, on over off; the turns alternate, so that a busy machine slows both.
 """
 
 from __future__ import annotations

@@ -125,12 +125,9 @@ def main() -> None:
     Console().print(table)
     gap = statistics.median(row["step_gap_share"] for row in rounds)
     lag = statistics.median(row["loop_lag_p99_ms"] for row in rounds)
-    print(
-        f"step gap {gap:.2%} of step time (target: under {TARGET_GAP:.0%}): {'ok' if gap < TARGET_GAP else 'MISSED'}"
-    )
-    print(
-        f"loop lag p99 {lag:g} ms (target: under {TARGET_LAG_MS:g} ms): {'ok' if lag < TARGET_LAG_MS else 'MISSED'}"
-    )
+    good = {True: "ok", False: "MISSED"}
+    print(f"step gap {gap:.2%} of step time (target: under {TARGET_GAP:.0%}): {good[gap < TARGET_GAP]}")
+    print(f"loop lag p99 {lag:g} ms (target: under {TARGET_LAG_MS:g} ms): {good[lag < TARGET_LAG_MS]}")
     if arguments.json:
         figures = {"machine": machine(), "batch": arguments.batch, "rounds": rounds}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
