@@ -565,8 +565,10 @@ class Lease:
         """
         if self._is_released:
             raise self._error("release")
-        self.copies_done()
+        # A block whose copy has not run must not enter the tree now that its source goes.
+        self._cache._lagging.pop(self, None)
         self._is_released = True
+        self.copies_done()
         self._cache._end(self, 0 if discard else keep)
 
     def _error(self, action: str) -> LeaseError:

@@ -108,8 +108,9 @@ MUTATIONS = [
     Mutation(
         "commit one token too many",
         "lease.py",
-        "        end = self.num_committed\n        first = pos // size\n",
-        "        end = min(self.num_tokens, self.num_committed + 1)\n        first = pos // size\n",
+        "        key = self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES]\n        blocks =",
+        "        end = min(end + 1, self.num_tokens, pos + len(table) * size)\n"
+        "        key = self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES]\n        blocks =",
     ),
     Mutation(
         "evict the most recently used first",

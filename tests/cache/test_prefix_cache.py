@@ -357,6 +357,20 @@ def test_commit_beyond_the_tokens_names_the_lease() -> None:
         lease.commit(4)
 
 
+def test_a_block_whose_copy_never_ran_is_not_shared() -> None:
+    cache = PrefixCache(64, 8)
+    parent = cache.acquire([1, 2, 3, 4, 5])
+    parent.commit(5)
+    child = parent.fork()
+    child.append([6])
+    parent.withdraw(0)
+    parent.release()
+    assert len(child.copies) == 1
+    child.release()
+    assert cache.match([1, 2, 3, 4, 5, 6]).num_tokens == 0
+    assert cache.stats.free_blocks == 64
+
+
 # ---------------------------------------------------------------------- room
 
 
