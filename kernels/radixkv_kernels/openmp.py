@@ -50,6 +50,11 @@ def _callable(function: int) -> Callable[[int], None]:
     return _FUNCTION(function)
 
 
+def run_here(function: int, argument: int) -> None:
+    """Call `void function(void *argument)` once, on this thread."""
+    _callable(function)(argument)
+
+
 def run_parallel(function: int, argument: int) -> None:
     """Call `void function(void *argument)` once on each of torch's threads; return when all have.
 
