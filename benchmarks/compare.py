@@ -2,10 +2,10 @@
 
 Each peer is installed from the package registry into an environment of its own in the user's cache folder.
 Rounds interleave: in each round every setting gets a fresh server and the same prompts, one setting after the
-other, so that a machine that slows down slows all of them. Printed are medians over the rounds, the ratios of
-radixkv's wall times to each peer's, prompt tokens computed (not served from a cache), memory of the process
-tree (proportional set size), and the share of greedy answers whose text equals radixkv's float32 answer.
-W1 warm and what follows run on the server that ran W1 cold.
+other (with --together: workload by workload), so that a machine that slows down slows all of them. Printed are
+medians over the rounds, the ratios of radixkv's wall times to each peer's, prompt tokens computed (not served
+from a cache), memory of the process tree (proportional set size), and the share of greedy answers whose text
+equals radixkv's float32 answer. W1 warm and what follows run on the server that ran W1 cold.
 
     python -m benchmarks.compare --peers vllm,llamacpp,transformers
     python -m benchmarks.compare --peers vllm --workloads "W1 cold,W1 warm" --rounds 5 --json results.json
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from rich.table import Table
 from benchmarks.peers import hf_transformers, llama_cpp, vllm_cpu
 from benchmarks.peers.engines import Peer, Places, Setting, radixkv_settings, threads
 from benchmarks.peers.environment import PeerUnavailable
+from benchmarks.peers.process import RunningServer
 from benchmarks.server_process import machine
 from benchmarks.serving import WORKLOADS, Result, run_workloads, served_model
 
@@ -110,17 +112,19 @@ class Comparison:
         }
 
 
-def measure(setting: Setting, number: int, seed: int, chosen: Sequence[str], timeout: float) -> Run:
-    """One fresh server of a setting, all chosen workloads.
+def measure(
+    setting: Setting, server: RunningServer, run: Run, seed: int, chosen: Sequence[str], timeout: float
+) -> None:
+    """Run workloads on a setting's server and add their results to `run`."""
+    model = served_model(server.url)
+    run.results |= asyncio.run(run_workloads(server.url, model, seed, chosen, timeout))
+    run.peak_bytes = server.peak_bytes
 
-    Raises:
-        PeerUnavailable: the server did not start.
-    """
+
+def opened(setting: Setting, number: int, server: RunningServer) -> Run:
+    """The record of a server that has just started."""
     load = machine()["load_average"][0]
-    with setting.start() as server:
-        model = served_model(server.url)
-        results = asyncio.run(run_workloads(server.url, model, seed, chosen, timeout))
-        return Run(setting.name, number, server.start_s, server.idle_bytes, server.peak_bytes, results, load)
+    return Run(setting.name, number, server.start_s, server.idle_bytes, server.peak_bytes, {}, load)
 
 
 def prepare(names: Sequence[str], places: Places, wanted: Sequence[str] | None) -> Comparison:
@@ -145,26 +149,56 @@ def prepare(names: Sequence[str], places: Places, wanted: Sequence[str] | None) 
 
 
 def compare(comparison: Comparison, args: argparse.Namespace, chosen: Sequence[str]) -> None:
-    """All rounds; a setting that fails to start is noted and left out from then on."""
+    """All rounds; a setting that fails is noted and left out from then on."""
     for number in range(args.rounds):
-        for setting in comparison.settings:
-            if setting.name in comparison.failures:
-                continue
-            try:
-                run = measure(setting, number, args.seed + number, chosen, args.workload_timeout)
-            except (PeerUnavailable, SystemExit, OSError, httpx.HTTPError) as error:
-                comparison.failures[setting.name] = f"round {number + 1}: {type(error).__name__}: {error}"
-                print(f"[{setting.name}] {error}", flush=True)
-                continue
-            comparison.runs.append(run)
-            walls = ", ".join(f"{name} {result.wall:.1f} s" for name, result in run.results.items())
-            print(f"round {number + 1}, {setting.name}: start {run.start_s:.0f} s, {walls}", flush=True)
-            if missing := [name for name in chosen if name not in run.results]:
-                reason = f"{missing[0]}: no end within {args.workload_timeout:.0f} s"
-                comparison.failures[setting.name] = f"round {number + 1}: {reason}"
-                print(f"[{setting.name}] {reason}", flush=True)
+        if args.together:
+            groups, parts = [comparison.settings], [[workload] for workload in chosen]
+        else:
+            groups, parts = [[setting] for setting in comparison.settings], [list(chosen)]
+        for group in groups:
+            _run_group(comparison, group, number, parts, args)
             if args.json:
                 write(comparison, args.json, chosen)
+
+
+def _run_group(
+    comparison: Comparison,
+    group: Sequence[Setting],
+    number: int,
+    parts: Sequence[Sequence[str]],
+    args: argparse.Namespace,
+) -> None:
+    """Start a fresh server of each setting, then let them take turns, part after part."""
+    with contextlib.ExitStack() as stack:
+        started: list[tuple[Setting, RunningServer, Run]] = []
+        for setting in group:
+            if setting.name in comparison.failures:
+                continue
+            with _noting(comparison, setting, number):
+                server = stack.enter_context(setting.start())
+                started.append((setting, server, opened(setting, number, server)))
+                comparison.runs.append(started[-1][2])
+        for part in parts:
+            for setting, server, run in started:
+                if setting.name in comparison.failures:
+                    continue
+                with _noting(comparison, setting, number):
+                    measure(setting, server, run, args.seed + number, part, args.workload_timeout)
+                    walls = ", ".join(f"{k} {run.results[k].wall:.1f} s" for k in part if k in run.results)
+                    print(f"round {number + 1}, {setting.name}: {walls}", flush=True)
+                    if missing := [name for name in part if name not in run.results]:
+                        raise PeerUnavailable(f"{missing[0]}: no end within {args.workload_timeout:.0f} s")
+
+
+@contextlib.contextmanager
+def _noting(comparison: Comparison, setting: Setting, number: int) -> Iterator[None]:
+    """Note it when a setting fails in here."""
+    try:
+        yield
+    except (PeerUnavailable, SystemExit, OSError, httpx.HTTPError) as error:
+        reason = f"round {number + 1}: {type(error).__name__}: {error}"
+        comparison.failures[setting.name] = reason
+        print(f"[{setting.name}] {reason}", flush=True)
 
 
 def write(comparison: Comparison, path: Path, chosen: Sequence[str]) -> None:
@@ -260,6 +294,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown (default 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, separated by commas")
     parser.add_argument("--settings", help="only these settings, separated by semicolons (see --list)")
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="keep the servers of a round side by side and change over after each workload: for machines "
+        "whose load varies; needs memory for all of them",
+    )
     parser.add_argument("--list", action="store_true", help="set the peers up, list their settings and stop")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first round's prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here after every run")
