@@ -1,8 +1,8 @@
 """radixkv beside other engines on this machine: the workloads of `benchmarks.serving`, the same model.
 
 Each peer is installed from the package registry into an environment of its own in the user's cache folder.
-Rounds interleave: in each round every setting gets a fresh server and the same prompts, one setting after the
-other (with --together: workload by workload), so that a machine that slows down slows all of them. Printed are
+Rounds interleave: each round, every setting gets a fresh server and the same prompts, one setting after the
+other (with --together: workload by workload), so that a slow machine slows all of them. Printed are
 medians over the rounds, the ratios of radixkv's wall times to each peer's, prompt tokens computed (not served
 from a cache), memory of the process tree (proportional set size), and the share of greedy answers whose text
 equals radixkv's float32 answer. W1 warm and what follows run on the server that ran W1 cold.
