@@ -82,6 +82,7 @@ class Scheduler:
         self._entries: dict[int, Entry] = {}
         self._budget = 0
         self._reserve = 0
+        self._num_prompts = 1  # that have tokens to compute, running or waiting
         self._seats = 0
         self._view = CacheView(cache)
         self._latest_admitted = -1
@@ -160,6 +161,7 @@ class Scheduler:
         self._latest_admitted = -1
         self._budget = self.max_num_batched_tokens
         self._reserve = 0
+        self._num_prompts = 1
         self._seats = self.max_num_seqs - sum([request.num_seats for request in self._running.values()])
         self._view.touched()
         result = ScheduleResult(batch=None)
@@ -184,6 +186,7 @@ class Scheduler:
         if len(self._waiting) and self.policy.ranks_prompts:
             self._displace(result)
         prompts = self._schedule_decodes(result)
+        self._num_prompts = len(prompts) + len(self._waiting)
         order: list[Request] = []
         if len(self._waiting) and self._seats > 0 and self._budget > 0:
             order = self._waiting.in_order_of_trial(self._view.matched_tokens)
@@ -239,15 +242,17 @@ class Scheduler:
                 self._schedule_tokens(request, min(room, self._chunk(request, others)))
 
     def _chunk(self, request: Request, others: bool) -> int:
-        """Tokens of a request in this step; less than it wants if `others` have prompt tokens, too."""
+        """Tokens of a request in this step; less than it wants if others have prompt tokens, too.
+
+        Args:
+            others: there are such behind it in this step.
+        """
         wanted = min(request.num_to_compute, self._budget)
         if request.needs_prompt_logits:
             wanted = min(wanted, MAX_LOGITS_CHUNK)
-        if not others:
-            return wanted
         if self.max_tokens_per_request is not None:
-            return min(wanted, self.max_tokens_per_request)
-        return min(wanted, max(self._budget // 2, MIN_CHUNK))
+            return min(wanted, self.max_tokens_per_request) if self._num_prompts > 1 else wanted
+        return min(wanted, max(self._budget // 2, MIN_CHUNK)) if others else wanted
 
     def _schedule_tokens(self, request: Request, count: int) -> None:
         """Put `count` more tokens of a running request into the step and make them shareable."""
@@ -280,7 +285,7 @@ class Scheduler:
                 missing.append((rest, entry))
         if not self.policy.ranks_prompts:
             missing.sort(key=lambda item: item[0])
-        cap = self.max_tokens_per_request if len(self._entries) + len(self._waiting) > 1 else None
+        cap = self.max_tokens_per_request if self._num_prompts > 1 else None
         for rest, entry in missing:
             if cap is not None:
                 rest = min(rest, cap - entry.count)
