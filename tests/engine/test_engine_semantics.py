@@ -105,7 +105,7 @@ def test_streams_under_forced_preemption_equal_streams_without():
 
 
 def test_samples_equal_single_requests_with_consecutive_seeds():
-    engine, model = make_engine(num_blocks=200)
+    engine, _ = make_engine(num_blocks=200)
     p = prompt(9, 50)
     together = engine.add_request(p, SamplingParams(n=4, seed=11, max_tokens=10, temperature=1.0))
     output = run_all(engine)[together]

@@ -112,6 +112,9 @@ class Stats:
     computed_prompt_tokens: int = 250
     generated_tokens: int = 60
     steps: int = 40
+    model_time_s: float = 2.0
+    gap_time_s: float = 0.05
+    num_rebuilds: int = 0
     cache: CacheStats = field(default_factory=CacheStats)
 
 
