@@ -98,7 +98,8 @@ class ModelRunner:
         if quantization is not None:
             quantize_linear_layers(loaded.model)
         elif self.device.type == "cpu":
-            pack_linear_layers(loaded.model)
+            # Deterministic mode keeps transformers' own operations: its probe of rows knows those.
+            pack_linear_layers(loaded.model, fuse=not deterministic)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)

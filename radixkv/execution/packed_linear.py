@@ -42,8 +42,11 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def pack_linear_layers(model: nn.Module) -> bool:
+def pack_linear_layers(model: nn.Module, *, fuse: bool = False) -> bool:
     """Replace the float32 linear layers of a CPU model by packed ones, if that is faster here.
+
+    Args:
+        fuse: also replace whole decoder layers where `fused_layers` knows them.
 
     Returns:
         Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
@@ -56,6 +59,10 @@ def pack_linear_layers(model: nn.Module) -> bool:
     )
     if not _is_faster(largest_inner):
         return False
+    if fuse:
+        from radixkv.execution.fused_layers import fuse_layers
+
+        fuse_layers(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
