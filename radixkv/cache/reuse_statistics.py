@@ -25,7 +25,7 @@ Estimating an age-dependent hit density per class follows LHD (Beckmann et al., 
 from __future__ import annotations
 
 import math
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -157,9 +157,10 @@ class ReuseStatistics:
         if split:
             ages = now - self._base - np.arange(split) - elapsed / 2
             bins = np.searchsorted(EDGES, ages, side="right") - 1
-            starts = np.flatnonzero(np.diff(bins, prepend=-1))
-            sums: Any = np.add.reduceat(self._live[:split], starts, axis=0)
-            np.add.at(self._exposure.T, np.minimum(bins[starts], NUM_BINS - 1), sums * float(elapsed))
+            starts = [*np.flatnonzero(np.diff(bins, prepend=-1)).tolist(), split]
+            for first, end in pairwise(starts):  # a slice's sum is much quicker than np.add.reduceat
+                column = min(int(bins[first]), NUM_BINS - 1)
+                self._exposure[:, column] += self._live[first:end].sum(axis=0) * float(elapsed)
         if self._ancient.any():
             self._exposure[:, age_bin(now - self._base)] += self._ancient * float(elapsed)
         recent = np.arange(split, rows) + self._base
