@@ -78,10 +78,7 @@ class Workload:
         length, n = int(self.lengths[0]), self.query.shape[0]
         table = self.tables[0]
         pairs = [
-            [
-                x.transpose(0, 1)[None].contiguous()
-                for x in self.kv.read(i, self.tables[0], length, torch.float32)
-            ]
+            [x.transpose(0, 1)[None].contiguous() for x in self.kv.read(i, table, length, torch.float32)]
             for i in range(self.kv.spec.num_layers)
         ]
         mask = torch.full((n, length), float("-inf")).triu(length - n + 1)

@@ -111,7 +111,7 @@ def _prefetch_intrinsic(typing_context: Any, address: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [builder.inttoptr(args[0], byte), word(0), word(2), word(1)])
+        builder.call(function, [builder.inttoptr(args[0], byte), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
     return types.void(address), codegen

@@ -4,6 +4,7 @@
 - float32 to bfloat16 and to 8-bit floats truncates, where hardware rounds to nearest.
 - `tl.dot` calls BLAS, whose rows depend on their place in the matrix: bitwise comparisons fail although the
   kernel is right. einsum adds in one order.
+- triton 3.6 turns one-element arrays into loop bounds by `int()`, which numpy 2.4 refuses.
 - Every nested jit call (tl.sum, tl.max) patches the language module again, which takes most of the time.
 """
 
@@ -66,6 +67,14 @@ def _fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
     return _cast(self, src, dst_type)
 
 
+_original_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor(tensor: Any, scope: Any) -> None:
+    _original_patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
 _original_patch = interpreter._patch_lang
 _patched: set[int] = set()
 
@@ -99,3 +108,4 @@ def install() -> None:
     builder.cast_impl = _cast
     builder.create_fp_to_fp = _fp_to_fp
     interpreter._patch_lang = _patch_once
+    interpreter._patch_lang_tensor = _patch_tensor

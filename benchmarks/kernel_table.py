@@ -1,0 +1,60 @@
+"""Write the table of compiled kernels into docs/kernels.md, between its two markers.
+
+    python -m benchmarks.kernel_table [--check]
+
+Compiles every configuration of the shipped tile table ahead of time for sm_80 and sm_90 (a few minutes the
+first time; triton caches the results). `--check` writes nothing, and exits with 1 if the page would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import triton
+
+from radixkv_kernels import aot
+
+PAGE = Path(__file__).parent.parent / "docs" / "kernels.md"
+START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
+
+
+def table() -> str:
+    lines = [
+        f"Compiled with triton {triton.__version__}.",
+        "",
+        "| configuration | target | rows x keys | warps, stages | registers | spills (bytes) | shared memory "
+        "| matrix instruction | programs per SM |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for c in aot.CONFIGURATIONS:
+        for target in ("sm_80", "sm_90"):
+            if not aot.supported(c, target):
+                continue
+            tile = c.tiles(target)[1]
+            report = aot.inspect_kernel(aot.compile_attention(c, target), target)
+            print(f"{c.name}, {target}", file=sys.stderr)
+            lines.append(
+                f"| {c.name} | {target} | {tile.rows} x {tile.keys} | {tile.warps}, {tile.stages} "
+                f"| {report.registers} | {report.spill_bytes} | {report.shared_bytes / 1024:.1f} KiB "
+                f"| {report.matrix_instruction or 'none'} | {report.programs_per_sm} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--check", action="store_true", help="only compare")
+    args = parser.parse_args()
+    page = PAGE.read_text()
+    before, rest = page.split(START)
+    after = rest.split(END)[1]
+    new = f"{before}{START}\n{table()}\n{END}{after}"
+    if args.check:
+        sys.exit(f"{PAGE.name} is out of date" if new != page else 0)
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
