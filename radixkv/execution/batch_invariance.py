@@ -36,8 +36,8 @@ def check_supported(hf_config: Any) -> None:
     experts = getattr(hf_config, "num_local_experts", None) or getattr(hf_config, "num_experts", None)
     if experts and experts > 1:
         raise ConfigError(
-            f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows are "
-            "multiplied together depends on the batch; leave the flag out for this model"
+            f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows "
+            "are multiplied together depends on the batch; leave the flag out for this model"
         )
 
 
@@ -52,7 +52,7 @@ def choose_row_multiple(model: nn.Module) -> int:
     device = next(model.parameters()).device
     layers: dict[tuple[int, int], nn.Module] = {}
     for module in model.modules():
-        if isinstance(module, nn.Linear | PackedLinear):
+        if isinstance(module, nn.Linear | PackedLinear):  # int8 products are exact
             layers.setdefault((module.in_features, module.out_features), module)
     for multiple in ROW_MULTIPLES:
         if all(_holds(layer, size[0], multiple, dtype, device) for size, layer in layers.items()):

@@ -5,7 +5,6 @@ Everything greedy and in float32. The reference is `generate` of transformers on
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ SYSTEM = (
     "customs and the weather, always in whole sentences, and you name the source of every figure. "
 )
 STORY = (
-    "The old lighthouse keeper climbed the {n} steps each evening, counted the ships on the horizon, and wrote "
-    "their number into a ledger that nobody had read since the year {year}. "
+    "The old lighthouse keeper climbed the {n} steps each evening, counted the ships on the horizon, and "
+    "wrote their number into a ledger that nobody had read since the year {year}. "
 )
 
 

@@ -242,7 +242,7 @@ def test_bad_requests_are_refused_and_hold_nothing():
 
 def test_a_failed_step_is_withdrawn_and_only_the_guilty_request_fails():
     system = prompt(1, 40)
-    prompts = {"good-1": system + [5, 6], "bad": [*system, 7], "good-2": [*system, 8, 9]}
+    prompts = {"good-1": [*system, 5, 6], "bad": [*system, 7], "good-2": [*system, 8, 9]}
     model = PagedHashModel(
         64, 8, fail_if=lambda batch: any(e.request.request_id == "bad" for e in batch.entries)
     )
