@@ -1,49 +1,63 @@
 """How fast is the prefix cache, and how much memory does its tree take?
 
-    python benchmarks/prefix_cache.py [--json FILE] [--peer DIR]
+    python -m benchmarks.prefix_cache [--json FILE] [--peer DIR | --install-peer] [--quick]
 
 Workload: 2,000 sequences, each one of 50 shared prompts of 2,048 random tokens followed by 512 tokens of its
-own (numpy seed 0, ids below 32,000), int32 arrays. For each: match, then acquire + commit + release. Then
-evict 1,024 tokens at a time until the cache is empty. All figures are medians of thread CPU time.
+own (numpy seed 0, ids below 32,000), int32 arrays. For each: match, then acquire (given that match, as the
+scheduler does) + commit + release. Then evict 1,024 tokens at a time until the cache is empty. All figures are
+medians of thread CPU time.
 
-With `--peer DIR`, the site-packages of an environment with `pip install --no-deps sglang`, SGLang's default
-tree core (Rust) runs beside it, call by call in turn, on the same tokens in the int64 arrays that it wants
-(building those is not counted). Its extension module is called directly, *without* the Python that SGLang's
-cache puts around each call: the figures are a lower bound of what SGLang pays. Match is match_prefix and
-collecting the matched slots; insert is lock, begin_insert, end_insert, unlock; evict is its cache's loop.
-Without `--peer` it is looked for on sys.path, and left out if it is not there.
+SGLang's caches run beside it in the same process, call by call in turn, on the same tokens: its default
+cache (Rust tree core), that core alone, and its older tree in Python. `benchmarks/peers/sglang_tree.py` says
+how they are called. What they need built beforehand (keys from lists of ints, slot tensors) is not part of
+match and insert; `key` is what the keys cost, `match_list` is our match when given such a list. They are
+loaded from the wheel; none of SGLang's dependencies is needed:
+
+    --install-peer   installs the wheel into the user's cache folder; later runs find it there
+    --peer DIR       a folder that holds it: pip install --no-deps --target DIR sglang==0.5.23
+
+The wheel must be one for this version of Python. Without either option the cache folder and sys.path are
+searched, and the benchmark says so if SGLang is in neither.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import gc
-import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.peers import sglang_tree
+from benchmarks.peers.environment import PeerUnavailable, environment_folder
+from benchmarks.peers.sglang_tree import TreePeer
 from radixkv import PrefixCache
+from radixkv.cache.prefix_cache import Lease, Match
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512
+EVICTED = 1024  # tokens per call
+COMPARED = ("match_us", "insert_us", "evict_us")
+PARTS = ("acquire", "commit", "release")  # of an insert
 
 Sample = list[int]
 
 
-def timed(samples: Sample, function: Callable[[], Any]) -> Any:
-    """Run and append the thread CPU nanoseconds."""
+def timed(samples: Sample, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the function and append the thread CPU nanoseconds."""
     start = time.thread_time_ns()
-    result = function()
+    result = function(*arguments)
     samples.append(time.thread_time_ns() - start)
     return result
 
@@ -63,155 +77,83 @@ def sequences(count: int, own: int = OWN) -> list[np.ndarray]:
     ]
 
 
-class Peer:
-    """SGLang's tree core, driven as its cache drives it."""
+def find_peers(folder: str | None, install: bool) -> list[TreePeer]:
+    """SGLang's caches, from the given folder, the user's cache folder or sys.path; empty if it is nowhere.
 
-    def __init__(self, library: Path) -> None:
-        import torch
-
-        spec = importlib.util.spec_from_file_location("mem_cache", library)
-        assert spec is not None
-        assert spec.loader is not None
-        self.module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.module)
-        self._torch = torch
-        m = self.module
-        self.core = m.RustUnifiedTreeCoreBinding(
-            m.TreeCoreInitParamsBinding(
-                eviction_policy="lru",
-                slru_protected_threshold=2,
-                tlru_tail_budget=0,
-                tlru_float_config=None,
-                page_size=PAGE,
-                is_write_back=False,
-                enable_hicache=False,
-                write_through_threshold=256,
-                device="cpu",
-                swa_sliding_window_size=None,
-                swa_req_ring=False,
-                enable_kv_cache_events=False,
-                dynamo_kv_event_format=False,
-                mamba_cache_chunk_size=None,
-                mamba_max_states_per_path=None,
-            ),
-            [0],
-        )
-
-    def match(self, key: array[int]) -> Any:
-        """The lookup, and the matched slots, which are part of its cache's answer."""
-        params = self.module.MatchParamsBinding(key=key, extra_key=None, cache_salt=None)
-        found = self.core.match_prefix(params)
-        if found.device_prefix_len:
-            self.core.collect_full_device_indices(found.last_device_node_id, 0)
-        return found
-
-    def insert(self, key: array[int], value: Any, matched: int, node: int) -> None:
-        """Lock the match, insert the sequence, unlock: what acquire + commit + release do after a match."""
-        lock = self.core.inc_lock_ref(node)
-        self.core.begin_insert(
-            self.module.InsertParamsBinding(
-                key=key,
-                value=value,
-                extra_key=None,
-                cache_salt=None,
-                session_id=None,
-                mamba_value=None,
-                prev_prefix_len=matched,
-                swa_evicted_seqlen=0,
-                swa_branching_seqlen=None,
-                inserted_len=0,
-                priority=0,
-                track_adopted_ranges=False,
-                rotation_base=None,
-            )
-        )
-        self.core.end_insert()
-        self.core.dec_lock_ref(
-            node,
-            self.module.DecLockRefParamsBinding(
-                node_id=lock.node_id,
-                component_lock_uuids=lock.component_lock_uuids,
-                component_host_lock_uuids=lock.component_host_lock_uuids,
-                skipped_lock_components=lock.skipped_lock_components,
-            ),
-        )
-
-    def slots(self, start: int, count: int) -> Any:
-        return self._torch.arange(start, start + count)
-
-    def evict(self, tokens: int) -> int:
-        core = self.core
-        freed = 0
-        core.evict_device_start(0, tokens)
-        while freed < tokens:
-            step = core.evict_device_next_node(0, {0: freed})
-            if step.node_id is None:
-                if not step.made_progress:
-                    break
-                continue
-            freed += core.evict_device_leaf(step.node_id).tracker.get(0, 0)
-        core.evict_device_end(0)
-        return freed
+    Raises:
+        PeerUnavailable: the folder was given (or was to be made), and has no usable SGLang.
+    """
+    if folder is not None:
+        return sglang_tree.load(Path(folder), PAGE)
+    if install:
+        return sglang_tree.load(sglang_tree.install(), PAGE)
+    installed = environment_folder("sglang").glob("lib/python*/site-packages")
+    for place in [*installed, *map(Path, sys.path)]:
+        if (place / "sglang").is_dir():
+            return sglang_tree.load(place, PAGE)
+    print("SGLang is not installed here: its figures are left out (see --help)", file=sys.stderr)
+    return []
 
 
-def find_peer(folder: str | None) -> Peer | None:
-    """The peer's extension module, if it can be loaded here."""
-    for place in [folder] if folder else sys.path:
-        for library in Path(place or ".").glob("sglang/srt/mem_cache/rust_tree_core/mem_cache*.so"):
-            try:
-                return Peer(library)
-            except Exception as error:
-                print(f"the peer at {library} can't be loaded: {error!r}", file=sys.stderr)
-    return None
+class Rival:
+    """A peer, what it has found and how long it took."""
+
+    def __init__(self, peer: TreePeer) -> None:
+        self.peer = peer
+        self.hits = self.next_slot = 0
+        self.times: dict[str, Sample] = {"key": [], "match": [], "insert": [], "evict": []}
+
+    def serve(self, token_ids: list[int]) -> None:
+        """Match and insert one sequence."""
+        peer = self.peer
+        key = timed(self.times["key"], peer.key, token_ids)
+        slots = sglang_tree.slots(self.next_slot, len(token_ids))
+        self.next_slot += len(token_ids)
+        hit = timed(self.times["match"], peer.match, key)
+        self.hits += hit.num_tokens
+        timed(self.times["insert"], peer.insert, key, slots, hit)
+
+    def evict(self) -> None:
+        if self.peer.evictable():
+            timed(self.times["evict"], self.peer.evict, EVICTED)
+
+    def figures(self) -> dict[str, float]:
+        return {f"{name}_us": micros(samples) for name, samples in self.times.items()} | {
+            "hit_tokens": self.hits
+        }
 
 
-def workload(peer: Peer | None, count: int) -> dict[str, float]:
-    """Match, insert and evict, beside the peer."""
+def workload(peers: list[TreePeer], count: int) -> dict[str, Any]:
+    """Match, insert and evict, beside the peers."""
     data = sequences(count)
     cache = PrefixCache(count * OWN // PAGE + PROMPTS * SHARED // PAGE + 1000)
-    names = (
-        "match",
-        "insert",
-        "acquire",
-        "commit",
-        "release",
-        "evict",
-        "peer_match",
-        "peer_insert",
-        "peer_evict",
-    )
-    t: dict[str, Sample] = {name: [] for name in names}
-    hits = peer_hits = slot = 0
-    for tokens in data:
-        match = timed(t["match"], lambda tokens=tokens: cache.match(tokens))
+    rivals = [Rival(peer) for peer in peers]
+
+    def acquire(tokens: np.ndarray, match: Match) -> Lease:
+        return cache.acquire(tokens, match=match)
+
+    t: dict[str, Sample] = {n: [] for n in ("match", "match_list", "insert", *PARTS, "evict")}
+    hits = 0
+    for turn, tokens in enumerate(data):
+        match = timed(t["match"], cache.match, tokens)
         hits += match.num_tokens // PAGE * PAGE
-        lease = timed(t["acquire"], lambda tokens=tokens: cache.acquire(tokens))
-        timed(t["commit"], lambda lease=lease: lease.commit(lease.num_tokens))
-        timed(t["release"], lambda lease=lease: lease.release())
-        t["insert"].append(t["acquire"][-1] + t["commit"][-1] + t["release"][-1])
-        if peer is not None:
-            key = array("q", tokens.tolist())
-            result = timed(t["peer_match"], lambda key=key: peer.match(key))
-            matched = result.device_prefix_len
-            peer_hits += matched
-            value = peer.slots(slot, len(key))
-            slot += len(key)
-            timed(
-                t["peer_insert"],
-                lambda key=key, v=value, r=result: peer.insert(
-                    key, v, r.device_prefix_len, r.last_device_node_id
-                ),
-            )
+        lease = timed(t["acquire"], acquire, tokens, match)
+        timed(t["commit"], lease.commit, lease.num_tokens)
+        timed(t["release"], lease.release)
+        t["insert"].append(sum(t[part][-1] for part in PARTS))
+        token_ids = tokens.tolist()
+        timed(t["match_list"], cache.match, token_ids)
+        for offset in range(len(rivals)):  # nobody always follows the same one
+            rivals[(turn + offset) % len(rivals)].serve(token_ids)
     cache.check()
     while cache.stats.cached_blocks:
-        timed(t["evict"], lambda: cache.evict(1024 // PAGE))
-        if peer is not None and peer.core.evictable_size():
-            timed(t["peer_evict"], lambda: peer.evict(1024))
-    out = {f"{name}_us": micros(samples) for name, samples in t.items() if samples}
-    out["hit_tokens"] = hits
-    if peer is not None:
-        out["peer_hit_tokens"] = peer_hits
-    return out
+        timed(t["evict"], cache.evict, EVICTED // PAGE)
+        for rival in rivals:
+            rival.evict()
+    figures: dict[str, Any] = {f"{name}_us": micros(samples) for name, samples in t.items()}
+    figures["hit_tokens"] = hits
+    figures["peers"] = {rival.peer.name: rival.figures() for rival in rivals}
+    return figures
 
 
 def decode(steps: int = 4000) -> dict[str, float]:
@@ -223,8 +165,8 @@ def decode(steps: int = 4000) -> dict[str, float]:
     commits: Sample = []
     token = np.array([7], np.int32)
     for n in range(101, 101 + steps):
-        timed(appends, lambda: lease.append(token))
-        timed(commits, lambda n=n: lease.commit(n))
+        timed(appends, lease.append, token)
+        timed(commits, lease.commit, n)
     return {"append_one_us": micros(appends), "commit_one_us": micros(commits)}
 
 
@@ -241,11 +183,33 @@ def eviction_scaling(leaves: list[int]) -> dict[str, float]:
             lease.release()
         samples: Sample = []
         for _ in range(1000):
-            timed(samples, lambda cache=cache: cache.evict(1))
+            timed(samples, cache.evict, 1)
         out[f"evict_one_us_{count}_leaves"] = micros(samples)
         cache.reset()
         gc.collect()
     return out
+
+
+def settle_memory(spare: int = 2**28) -> None:
+    """Take memory from the system now, and tell the C library to keep what is freed.
+
+    Otherwise whoever happens to need a page first pays for getting it from the system, and the C library
+    hands pages back whenever a large array at the heap's end is freed: that makes SGLang's inserts, which
+    copy arrays of slots, two to ten times slower than they are in a process that runs for long.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # glibc's numbers
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(trim_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**30)
+        np.ones(spare, np.uint8)
+
+
+def processor() -> str:
+    """The processor's name, and how many of its cores this process may use."""
+    with open("/proc/cpuinfo") as info:
+        names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def resident_bytes() -> int:
@@ -255,7 +219,16 @@ def resident_bytes() -> int:
 
 
 def memory(num_blocks: int) -> dict[str, float]:
-    """Resident bytes per cached block of the workload's shape, the pool and ghost index excluded."""
+    """Resident bytes per cached block of the workload's shape, the pool and ghost index excluded.
+
+    Measured in a process of its own: memory that something else has used and given back would not count.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as processes:
+        return processes.apply(fill, (num_blocks,))
+
+
+def fill(num_blocks: int) -> dict[str, float]:
+    """Cache so many blocks and see what this process has grown by."""
     rng = np.random.default_rng(2)
     prompts = [rng.integers(0, 32000, SHARED, dtype=np.int32) for _ in range(PROMPTS)]
     cache = PrefixCache(num_blocks + 1000)
@@ -282,7 +255,7 @@ def explanation(count: int) -> dict[str, float]:
         for name in ("with", "without") if i % 2 else ("without", "with"):
             cache = caches[name]
             cache.evict(max(0, OWN // PAGE + 8 - cache.stats.free_blocks))
-            lease = timed(t[name], lambda cache=cache, tokens=tokens: cache.acquire(tokens))
+            lease = timed(t[name], cache.acquire, tokens)
             lease.commit(lease.num_tokens)
             lease.release()
     with_us, without_us = micros(t["with"]), micros(t["without"])
@@ -293,20 +266,48 @@ def explanation(count: int) -> dict[str, float]:
     }
 
 
+def print_figures(figures: dict[str, Any]) -> None:
+    """One line per figure; the peers stand below, with what they are compared with."""
+    for name, value in figures.items():
+        if isinstance(value, int | float):
+            print(f"{name:<32}{value:>14,.2f}", flush=True)
+    for name, peer in figures.get("peers", {}).items():
+        print(f"{name} (ours as a share of it):")
+        for figure, value in peer.items():
+            ratio = f"{figures[figure] / value:>10.2f}" if figure in COMPARED else ""
+            print(f"  {figure:<30}{value:>14,.2f}{ratio}", flush=True)
+    if any(peer["hit_tokens"] != figures["hit_tokens"] for peer in figures.get("peers", {}).values()):
+        raise SystemExit("the caches found different numbers of tokens: the figures can't be compared")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Benchmark the prefix cache, beside SGLang's tree if it is there."
+        description="Benchmark the prefix cache, beside SGLang's if they are there."
     )
     parser.add_argument("--json", help="also write the figures to this file")
-    parser.add_argument("--peer", help="site-packages folder that holds sglang")
+    peer = parser.add_mutually_exclusive_group()
+    peer.add_argument("--peer", metavar="DIR", help="a site-packages folder that holds sglang")
+    peer.add_argument(
+        "--install-peer", action="store_true", help="install SGLang's wheel into the user's cache folder"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     args = parser.parse_args()
-    peer = find_peer(args.peer)
+    try:
+        peers = find_peers(args.peer, args.install_peer)
+    except PeerUnavailable as error:
+        if args.peer or args.install_peer:
+            raise SystemExit(f"SGLang's caches can't be used: {error}") from None
+        print(f"SGLang's caches are left out: {error}", file=sys.stderr)
+        peers = []
+    settle_memory()
     scale = 10 if args.quick else 1
-    figures: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
-    figures["peer"] = peer is not None
+    figures: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "python": platform.python_version(),
+        "machine": processor(),
+    }
     for part in (
-        lambda: workload(peer, 2000 // scale),
+        lambda: workload(peers, 2000 // scale),
         decode,
         lambda: explanation(2000 // scale),
         lambda: eviction_scaling([2000 // scale, 20_000 // scale, 200_000 // scale]),
@@ -315,13 +316,7 @@ def main() -> None:
         gc.collect()
         result = part()
         figures.update(result)
-        for name, value in result.items():
-            print(f"{name:<32}{value:>14,.2f}", flush=True)
-    if peer is not None:
-        for name in ("match", "insert", "evict"):
-            ratio = figures[f"{name}_us"] / figures[f"peer_{name}_us"]
-            figures[f"{name}_ratio"] = ratio
-            print(f"{name + ' / peer':<32}{ratio:>14.2f}")
+        print_figures(result)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -45,6 +45,11 @@ class Environment:
         return dict(json.loads(output))
 
 
+def environment_folder(name: str) -> Path:
+    """Where `prepare_environment` makes the environment of that name."""
+    return cache_home() / "peers" / name
+
+
 def prepare_environment(
     name: str,
     requirements: Sequence[str],
@@ -62,7 +67,7 @@ def prepare_environment(
     Raises:
         PeerUnavailable: the installation failed or took too long.
     """
-    folder = cache_home() / "peers" / name
+    folder = environment_folder(name)
     stamp = folder / "installed.json"
     environment = Environment(folder)
     wanted = {"requirements": list(requirements), "python": sys.version.split()[0]}
