@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.errors import OutOfBlocks
@@ -119,64 +120,90 @@ def replay_concurrent(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    rates = rates or ServiceRates()
     began = time.perf_counter()
-    answers = np.maximum(-(-trace.output_lengths // trace.block_size), 1)
-    if capacity is None:
-        room = trace.num_unique + int(np.sort(answers)[-concurrency:].sum()) + trace.longest_request
-    else:
-        room = capacity
-    cache = PrefixCache(num_blocks=room, block_size=1, policy=policy)
-    flight = _Flight()
-    per_request = np.zeros(trace.num_requests, dtype=np.int64)
-    shared = peak = delayed = refused = 0
-    delay_s = 0.0
+    run = _Overlap(trace, policy, capacity, concurrency, rates or ServiceRates())
     for request in range(trace.num_requests):
         if progress is not None:
             progress(1)
-        path = trace.path(request).astype(np.int32)
-        answer = int(answers[request])
-        flight.advance(float(trace.arrivals[request]))
-        if len(path) + answer > room:
-            refused += 1
-            continue
-        while len(flight) >= concurrency:
-            flight.release_next()
-        prompt = np.concatenate((path, np.full(answer, trace.num_unique, dtype=np.int32)))
-        ready = flight.now
-        lease = None
-        while lease is None:
-            held = cache.stats.held_blocks
-            try:
-                lease = cache.acquire(prompt)
-            except OutOfBlocks:
-                flight.release_next()
-        if flight.now > ready:
-            delayed += 1
-            delay_s += flight.now - ready
-        hit = lease.num_cached_tokens
-        per_request[request] = hit
-        lease.commit(len(path))
-        held_now = cache.stats.held_blocks
-        peak = max(peak, held_now)
-        shared += len(prompt) - (held_now - held)
-        missed = max(int(trace.input_lengths[request]) - hit * trace.block_size, 0)
-        duration = (
-            missed / rates.prefill_tokens_per_s
-            + int(trace.output_lengths[request]) / rates.decode_tokens_per_s
-        )
-        flight.start(request, duration, lease)
-    while len(flight):
-        flight.release_next()
-    hits = HitCounts.of(trace, per_request)
+        run.serve(request)
+    run.finish()
+    hits = HitCounts.of(trace, run.hits)
     base = ReplayResult.of(trace, policy, capacity, hits, time.perf_counter() - began)
+    flight = run.flight
     return ConcurrentResult(
         **{name: getattr(base, name) for name in ReplayResult.__dataclass_fields__},
         concurrency=concurrency,
-        hit_blocks_in_flight=shared,
-        peak_held_blocks=peak,
+        hit_blocks_in_flight=run.shared,
+        peak_held_blocks=run.peak,
         mean_in_flight=round(flight.busy_s / flight.now, 4) if flight.now > 0 else 0.0,
-        delayed_requests=delayed,
-        delay_s=round(delay_s, 3),
-        refused_requests=refused,
+        delayed_requests=run.delayed,
+        delay_s=round(run.delay_s, 3),
+        refused_requests=run.refused,
     )
+
+
+class _Overlap:
+    """One such replay under way: the cache, who is running, and the counts."""
+
+    def __init__(
+        self, trace: Trace, policy: str, capacity: int | None, concurrency: int, rates: ServiceRates
+    ) -> None:
+        self.trace = trace
+        self.rates = rates
+        self.concurrency = concurrency
+        self.answers = np.maximum(-(-trace.output_lengths // trace.block_size), 1)
+        if capacity is None:
+            capacity = trace.num_unique + int(np.sort(self.answers)[-concurrency:].sum())
+            capacity += trace.longest_request
+        self.room = capacity
+        self.cache = PrefixCache(num_blocks=capacity, block_size=1, policy=policy)
+        self.flight = _Flight()
+        self.hits = np.zeros(trace.num_requests, dtype=np.int64)
+        self.shared = self.peak = self.delayed = self.refused = 0
+        self.delay_s = 0.0
+
+    def serve(self, request: int) -> None:
+        """Let time pass until the request can start, and start it."""
+        path = self.trace.path(request).astype(np.int32)
+        answer = int(self.answers[request])
+        self.flight.advance(float(self.trace.arrivals[request]))
+        if len(path) + answer > self.room:
+            self.refused += 1
+            return
+        while len(self.flight) >= self.concurrency:
+            self.flight.release_next()
+        prompt = np.concatenate((path, np.full(answer, self.trace.num_unique, dtype=np.int32)))
+        lease, held = self._acquire(prompt)
+        hit = lease.num_cached_tokens
+        self.hits[request] = hit
+        lease.commit(len(path))
+        held_now = self.cache.stats.held_blocks
+        self.peak = max(self.peak, held_now)
+        self.shared += len(prompt) - (held_now - held)
+        self.flight.start(request, self._duration(request, hit), lease)
+
+    def finish(self) -> None:
+        while len(self.flight):
+            self.flight.release_next()
+
+    def _acquire(self, prompt: npt.NDArray[np.int32]) -> tuple[Lease, int]:
+        """A lease as soon as there is room for it, and the blocks held just before."""
+        ready = self.flight.now
+        while True:
+            held = self.cache.stats.held_blocks
+            try:
+                lease = self.cache.acquire(prompt)
+            except OutOfBlocks:
+                self.flight.release_next()
+                continue
+            if self.flight.now > ready:
+                self.delayed += 1
+                self.delay_s += self.flight.now - ready
+            return lease, held
+
+    def _duration(self, request: int, hit_blocks: int) -> float:
+        """Seconds that a request runs."""
+        trace, rates = self.trace, self.rates
+        missed = max(int(trace.input_lengths[request]) - hit_blocks * trace.block_size, 0)
+        answer = int(trace.output_lengths[request])
+        return missed / rates.prefill_tokens_per_s + answer / rates.decode_tokens_per_s

@@ -16,7 +16,6 @@ forms.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,41 +71,6 @@ class SchemeResult:
     completed: int
     preempted: int
     refused: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolUsage:
-    """Use of a paged pool at one moment.
-
-    Attributes:
-        sequences: how many hold blocks.
-        used_slots: slots with tokens.
-        allocated_slots: slots in the blocks held.
-        waste: share of the allocated slots without a token; 0 for an empty pool.
-    """
-
-    sequences: int
-    used_slots: int
-    allocated_slots: int
-    waste: float
-
-
-def measure_waste(leases: Iterable[tuple[int, int]]) -> PoolUsage:
-    """Waste of what running sequences hold, from (tokens, block size) of each lease. O(leases).
-
-    Shared blocks count once per holder on both sides: only the last block of a sequence is ever partial.
-
-    Raises:
-        ValueError: a negative number of tokens, or a block size below 1.
-    """
-    count = used = allocated = 0
-    for tokens, block_size in leases:
-        if tokens < 0 or block_size < 1:
-            raise ValueError(f"a lease of {tokens} tokens in blocks of {block_size} makes no sense")
-        count += 1
-        used += tokens
-        allocated += -(-tokens // block_size) * block_size
-    return PoolUsage(count, used, allocated, 1.0 - used / allocated if allocated else 0.0)
 
 
 def make_allocator(

@@ -12,7 +12,9 @@ from trace_tools import random_paths
 from typer.testing import CliRunner
 
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.replay.cli import add_commands, parse_bytes, parse_capacities, parse_policies
+from radixkv.replay.cli import add_commands
+from radixkv.replay.replay_command import parse_capacities, parse_policies
+from radixkv.replay.simulate_command import parse_bytes
 
 KEYS = [
     "trace",

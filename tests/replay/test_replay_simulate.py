@@ -12,7 +12,8 @@ from trace_tools import build, traces_folder
 
 from radixkv.errors import ConfigError
 from radixkv.replay.allocators import BuddyAllocator, Sequence
-from radixkv.replay.simulate import SCHEMES, measure_waste, simulate
+from radixkv.replay.pool_usage import measure_pool
+from radixkv.replay.simulate import SCHEMES, simulate
 from radixkv.replay.workload import Workload, from_distribution, from_file
 
 
@@ -107,13 +108,21 @@ def test_paged_waste_on_recorded_conversations() -> None:
     assert simulate(load, "paged", 196_608).waste < 0.04
 
 
-def test_waste_of_leases() -> None:
-    usage = measure_waste([(17, 16), (32, 16), (0, 16)])
-    assert (usage.sequences, usage.used_slots, usage.allocated_slots) == (3, 49, 64)
-    assert usage.waste == pytest.approx(15 / 64)
-    assert measure_waste([]).waste == 0
-    with pytest.raises(ValueError, match="makes no sense"):
-        measure_waste([(-1, 16)])
+def test_waste_of_a_pool() -> None:
+    def table(*blocks: int) -> np.ndarray:
+        return np.array(blocks, np.int32)
+
+    # block 0 is shared; the second sequence ends inside block 2, which the first one fills; a pin holds one
+    usage = measure_pool([(49, table(0, 1, 2, 3)), (36, table(0, 4, 2)), (0, table())], 16, held_blocks=6)
+    assert (usage.sequences, usage.used_slots, usage.allocated_slots) == (3, 4 * 16 + 1, 6 * 16)
+    assert usage.waste == pytest.approx(31 / 96)
+    samples = [(20, table(0, 1)), (18, table(0, 1))]
+    assert measure_pool(samples, 16, held_blocks=2).used_slots == 20
+    assert measure_pool([], 16, held_blocks=0).waste == 0
+    with pytest.raises(ValueError, match="do not lie in 1 blocks"):
+        measure_pool([(17, table(0))], 16, held_blocks=1)
+    with pytest.raises(ValueError, match="only 1 are held"):
+        measure_pool([(17, table(0, 1))], 16, held_blocks=1)
 
 
 def test_user_mistakes() -> None:
