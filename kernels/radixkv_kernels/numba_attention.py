@@ -325,12 +325,15 @@ def _shape_logits(row: Any, start: int, end: int, position: int, low: int, softc
             row[c] += slope * _LOG2E * np.float32(low + c - position)
 
 
-@njit(fastmath=_FAST | {"nnan"}, forceinline=True)
+@njit(forceinline=True)
 def _row_max(row: Any) -> Any:
-    top = _NEG_INF
+    """The largest of the row's numbers, as integers that order alike: only their maxima are vectorised."""
+    bits = row.view(np.int32)
+    top = np.int32(-0x80000000)
     for c in range(SEGMENT):
-        top = max(top, row[c])
-    return top
+        b = bits[c]
+        top = max(top, b ^ ((b >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return _as_float(np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))))
 
 
 @njit(fastmath=_FAST, forceinline=True)

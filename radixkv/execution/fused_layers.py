@@ -93,11 +93,13 @@ def fuse_layers(model: nn.Module) -> int:
 
     Linear layers that are not part of a replaced layer stay as they are.
     """
+    if "binary" not in torch.ops.mkldnn._linear_pointwise.overloads():
+        return 0
     kernels: Any = None
     layers = getattr(getattr(model, "model", None), "layers", [])
     count = 0
     for index, layer in enumerate(layers):
-        if _can_fuse(layer):
+        if can_fuse(layer):
             if kernels is None:
                 from radixkv_kernels.row_kernels import RowKernels
 
@@ -118,7 +120,7 @@ def _merged_inputs(attention: Any) -> PackedLinear:
     return PackedLinear(whole)
 
 
-def _can_fuse(layer: Any) -> bool:
+def can_fuse(layer: Any) -> bool:
     """Whether the layer is of a known class, float32 on a CPU, with SiLU, and numba is there."""
     if (type(layer).__module__, type(layer).__name__) not in _LAYER_CLASSES:
         return False
@@ -131,4 +133,4 @@ def _can_fuse(layer: Any) -> bool:
         import numba  # noqa: F401
     except ImportError:
         return False
-    return "binary" in torch.ops.mkldnn._linear_pointwise.overloads()
+    return True

@@ -1,0 +1,175 @@
+"""Rows of activations to int8 on a CPU, alone or at the end of an RMS norm or a gated SiLU; by numba.
+
+Symmetric, one scale per row: `x = scale * (q - 128)` with q in [1, 255], the form that `int8_product`
+multiplies. Each function reads its rows once from memory. No operation mixes rows, so a row's bits depend on
+that row only.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from radixkv_kernels.numba_attention import _FAST, _as_float, _compile, _exp2, _f32_row, _pointer, _take
+from radixkv_kernels.openmp import run_here, run_parallel
+
+# Places in the int64 argument block.
+COUNTER, ROWS, WIDTH, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, SCALES, WEIGHT, EPSILON = range(10)
+_NUM_ARGUMENTS = 10
+#: Rows a thread takes at a time.
+_CHUNK = 8
+#: Elements below which waking the other threads costs more than they save.
+_SMALL = 16_384
+_LOG2E = np.float32(1.4426950408889634)
+_TINY = np.float32(1e-30)
+
+
+@njit(forceinline=True)
+def _largest(row: Any) -> Any:
+    """The largest magnitude: magnitudes of floats order as their bits do, and integer maxima use vectors."""
+    bits = row.view(np.int32)
+    top = np.int32(0)
+    for i in range(len(bits)):
+        top = max(top, bits[i] & np.int32(0x7FFFFFFF))
+    return _as_float(np.int32(top))
+
+
+@njit(fastmath=_FAST, forceinline=True)
+def _store(row: Any, top: Any, target: int) -> None:
+    """The row as bytes, its largest magnitude `top` as 127."""
+    width = len(row)
+    factor = np.float32(127.0) / max(top, _TINY)
+    out = carray(_pointer(target, np.uint8), (width,))
+    for i in range(width):
+        out[i] = np.uint8(np.int32(np.rint(row[i] * factor)) + np.int32(128))
+
+
+# numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
+@njit(fastmath=_FAST | {"nnan"}, error_model="numpy", forceinline=True)
+def _gate(gate: Any, up: Any, out: Any) -> None:
+    """out = silu(gate) * up, through exp of a non-positive argument, which cannot overflow."""
+    for i in range(len(out)):
+        x = gate[i]
+        e = _exp2(-abs(x) * _LOG2E)
+        numerator = x if x >= 0 else x * e
+        out[i] = numerator * up[i] / (np.float32(1.0) + e)
+
+
+@functools.cache
+def _plain_kernel() -> Any:
+    def plain(pointer):  # type: ignore[no-untyped-def]
+        arg = carray(pointer, (10,), np.int64)
+        counter = _pointer(arg[COUNTER], np.int64)
+        while True:
+            first = _take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                row = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
+                top = _largest(row)
+                _store(row, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
+                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+
+    return _compile(plain)
+
+
+@functools.cache
+def _norm_kernel() -> Any:
+    def norm(pointer):  # type: ignore[no-untyped-def]
+        arg = carray(pointer, (10,), np.int64)
+        counter = _pointer(arg[COUNTER], np.int64)
+        width = arg[WIDTH]
+        weight = _f32_row(arg[WEIGHT], width)
+        epsilon = _f32_row(arg[EPSILON], 1)[0]
+        own = np.empty(width, np.float32)
+        while True:
+            first = _take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                row = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                total = np.float32(0.0)
+                for i in range(width):
+                    total += row[i] * row[i]
+                factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
+                for i in range(width):
+                    own[i] = weight[i] * (row[i] * factor)
+                top = _largest(own)
+                _store(own, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
+                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+
+    return _compile(norm)
+
+
+@functools.cache
+def _gated_kernel() -> Any:
+    def gated(pointer):  # type: ignore[no-untyped-def]
+        arg = carray(pointer, (10,), np.int64)
+        counter = _pointer(arg[COUNTER], np.int64)
+        width = arg[WIDTH]
+        own = np.empty(width, np.float32)
+        while True:
+            first = _take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                gate = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                up = _f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
+                _gate(gate, up, own)
+                top = _largest(own)
+                _store(own, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
+                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+
+    return _compile(gated)
+
+
+class Int8Rows:
+    """The three functions with their argument block; not thread-safe.
+
+    Each returns the bytes, uint8 [T, row_bytes], of which the first W of a row are written, and the scales,
+    float32 [T].
+    """
+
+    def __init__(self) -> None:
+        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
+        self._counter = np.zeros(1, dtype=np.int64)
+        self._epsilon = np.zeros(1, dtype=np.float32)
+        a[COUNTER], a[EPSILON] = self._counter.ctypes.data, self._epsilon.ctypes.data
+        self._address = a.ctypes.data
+        self._plain, self._norm, self._gated = _plain_kernel(), _norm_kernel(), _gated_kernel()
+
+    def quantize(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [T, W], last dimension contiguous."""
+        return self._run(self._plain, rows, rows.shape[1], row_bytes)
+
+    def norm(
+        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, row_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight [W], contiguous."""
+        self._arguments[WEIGHT] = weight.data_ptr()
+        self._epsilon[0] = epsilon
+        return self._run(self._norm, rows, rows.shape[1], row_bytes)
+
+    def gated(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
+        return self._run(self._gated, rows, rows.shape[1] // 2, row_bytes)
+
+    def _run(
+        self, kernel: Any, rows: torch.Tensor, width: int, row_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = rows.shape[0]
+        out = torch.empty(count, row_bytes, dtype=torch.uint8)
+        scales = torch.empty(count)
+        a = self._arguments
+        a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
+        a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_bytes, scales.data_ptr()
+        self._counter[0] = 0
+        (run_here if count * width < _SMALL else run_parallel)(kernel.address, self._address)
+        return out, scales
