@@ -15,13 +15,13 @@ the step would copy nothing: those slots are instead written twice (`write_rows`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.request_state import Namespace, Request
 
 Copy = tuple[int, int, int]  # (source block, target block, number of slots)
 
@@ -46,11 +46,30 @@ class Entry:
 
 
 @dataclass(slots=True)
+class DecodeRows:
+    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.decode_lane`.
+
+    Attributes:
+        entries: one each, valid until the next step is built.
+        token_ids, positions, slots: int64 [R'], the one token of each and where it goes.
+        block_tables: R' int32 arrays.
+        num_by_namespace: how many of each namespace.
+    """
+
+    entries: list[Entry]
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    block_tables: list[npt.NDArray[np.int32]]
+    num_by_namespace: Mapping[Namespace, int]
+
+
+@dataclass(slots=True)
 class Batch:
     """What the model runner needs for one step; host arrays.
 
     Attributes:
-        entries: R entries, in the order of the columns.
+        entries: R entries, in the order of the columns; valid until the next step is built.
         token_ids: int64 [T]
         positions: int64 [T], absolute.
         query_starts: int32 [R + 1]
@@ -83,11 +102,41 @@ class Batch:
         return f"Batch({len(self.entries)} requests, {self.num_tokens} tokens: {counts}{more})"
 
 
-def build_batch(entries: list[Entry], block_size: int) -> Batch:
+def build_batch(entries: list[Entry], block_size: int, decodes: DecodeRows | None = None) -> Batch:
     """Flatten the entries of a step; O(tokens), vectorised per entry.
 
     Block tables are the leases' own views: build the batch after the last lease operation of the step.
+
+    Args:
+        entries: in the order in which they took and committed their blocks.
+        decodes: rows that come before them. They share nothing in this step, and have no copies.
     """
+    batch = _flatten(entries, block_size)
+    return batch if decodes is None or not decodes.entries else _join(decodes, batch)
+
+
+def _join(decodes: DecodeRows, rest: Batch) -> Batch:
+    """One batch of `decodes` and what comes behind them."""
+    count = len(decodes.entries)
+    query_starts = np.empty(count + len(rest.query_starts), dtype=np.int32)
+    query_starts[:count] = np.arange(count, dtype=np.int32)
+    np.add(rest.query_starts, count, out=query_starts[count:])
+    rows = np.arange(count, dtype=np.int64)
+    return Batch(
+        entries=decodes.entries + rest.entries,
+        token_ids=np.concatenate([decodes.token_ids, rest.token_ids]),
+        positions=np.concatenate([decodes.positions, rest.positions]),
+        query_starts=query_starts,
+        context_lengths=np.concatenate([(decodes.positions + 1).astype(np.int32), rest.context_lengths]),
+        block_tables=decodes.block_tables + rest.block_tables,
+        write_slots=np.concatenate([decodes.slots, rest.write_slots]),
+        write_rows=None if rest.write_rows is None else np.concatenate([rows, rest.write_rows + count]),
+        logit_rows=np.concatenate([rows, rest.logit_rows + count]),
+        copy_groups=rest.copy_groups,
+    )
+
+
+def _flatten(entries: list[Entry], block_size: int) -> Batch:
     counts = np.fromiter((entry.count for entry in entries), dtype=np.int32, count=len(entries))
     starts = np.fromiter((entry.start for entry in entries), dtype=np.int64, count=len(entries))
     query_starts = np.zeros(len(entries) + 1, dtype=np.int32)

@@ -12,6 +12,9 @@ from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.coalescing import ComingTokens
 from radixkv.scheduling.request_state import Namespace, Request
 
+# The matches that are made sure of in one step; of more requests, a part in turn.
+MOST_RENEWED = 256
+
 
 class CacheView:
     """Matches and room of waiting requests."""
@@ -20,6 +23,7 @@ class CacheView:
         self._cache = cache
         self._available: dict[Namespace, int] = {}
         self._all_are_current = False
+        self._turn = 0
 
     def touched(self) -> None:
         """A lease was changed, or time has passed. O(1)."""
@@ -30,15 +34,27 @@ class CacheView:
         """The lengths of the requests' cached prefixes.
 
         For a request that waits for its provider the length it had before: it does not compete meanwhile.
-        O(requests), and a lookup for each whose part of the tree changed.
+        When more than `MOST_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
+        for one of a thousand is noticed four steps later at most (its admission always looks again).
+        O(requests), and a lookup for each that is looked at and whose part of the tree changed.
         """
-        is_current, is_provided, lengths = self._cache.is_current, ComingTokens.is_provided, []
-        for request in requests:
+        chosen = requests
+        if len(requests) > MOST_RENEWED:
+            parts = -(-len(requests) // MOST_RENEWED)
+            self._turn = (self._turn + 1) % parts
+            chosen = requests[self._turn :: parts]
+        is_current, is_provided = self._cache.is_current, ComingTokens.is_provided
+        for request in chosen:
             match = request.match
             if match is None or not (is_current(match) or is_provided(request)):
+                request.match = self._cache.match(request.tokens.view(), request.namespace)
+        self._all_are_current = chosen is requests
+        lengths: list[int] = []
+        for request in requests:
+            match = request.match
+            if match is None:
                 match = request.match = self._cache.match(request.tokens.view(), request.namespace)
             lengths.append(match.num_tokens)
-        self._all_are_current = True
         return lengths
 
     def match(self, request: Request) -> Match:
@@ -73,15 +89,13 @@ class CacheView:
     def any_fits(self, requests: Sequence[Request], num_running: int) -> bool:
         """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
 
-        O(requests), and much cheaper than a trial of each.
+        By the matches of `matched_tokens`. O(requests), and much cheaper than a trial of each.
         """
         if not num_running:
             return True
         size, available = self._cache.block_size, self._available
         for request in requests:
-            match = request.match
-            if match is None or not self._all_are_current:
-                match = self.match(request)
+            match = request.match or self.match(request)
             needed = -(-request.tokens.length // size) - match.num_tokens // size
             room = available.get(request.namespace)
             if room is None:

@@ -35,7 +35,8 @@ class ComingTokens:
 
     def announce(self, request: Request, num_scheduled: int) -> None:
         """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(prefix)."""
-        self.forget(request)
+        if self._key_of:
+            self.forget(request)
         request.num_scheduled = num_scheduled
         if num_scheduled < request.num_tokens:
             key = self._key_of[request.arrival_order] = self._key(request, num_scheduled + 1)

@@ -44,6 +44,7 @@ class AdmissionPolicy:
         lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
         ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
             admitted before them.
+        looks_at_all: the order depends on all waiting requests, not only on the first `LOOKAHEAD` arrivals.
     """
 
     name = "fcfs"
@@ -51,6 +52,7 @@ class AdmissionPolicy:
     bounds_holding_up = False
     lets_short_pass = False
     ranks_prompts = False
+    looks_at_all = False
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
         """The order in which to try `waiting` (which comes in arrival order).
@@ -127,6 +129,7 @@ class PriorityPolicy(AdmissionPolicy):
     bounds_overtaking = False
     bounds_holding_up = True
     ranks_prompts = True
+    looks_at_all = True
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
         return sorted(waiting, key=self.urgency)
@@ -171,6 +174,7 @@ class FairPolicy(AdmissionPolicy):
     name = "fair"
     bounds_overtaking = False
     bounds_holding_up = True
+    looks_at_all = True
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})

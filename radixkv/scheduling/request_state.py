@@ -35,12 +35,13 @@ Namespace = str | tuple[str, ...]
 class TokenBuffer:
     """Prompt and output token ids in one growing int32 array that the cache reads without copies."""
 
-    __slots__ = ("_data", "length")
+    __slots__ = ("_data", "last", "length")
 
     def __init__(self, token_ids: Sequence[int] | npt.NDArray[Any], *, reserve: int = 64) -> None:
         self.length = len(token_ids)
         self._data = np.empty(self.length + reserve, dtype=np.int32)
         self._data[: self.length] = token_ids
+        self.last = int(self._data[self.length - 1]) if self.length else -1  # the last token's id
 
     def append(self, token_id: int) -> None:
         """Add one token; O(1) amortised."""
@@ -50,6 +51,7 @@ class TokenBuffer:
             self._data = grown
         self._data[self.length] = token_id
         self.length += 1
+        self.last = token_id
 
     def view(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
         """Tokens [start, end) as an int32 view, valid until the next append."""
@@ -96,6 +98,7 @@ class Request:
         "reserved_seats",
         "resumed_at",
         "sampling_state",
+        "shares_blocks",
         "times",
         "tokens",
         "was_admitted",
@@ -133,6 +136,7 @@ class Request:
         self.num_preemptions = 0
         self.resumed_at = -1  # num_tokens when it was last resumed after a preemption
         self.was_admitted = False
+        self.shares_blocks = False  # it was forked, or is a fork: operations of others may change its lease
         self.is_paused = False  # has its next token's candidates, and waits for others to have theirs
         self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
         self.held_up_steps = 0  # steps in which it did not fit, and others behind it were admitted
@@ -168,6 +172,11 @@ class Request:
     def needs_prompt_logits(self) -> bool:
         """Whether logits of its prompt are still wanted, so that it must be computed, cached or not."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def is_beam(self) -> bool:
+        """Whether it belongs to a beam search, which chooses its tokens and may fork it after each."""
+        return self.group is not None and self.group.beams is not None
 
     @property
     def has_progressed(self) -> bool:

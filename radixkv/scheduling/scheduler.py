@@ -4,6 +4,7 @@ The life of a request in here:
 
  1. `add` puts it into the queue; one that can never fit is refused by the engine before.
  2. Each `schedule()` first gives every running request its tokens: one for a decode, a chunk for a prompt.
+    A decode with room in its last block goes by the lane (`decode_lane`), without a call of the cache.
     A decode that finds no block preempts the least urgent running request: a release, nothing else.
  3. With the budget that is left it admits waiting requests in the policy's order. Admission is
     `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated.
@@ -27,9 +28,10 @@ from collections.abc import Sequence
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.scheduling.batch import Batch, Entry, build_batch
+from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch
 from radixkv.scheduling.cache_view import CacheView
 from radixkv.scheduling.coalescing import ComingTokens
+from radixkv.scheduling.decode_lane import DecodeLane, settle
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy
 from radixkv.scheduling.preemption import choose_displaced, choose_victim
 from radixkv.scheduling.request_state import Namespace, Request
@@ -76,6 +78,8 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._waiting = WaitingQueue(self.policy, max_overtake)
         self._running: dict[int, Request] = {}  # arrival order -> request
+        self._off_lane: dict[int, Request] = {}  # those of them that are not in the lane
+        self._lane = DecodeLane(self.block_size)
         self._next_arrival = 0
         self._coming = ComingTokens()
         # State of the step being built.
@@ -122,9 +126,12 @@ class Scheduler:
         self._number(fork)
         fork.was_admitted = parent.was_admitted
         if parent.lease is not None and len(self._running) < self.max_num_seqs:
+            self._leave_lane(parent)
+            settle(parent)
+            parent.shares_blocks = fork.shares_blocks = True
             fork.lease = parent.lease.fork()
             fork.num_computed = parent.num_computed
-            self._running[fork.arrival_order] = fork
+            self._running[fork.arrival_order] = self._off_lane[fork.arrival_order] = fork
         else:
             self._waiting.add(fork)
 
@@ -141,9 +148,13 @@ class Scheduler:
             keep: keep only its first `keep` tokens cached.
         """
         self._waiting.remove(request)
+        self._leave_lane(request)
+        self._off_lane.pop(request.arrival_order, None)
         self._running.pop(request.arrival_order, None)
         self._coming.forget(request)
         request.match = request.provider = None
+        if not discard:
+            settle(request)
         lease, request.lease = request.lease, None
         if lease is not None:
             lease.release(discard=discard, keep=keep)
@@ -159,21 +170,71 @@ class Scheduler:
         self._entries = {}
         self._held_up = {}
         self._latest_admitted = -1
-        self._budget = self.max_num_batched_tokens
+        self._thin_lane(all_of_it=only is not None)
+        self._budget = self.max_num_batched_tokens - len(self._lane)
         self._reserve = 0
         self._num_prompts = 1
-        self._seats = self.max_num_seqs - sum([request.num_seats for request in self._running.values()])
+        self._seats = self.max_num_seqs - len(self._lane)
+        self._seats -= sum([request.num_seats for request in self._off_lane.values()])
         self._view.touched()
         result = ScheduleResult(batch=None)
         if only is not None:
             self._schedule_alone(only, result)
         else:
             self._schedule_all(result)
-        if self._entries:
-            entries = list(self._entries.values())
-            self._count(entries)
-            result.batch = build_batch(entries, self.block_size)
+        if self._has_work_in_step:
+            entries, decodes = list(self._entries.values()), self._lane.rows()
+            self._count(entries, decodes)
+            result.batch = build_batch(entries, self.block_size, decodes)
+            self._fill_lane(entries)
         return result
+
+    @property
+    def _has_work_in_step(self) -> bool:
+        return bool(self._entries or len(self._lane))
+
+    # ------------------------------------------------------------------ the lane of plain decodes
+
+    def _thin_lane(self, *, all_of_it: bool) -> None:
+        """Take out of the lane whose next token needs a block; everybody, if there is no token for each."""
+        if all_of_it or len(self._running) > self.max_num_batched_tokens:
+            for request in self._lane:
+                self._leave_lane(request)
+                settle(request)
+        else:
+            for request in self._lane.unfit():
+                self._leave_lane(request)
+
+    def _leave_lane(self, request: Request) -> bool:
+        if not self._lane.leave(request):
+            return False
+        request.last_scheduled_step = self.stats.num_steps - 1
+        self._off_lane[request.arrival_order] = request
+        return True
+
+    def _fill_lane(self, entries: list[Entry]) -> None:
+        """Put into the lane whose next token will have a place in the last block of its lease."""
+        for entry in entries:
+            request = entry.request
+            if (
+                entry.samples
+                and request.tokens.length % self.block_size
+                and not request.shares_blocks
+                and request.num_seats == 1
+                and not request.is_beam
+            ):
+                del self._off_lane[request.arrival_order]
+                self._lane.join(request)
+
+    def _share_with(self, request: Request) -> None:
+        """Let a request about to be admitted share what decodes in the lane have added to its prefix."""
+        for other in self._lane.continuations(request, self._view.match(request).num_tokens):
+            self._leave_lane(other)
+            self._budget += 1
+            # The tokens fit into its last block, so nobody is preempted for them.
+            assert other.lease is not None
+            other.lease.append(other.tokens.view(other.lease.num_tokens))
+            self._schedule_tokens(other, 1)
 
     def _schedule_alone(self, request: Request, result: ScheduleResult) -> None:
         if not request.is_running:
@@ -206,13 +267,13 @@ class Scheduler:
             put_off = self._admit_waiting(put_off)
             if self._budget == before:
                 break
-        if not self._entries and len(self._waiting):
+        if not self._has_work_in_step and len(self._waiting):
             self._unblock(result)
         self._waiting.count_passed(self._latest_admitted, self._held_up.values())
 
     def _schedule_decodes(self, result: ScheduleResult) -> list[Request]:
-        """Give every decode its token; returns the prompts in progress."""
-        running = list(self._running.values())
+        """Give every decode that is not in the lane its token; returns the prompts in progress."""
+        running = sorted(self._off_lane.values(), key=lambda request: request.arrival_order)
         if self.cache.available_blocks() <= len(running):
             # Someone may have to go: serve the most urgent first, so that nobody who is already in this
             # step is ever the victim.
@@ -264,8 +325,10 @@ class Scheduler:
             entry = Entry(request, start=request.num_computed, count=0)
             self._entries[request.arrival_order] = entry
             entry.copies = lease.take_copies()
-        redundant = lease.commit(entry.start + entry.count + count)
-        if redundant:
+        end = entry.start + entry.count
+        deferred = end - lease.num_committed  # by the lane: they are computed, and come first
+        redundant = lease.commit(end + count) - deferred
+        if redundant > 0:
             assert entry.redundant == entry.count, "redundant tokens lead the range"
             entry.redundant += redundant
         entry.count += count
@@ -328,6 +391,10 @@ class Scheduler:
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
+        if self._leave_lane(request):
+            self._budget += 1
+        settle(request)
+        del self._off_lane[request.arrival_order]
         del self._running[request.arrival_order]
         self._waiting.put_back(request)
         self._coming.forget(request)
@@ -369,7 +436,7 @@ class Scheduler:
             self._preempt(request, result)
         order = self._waiting.in_order_of_trial(self._view.matched_tokens)
         self._admit_waiting(order)
-        if not self._entries and order:
+        if not self._has_work_in_step and order:
             result.stuck.append(order[0])  # it does not fit, and nothing else runs
 
     # ------------------------------------------------------------------ admission
@@ -444,6 +511,8 @@ class Scheduler:
     def _admit(self, request: Request, *, others: bool) -> bool:
         """Take the request's blocks and its first chunk; False, and nothing changed, if it does not fit."""
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
+        if skip is None and len(self._lane):
+            self._share_with(request)
         try:
             lease = self.cache.acquire(
                 request.tokens.view(), request.namespace, match=self._view.match(request), skip=skip
@@ -454,7 +523,7 @@ class Scheduler:
         request.match = request.provider = None
         request.lease = lease
         request.num_computed = lease.num_cached_tokens
-        self._running[request.arrival_order] = request
+        self._running[request.arrival_order] = self._off_lane[request.arrival_order] = request
         self._seats -= request.num_seats
         self._latest_admitted = max(self._latest_admitted, request.arrival_order)
         if request.num_preemptions:
@@ -471,8 +540,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------ after the step
 
-    def _count(self, entries: list[Entry]) -> None:
+    def _count(self, entries: list[Entry], decodes: DecodeRows) -> None:
         self.stats.num_steps += 1
+        self.stats.computed_tokens += len(decodes.entries)
+        for namespace, count in decodes.num_by_namespace.items():
+            self.policy.on_served(namespace, count)
         for entry in entries:
             self.stats.computed_tokens += entry.count
             end = min(entry.start + entry.count, entry.request.num_prompt_tokens)
@@ -502,7 +574,12 @@ class Scheduler:
         self._waiting.check()
         for request in self._running.values():
             assert request.lease is not None, f"{request!r} runs without a lease"
-            assert request.num_computed <= request.lease.num_tokens <= request.num_tokens
+            assert request.lease.num_tokens <= request.num_tokens
+            if request not in self._lane:
+                assert request.num_computed <= request.lease.num_tokens
+            assert (request in self._lane) is not (request.arrival_order in self._off_lane)
+        assert len(self._lane) + len(self._off_lane) == len(self._running)
+        self._lane.check()
         self._coming.check(self._running)
 
     def __repr__(self) -> str:

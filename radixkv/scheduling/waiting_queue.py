@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, MatchedTokens
 from radixkv.scheduling.request_state import Request
@@ -44,16 +45,22 @@ class WaitingQueue:
 
     def in_arrival_order(self) -> list[Request]:
         """All of them. O(n)."""
+        self._sort()
+        return list(self._by_arrival.values())
+
+    def _sort(self) -> None:
         if not self._is_sorted:
             self._by_arrival = dict(sorted(self._by_arrival.items()))
             self._is_sorted = True
-        return list(self._by_arrival.values())
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
-        """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
-        waiting = self.in_arrival_order()
-        if any(request.is_paused for request in waiting):
-            waiting = [request for request in waiting if not request.is_paused]
+        """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at.
+
+        All that wait are looked at only by policies for which the first `LOOKAHEAD` arrivals do not decide.
+        """
+        self._sort()
+        ready = (request for request in self._by_arrival.values() if not request.is_paused)
+        waiting = list(ready if self._policy.looks_at_all else islice(ready, LOOKAHEAD))
         if not waiting:
             return []
         ordered = self._policy.order(waiting, matched_tokens)
@@ -83,7 +90,8 @@ class WaitingQueue:
         for request in held_up:
             request.held_up_steps += 1
         if latest_admitted >= 0 and self._policy.bounds_overtaking:
-            for request in self.in_arrival_order():
+            self._sort()
+            for request in self._by_arrival.values():
                 if request.arrival_order > latest_admitted:
                     break
                 request.overtaken_steps += 1

@@ -1,0 +1,364 @@
+"""What the host does in a step when very much is going on: no model, only the engine's own work.
+
+    python -m benchmarks.host_scale [--steps N] [--json FILE] [--plot FILE] [--skip-growth]
+
+**A step.** The real engine over a runner that computes nothing and returns random logits at once; 1,000
+requests decode, 10,000 wait, and the cache holds a million blocks (16 million tokens). Two situations:
+
+    full     every seat is taken: nobody ends, nobody is admitted
+    churn    four requests end in every step (250 tokens each, on average), and four waiting ones with cached
+             prefixes are admitted for them
+
+Printed per part, in milliseconds of the thread's CPU time, as median and 95th percentile over the steps:
+
+    schedule   scheduler, prefix cache and batch building: what the target of 2 ms is for. Leases that end,
+               and the bookkeeping after the model has run, are counted here too
+    sampling   one token for each of 1,000 rows of a small vocabulary
+    output     stop conditions, deltas, results
+
+**Growth.** The cost per token of a lookup, of an admission (acquire, commit, release) and of a decode step,
+with 10^3 to 10^6 blocks cached: flat, if it does not depend on how much is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import radixkv.engine
+from benchmarks.server_process import machine
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.config import EngineConfig
+from radixkv.engine import Engine
+from radixkv.request import SamplingParams
+from radixkv.scheduling.batch import Batch
+
+BLOCK = 16
+VOCABULARY = 1024
+FAMILY_TOKENS = 1600  # a cached prompt: 100 blocks
+OWN_TOKENS = 40  # of a request behind a cached prompt, at most
+ENDLESS = 100_000
+TARGET_MS = 2.0
+
+
+class RandomRunner:
+    """Stands where the model runner stands: random logits, drawn once."""
+
+    def __init__(self, max_rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.logits = torch.rand(max_rows, VOCABULARY, generator=generator)
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        return self.logits[: len(batch.logit_rows)]
+
+
+class Stopwatch:
+    """Adds up the thread's CPU time of the calls that it wraps, and of nothing inside another one."""
+
+    def __init__(self) -> None:
+        self.elapsed: dict[str, int] = {}
+        self._depth = 0
+
+    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, timed as a piece of `part`."""
+
+        def timed(*args: Any, **keywords: Any) -> Any:
+            if self._depth:
+                return function(*args, **keywords)
+            self._depth = 1
+            start = time.thread_time_ns()
+            try:
+                return function(*args, **keywords)
+            finally:
+                self.elapsed[part] = self.elapsed.get(part, 0) + time.thread_time_ns() - start
+                self._depth = 0
+
+        return timed
+
+    def take(self) -> dict[str, int]:
+        """Nanoseconds per part since the last call."""
+        elapsed, self.elapsed = self.elapsed, {}
+        return elapsed
+
+
+class _Patched(AbstractContextManager[None]):
+    """`radixkv.engine.sample`, timed."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._original = radixkv.engine.sample
+        self._timed = watch.wrap("sampling", self._original)
+
+    def __enter__(self) -> None:
+        radixkv.engine.sample = self._timed
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        radixkv.engine.sample = self._original
+
+
+def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
+    """Cache prompts of FAMILY_TOKENS tokens until they take `num_blocks` blocks; returns the prompts."""
+    families = []
+    for _ in range(max(1, num_blocks * BLOCK // FAMILY_TOKENS)):
+        tokens = rng.integers(1, VOCABULARY, FAMILY_TOKENS, dtype=np.int32)
+        lease = cache.acquire(tokens)
+        lease.commit(FAMILY_TOKENS)
+        lease.release()
+        families.append(tokens)
+    return families
+
+
+def make_engine(
+    num_cached: int, num_running: int, policy: str, rng: np.random.Generator
+) -> tuple[Engine, list[npt.NDArray[np.int32]]]:
+    """An engine with `num_running` seats over a cache that holds `num_cached` blocks and room for more."""
+    room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
+    config = EngineConfig(
+        block_size=BLOCK, max_num_seqs=num_running, max_queue=1_000_000, scheduling_policy=policy, seed=0
+    )
+    cache = PrefixCache(num_cached + room, BLOCK)
+    engine = Engine(
+        config,
+        runner=RandomRunner(2 * num_running),
+        cache=cache,
+        tokenizer=None,
+        max_model_len=ENDLESS + FAMILY_TOKENS + OWN_TOKENS,
+        max_num_batched_tokens=num_running + 8192,
+        vocab_size=VOCABULARY,
+    )
+    return engine, fill(cache, num_cached, rng)
+
+
+def add(engine: Engine, families: list[npt.NDArray[np.int32]], max_tokens: int, rng: Any) -> None:
+    """Queue a request that begins with a cached prompt."""
+    own = rng.integers(1, VOCABULARY, int(rng.integers(8, OWN_TOKENS + 1)), dtype=np.int32)
+    prompt = np.concatenate([families[int(rng.integers(len(families)))], own])
+    engine.add_request(prompt.tolist(), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+def measure_steps(
+    situation: str,
+    *,
+    num_cached: int,
+    num_running: int,
+    num_waiting: int,
+    num_steps: int,
+    policy: str,
+    ending: int = 4,
+) -> dict[str, Any]:
+    """CPU milliseconds of the parts of a step; see the module's text."""
+    rng = np.random.default_rng(0)
+    engine, families = make_engine(num_cached, num_running, policy, rng)
+    churn = situation == "churn"
+    for i in range(num_running):
+        # In a churn the first ones end `ending` a step, and so do those that replace them.
+        add(engine, families, 64 + i // ending if churn else ENDLESS, rng)
+    while engine.scheduler.num_waiting:
+        engine.step()
+    for _ in range(num_waiting):
+        add(engine, families, max(1, num_running // ending) if churn else ENDLESS, rng)
+    for _ in range(40):  # the requests come to lie at different places in their blocks
+        engine.step()
+    if churn:
+        while not engine.step().finished:
+            pass
+    watch = Stopwatch()
+    for name in ("schedule", "complete", "finish"):
+        setattr(engine.scheduler, name, watch.wrap("schedule", getattr(engine.scheduler, name)))
+    parts: dict[str, list[float]] = {"schedule": [], "sampling": [], "output": [], "whole step": []}
+    sizes = []
+    gc.collect()
+    gc.freeze()  # the million blocks are no garbage; a server would not see a full collection in a step
+    with _Patched(watch):
+        for _ in range(num_steps):
+            start = time.thread_time_ns()
+            engine.step()
+            whole = time.thread_time_ns() - start
+            elapsed = watch.take()
+            sizes.append(engine.scheduler.num_running)
+            for name in ("schedule", "sampling"):
+                parts[name].append(elapsed[name] / 1e6)
+            parts["output"].append((whole - elapsed["schedule"] - elapsed["sampling"]) / 1e6)
+            parts["whole step"].append(whole / 1e6)
+    gc.unfreeze()
+    engine.check()
+    return {
+        "running": statistics.median(sizes),
+        "waiting": engine.scheduler.num_waiting,
+        "cached_blocks": engine.cache.stats.cached_blocks + engine.cache.stats.held_blocks,
+        "parts_ms": {
+            name: {"median": statistics.median(values), "p95": sorted(values)[int(0.95 * len(values))]}
+            for name, values in parts.items()
+        },
+    }
+
+
+def measure_growth(num_cached: int, repeats: int = 300) -> dict[str, float]:
+    """Nanoseconds of CPU time per token: of a lookup, of an admission, and of a decode in a batch of 256."""
+    rng = np.random.default_rng(1)
+    engine, families = make_engine(num_cached, 256, "prefix", rng)
+    cache = engine.cache
+    lookups, admissions, decodes = [], [], []
+    gc.collect()
+    gc.freeze()
+    for _ in range(repeats):
+        prompt = np.concatenate(
+            [
+                families[int(rng.integers(len(families)))],
+                rng.integers(1, VOCABULARY, OWN_TOKENS, dtype=np.int32),
+            ]
+        )
+        start = time.thread_time_ns()
+        cache.match(prompt)
+        lookups.append((time.thread_time_ns() - start) / len(prompt))
+        start = time.thread_time_ns()
+        lease = cache.acquire(prompt)
+        lease.commit(len(prompt))
+        lease.release()
+        admissions.append((time.thread_time_ns() - start) / len(prompt))
+        cache.evict(2)
+    for _ in range(256):
+        add(engine, families, ENDLESS, rng)
+    while engine.scheduler.num_waiting:
+        engine.step()
+    watch = Stopwatch()
+    for name in ("schedule", "complete"):
+        setattr(engine.scheduler, name, watch.wrap("schedule", getattr(engine.scheduler, name)))
+    for _ in range(repeats):
+        engine.step()
+        decodes.append(watch.take()["schedule"] / 256)
+    gc.unfreeze()
+    return {
+        "lookup": statistics.median(lookups),
+        "admission": statistics.median(admissions),
+        # Blocks are filled in step with each other: only the mean has every step's share of full blocks.
+        "decode": statistics.fmean(sorted(decodes)[: int(0.98 * len(decodes))]),
+    }
+
+
+def steps_table(figures: dict[str, Any]) -> Table:
+    table = Table(title=f"CPU time of a step without a model, ms (target: schedule under {TARGET_MS:g})")
+    for column in ("situation", "running", "waiting", "cached blocks", "part", "median", "p95"):
+        table.add_column(column, justify="left" if column in ("situation", "part") else "right")
+    for name, row in figures.items():
+        for i, (part, values) in enumerate(row["parts_ms"].items()):
+            about = (name, f"{row['running']:,.0f}", f"{row['waiting']:,}", f"{row['cached_blocks']:,}")
+            lead = about if i == 0 else ("", "", "", "")
+            table.add_row(*lead, part, f"{values['median']:.2f}", f"{values['p95']:.2f}")
+    return table
+
+
+def growth_table(figures: dict[str, dict[str, float]]) -> Table:
+    table = Table(title="CPU nanoseconds per token by the number of cached blocks")
+    table.add_column("cached blocks", justify="right")
+    for name in ("lookup", "admission", "decode"):
+        table.add_column(name, justify="right")
+    for cached, row in figures.items():
+        table.add_row(f"{int(cached):,}", *(f"{row[name]:.1f}" for name in ("lookup", "admission", "decode")))
+    return table
+
+
+def draw(figures: dict[str, dict[str, float]], about: str, path: Path) -> None:
+    """Cost per token over cached blocks, relative to the smallest cache."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    sizes = [int(size) for size in figures]
+    first = next(iter(figures.values()))
+    for name in first:
+        label = f"{name} ({first[name]:.0f} ns a token at {sizes[0]:,} blocks)"
+        axes.plot(sizes, [row[name] / first[name] for row in figures.values()], "o-", label=label)
+    axes.set(xscale="log", xlabel="cached blocks", ylabel="cost per token, relative", ylim=(0, None))
+    axes.set_title(f"Host cost per token by what is cached\n{about}", fontsize=9)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--running", type=int, default=1000)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--cached", type=int, default=1_000_000, help="cached blocks (default 1,000,000)")
+    parser.add_argument("--steps", type=int, default=200, help="steps measured (default 200)")
+    parser.add_argument("--policy", default="prefix", help="order of admission (default prefix)")
+    parser.add_argument("--situation", choices=("full", "churn"), action="append", help="default: both")
+    parser.add_argument("--skip-growth", action="store_true", help="only the step")
+    parser.add_argument("--profile", action="store_true", help="also print where the time goes")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, help="draw the growth to this PNG or SVG")
+    arguments = parser.parse_args()
+    console = Console()
+    steps: dict[str, Any] = {}
+    for situation in arguments.situation or ("full", "churn"):
+        with _profiled(arguments.profile):
+            steps[situation] = measure_steps(
+                situation,
+                num_cached=arguments.cached,
+                num_running=arguments.running,
+                num_waiting=arguments.waiting,
+                num_steps=arguments.steps,
+                policy=arguments.policy,
+            )
+    console.print(steps_table(steps))
+    growth: dict[str, dict[str, float]] = {}
+    if not arguments.skip_growth:
+        size = 1000
+        while size <= arguments.cached:
+            growth[str(size)] = measure_growth(size)
+            size *= 10
+        console.print(growth_table(growth))
+    about = machine()
+    if arguments.plot and growth:
+        draw(growth, f"{about['processor']}, {time.strftime('%Y-%m-%d')}", arguments.plot)
+    if arguments.json:
+        figures = {
+            "benchmark": "host_scale",
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": about,
+            "policy": arguments.policy,
+            "steps": steps,
+            "ns_per_token": growth,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _profiled(on: bool) -> AbstractContextManager[Any]:
+    """cProfile around the block, sorted by own time, if `on`."""
+    if not on:
+        return nullcontext()
+    import cProfile
+
+    class Printed(cProfile.Profile):
+        def __exit__(self, *details: object) -> None:
+            super().__exit__(*details)
+            self.print_stats("tottime")
+
+    return Printed()
+
+
+if __name__ == "__main__":
+    main()
