@@ -75,7 +75,9 @@ class NumbaLauncher:
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
         spec = config.spec
-        self._attend, self._merge = na.attention_kernels(spec.head_size, _KINDS[spec.storage_dtype])
+        self._attend, self._merge = na.attention_kernels(
+            spec.head_size, _KINDS[spec.storage_dtype], spec.block_size
+        )
         self._arguments = np.zeros(na.NUM_ARGUMENTS, dtype=np.int64)
         # Each counter on its own cache line would not matter here: there is one take per item.
         self._counters = np.zeros(2, dtype=np.int64)
@@ -90,8 +92,9 @@ class NumbaLauncher:
         a[na.GROUP_SIZE] = config.group_size
         a[na.NUM_BLOCKS] = spec.num_blocks
         a[na.BLOCK_SIZE] = spec.block_size
+        a[na.BLOCK_SHIFT] = spec.block_size.bit_length() - 1
         rows = max(1, _TILE_ROWS // config.group_size) * config.group_size
-        a[na.MAX_ROWS] = -(-rows // 4) * 4
+        a[na.MAX_ROWS] = rows
         self._prepared: tuple[NumbaPlan, int | None] | None = None
 
     def attend(

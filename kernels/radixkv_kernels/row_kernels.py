@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba import carray
 
-from radixkv_kernels.numba_attention import _compile, _f32_row, _pointer, _take
+from radixkv_kernels.numba_memory import compile_kernel, f32_row, pointer, take
 from radixkv_kernels.openmp import run_here, run_parallel
 
 # Places in the int64 argument block.
@@ -32,19 +32,19 @@ _SMALL = 32_768
 
 @functools.cache
 def _norm_kernel() -> Any:
-    def norm(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (11,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def norm(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (11,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         width = arg[WIDTH]
-        weight = _f32_row(arg[WEIGHT], width)
-        epsilon = _f32_row(arg[EPSILON], 1)[0]
+        weight = f32_row(arg[WEIGHT], width)
+        epsilon = f32_row(arg[EPSILON], 1)[0]
         while True:
-            first = _take(counter) * _CHUNK
+            first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                source = _f32_row(arg[INPUT] + r * width * 4, width)
-                target = _f32_row(arg[OUTPUT] + r * width * 4, width)
+                source = f32_row(arg[INPUT] + r * width * 4, width)
+                target = f32_row(arg[OUTPUT] + r * width * 4, width)
                 total = np.float32(0.0)
                 for i in range(width):
                     total += source[i] * source[i]
@@ -52,32 +52,32 @@ def _norm_kernel() -> Any:
                 for i in range(width):
                     target[i] = weight[i] * (source[i] * factor)
 
-    return _compile(norm)
+    return compile_kernel(norm, fast=True)
 
 
 @functools.cache
 def _rope_kernel() -> Any:
-    def rope(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (11,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def rope(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (11,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         width = arg[WIDTH]
         half = width // 2
         while True:
-            first = _take(counter) * _CHUNK
+            first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                cosines = _f32_row(arg[COSINES] + r * width * 4, width)
-                sines = _f32_row(arg[SINES] + r * width * 4, width)
+                cosines = f32_row(arg[COSINES] + r * width * 4, width)
+                sines = f32_row(arg[SINES] + r * width * 4, width)
                 for h in range(arg[HEADS]):
-                    low = _f32_row(arg[INPUT] + (r * arg[STRIDE] + h * width) * 4, half)
-                    high = _f32_row(arg[INPUT] + (r * arg[STRIDE] + h * width + half) * 4, half)
+                    low = f32_row(arg[INPUT] + (r * arg[STRIDE] + h * width) * 4, half)
+                    high = f32_row(arg[INPUT] + (r * arg[STRIDE] + h * width + half) * 4, half)
                     for i in range(half):
                         a, b = low[i], high[i]
                         low[i] = a * cosines[i] - b * sines[i]
                         high[i] = b * cosines[half + i] + a * sines[half + i]
 
-    return _compile(rope)
+    return compile_kernel(rope, fast=True)
 
 
 class RowKernels:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_batches import Batch, fill_nan, make_batch
+from attention_batches import Batch, assert_close, fill_nan, make_batch
 
 from radixkv_kernels import PagedKV
 from radixkv_kernels.backend import AttentionBackend
@@ -109,3 +109,26 @@ def test_quantized(quantization: str) -> None:
     whole = batch.attend()
     assert torch.equal(batch.rows([4, 1]).attend()[0], whole[batch.query_starts[4]])
     assert torch.equal(batch.chunk(0, 444, 700).attend(), whole[444:700])
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_size", "block_size"),
+    [
+        ((1, 1), 64, 16),
+        ((2, 1), 64, 64),
+        ((4, 1), 80, 16),
+        ((10, 2), 64, 8),
+        ((7, 1), 24, 32),
+        ((8, 1), 64, 256),
+    ],
+)
+def test_every_number_of_rows(heads: tuple[int, int], head_size: int, block_size: int) -> None:
+    """Tiles of 1, 2, 3 ... rows run differently unrolled code, which must agree to the bit."""
+    n = 299
+    batch = make_batch("numba", [(n, n)], heads=heads, head_size=head_size, block_size=block_size)
+    whole = batch.attend()
+    assert_close(whole, batch.reference())
+    for count in range(1, 9):
+        first = n - 10 - count
+        part = batch.chunk(0, first, first + count).attend()
+        assert torch.equal(part, whole[first : first + count]), f"{count} tokens"
