@@ -563,7 +563,9 @@ class Scheduler:
         """
         for entry in batch.entries:
             if entry.request.lease is not None:
-                entry.request.lease.withdraw(entry.start)
+                # What was to be copied before its tokens may not be there, or come from this very step.
+                copied = sum(slots for *_, slots in entry.copies)
+                entry.request.lease.withdraw(entry.start - copied)
         requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
         for request in requests:
             self._requeue(request)
