@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,31 @@ def machine() -> dict[str, Any]:
     }
 
 
+@dataclass
+class ServerProcess:
+    """A `radixkv serve` that is ready; what it prints further can be read."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def read_until(self, start: str) -> list[str]:
+        """The lines it prints up to one that begins with `start`."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith(start):
+                break
+        return lines
+
+
 @contextlib.contextmanager
-def started_server(arguments: list[str]) -> Iterator[str]:
-    """`radixkv serve` on a free port; yields its address once it says that it is ready."""
+def started_process(arguments: list[str]) -> Iterator[ServerProcess]:
+    """`radixkv serve` on a free port, once it says that it is ready."""
     command = [sys.executable, "-m", "radixkv.cli", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -52,7 +75,7 @@ def started_server(arguments: list[str]) -> Iterator[str]:
         for line in process.stdout:
             found = re.search(r"ready on (http://\S+)", line)
             if found:
-                yield found[1]
+                yield ServerProcess(found[1], process)
                 break
         else:
             raise SystemExit(f"the server ended with exit code {process.wait()} before it was ready")
@@ -63,3 +86,10 @@ def started_server(arguments: list[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+@contextlib.contextmanager
+def started_server(arguments: list[str]) -> Iterator[str]:
+    """`radixkv serve` on a free port; yields its address once it says that it is ready."""
+    with started_process(arguments) as server:
+        yield server.url

@@ -19,6 +19,7 @@ import radixkv
 from radixkv.cli_options import engine_options
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.errors import RadixKVError
+from radixkv.startup import resident_memory
 
 app = typer.Typer(
     name="radixkv",
@@ -69,7 +70,8 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
             f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
             f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
             f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
-            f"  started    in {summary.load_time_s:.1f} s",
+            f"  memory     {resident_memory() / 1024**2:,.0f} MiB at rest; K/V takes its own as it is used",
+            f"  started    in {summary.phases}",
             "  try it     "
             f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} "
             f"-d '{json.dumps(body)}'",
@@ -122,6 +124,7 @@ def serve(
 
     def ready(host: str, port: int) -> None:
         has_key = settings.first_api_key is not None
+        engine.summary.phases.ends_now("server")
         print(_banner(engine.summary, host, port, has_key=has_key), flush=True)
 
     serve_engine(engine, settings, on_ready=ready)

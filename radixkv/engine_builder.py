@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import atexit
+import gc
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
@@ -14,13 +16,18 @@ from radixkv.errors import ConfigError
 from radixkv.execution.kv_store import ModelShape, size_kv_cache
 from radixkv.execution.model_loader import LoadedModel, load_model
 from radixkv.execution.model_runner import ModelRunner
+from radixkv.scheduling.batch import Batch
+from radixkv.startup import StartupPhases, return_freed_memory
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """What the start-up banner says; `kv_tokens` is what all blocks hold together."""
+    """What the start-up banner says; `kv_tokens` is what all blocks hold together.
+
+    `phases` has the seconds of each phase of the start; the server adds its own.
+    """
 
     model: str
     backend: str
@@ -31,7 +38,7 @@ class EngineSummary:
     kv_tokens: int
     kv_bytes: int
     max_model_len: int
-    load_time_s: float
+    phases: StartupPhases
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -41,13 +48,48 @@ def build_engine(config: EngineConfig) -> Engine:
         ConfigError: settings that do not fit the model or the machine.
         ModelLoadError: the model can't be had or served.
     """
-    started = time.monotonic()
+    phases = StartupPhases.since_process_start("imports")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    loaded = load_model(config)
-    engine = engine_for_model(config, loaded)
-    engine.summary = summarize(engine, time.monotonic() - started)
+    with phases.phase("model"):
+        loaded = load_model(config)
+    with phases.phase("weights and K/V"):
+        engine = engine_for_model(config, loaded)
+    with phases.phase("warm-up"):
+        warm_up(engine)
+        return_freed_memory()
+        # What was made so far stays: the garbage collector need not look at it again before the end.
+        gc.collect()
+        gc.freeze()
+        atexit.register(gc.unfreeze)
+    engine.summary = summarize(engine, phases)
     return engine
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one small step, so that the first request does not wait for what is compiled or read on first use.
+
+    It leaves its K/V in blocks that are free, where nobody reads them.
+    """
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    size, num_blocks = runner.spec.block_size, min(2, runner.spec.num_blocks)
+    count = min(num_blocks * size, engine.scheduler.max_num_batched_tokens, engine.max_model_len)
+    tokens = np.arange(count, dtype=np.int64)
+    runner.execute(
+        Batch(
+            entries=[],
+            token_ids=np.zeros(count, dtype=np.int64),
+            positions=tokens,
+            query_starts=np.array([0, count], dtype=np.int32),
+            context_lengths=np.array([count], dtype=np.int32),
+            block_tables=[np.arange(-(-count // size), dtype=np.int32)],
+            write_slots=tokens,
+            write_rows=None,
+            logit_rows=tokens[-1:],
+            copy_groups=[],
+        )
+    )
 
 
 def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
@@ -104,7 +146,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
     )
 
 
-def summarize(engine: Engine, load_time_s: float) -> EngineSummary:
+def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
     """The figures of the banner."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
@@ -119,5 +161,5 @@ def summarize(engine: Engine, load_time_s: float) -> EngineSummary:
         kv_tokens=spec.num_blocks * spec.block_size,
         kv_bytes=spec.num_blocks * spec.bytes_per_block,
         max_model_len=engine.max_model_len,
-        load_time_s=load_time_s,
+        phases=phases,
     )

@@ -1,0 +1,61 @@
+"""The phases of a start, and the memory of the process: what `radixkv serve` says when it is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+
+
+@dataclass(slots=True)
+class StartupPhases:
+    """Names and seconds of what was done, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def since_process_start(cls, name: str) -> StartupPhases:
+        """Phases of which the first, `name`, began with the process and ends now: Python and its imports."""
+        phases = cls()
+        phases.seconds[name] = max(0.0, time.time() - psutil.Process().create_time())
+        return phases
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the block."""
+        started = time.monotonic()
+        yield
+        self._last = time.monotonic()
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._last - started
+
+    def ends_now(self, name: str) -> None:
+        """A phase that lasted from the end of the one before until now."""
+        now = time.monotonic()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        return f"{self.total:.1f} s: {parts}"
+
+
+def resident_memory() -> int:
+    """Bytes of RAM that the process takes up now, mapped files included."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def return_freed_memory() -> None:
+    """Give what has been freed back to the system, where the C library holds on to it (glibc)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
