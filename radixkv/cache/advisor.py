@@ -17,7 +17,7 @@ from radixkv.cache.radix_tree import RadixTree, Walk
 
 FAMILY_TOKENS = 4
 COMPARED_TOKENS = 4096
-_FAMILY_BYTES = FAMILY_TOKENS * TOKEN_BYTES
+_CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an acquire
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,35 @@ class BreakPoint:
 
 
 class _Tally:
-    __slots__ = ("cached", "count", "new", "position", "recoverable", "sampled")
+    __slots__ = ("cached", "count", "new", "next_sample", "position", "recoverable", "sampled")
 
-    def __init__(self) -> None:
+    def __init__(self, position: int) -> None:
         self.count = self.sampled = self.recoverable = 0
-        self.position = -1
+        self.next_sample = 1
+        self.position = position
         self.cached = self.new = b""
+
+
+def _sample(tally: _Tally, data: bytes, walk: Walk, found: int) -> bool:
+    """Compare what follows with what is cached there; False: that has been evicted meanwhile. O(n)."""
+    node = walk.neighbour
+    while node is not None and node.start > found:  # it was split
+        node = node.parent
+    if node is None or node.end <= found:
+        return False
+    parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
+    length = len(parts[0])
+    while node.children is not None and length < COMPARED_TOKENS * TOKEN_BYTES:
+        node = next(iter(node.children))
+        parts.append(bytes(node.key))
+        length += len(node.key)
+    cached = np.frombuffer(b"".join(parts), np.int32)
+    new = np.frombuffer(data, np.int32)[found:]
+    count = min(len(cached), len(new))
+    tally.sampled += 1
+    tally.recoverable += int(np.count_nonzero(cached[:count] == new[:count]))
+    tally.cached, tally.new = cached[:8].tobytes(), new[:8].tobytes()
+    return True
 
 
 class Advisor:
@@ -70,47 +93,25 @@ class Advisor:
         self._now: dict[tuple[bytes, int], _Tally] = {}
         self._before: dict[tuple[bytes, int], _Tally] = {}
         self._seen = 0
+        self._credit = 16.0  # comparisons that may be made at once
 
-    def observe(self, data: bytes, walk: Walk, found: int) -> None:
-        """A lookup of `data` found `found` > 0 tokens, then left `walk.neighbour`. O(1), sampled O(n)."""
-        key = (
-            data[:_FAMILY_BYTES] if found >= FAMILY_TOKENS else data[: found * TOKEN_BYTES],
-            found // self._size,
-        )
+    def observe(self, data: bytes, walk: Walk) -> None:
+        """A lookup of `data` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
+        found = walk[1] + walk[2]
+        key = data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
         if tally is None:
-            tally = self._add(key, found)
-        tally.count = count = tally.count + 1
-        self._seen += 1
-        if found < tally.position:
-            tally.position = found
-        if not count & (count - 1):  # the first, second, fourth, eighth, ...
-            self._sample(tally, data, walk, found)
             if self._seen > self.window:
                 self._before, self._now, self._seen = self._now, {}, 0
-
-    def _add(self, key: tuple[bytes, int], found: int) -> _Tally:
-        if self._seen > self.window:
-            self._before, self._now, self._seen = self._now, {}, 0
-        tally = self._now[key] = _Tally()
-        tally.position = found
-        return tally
-
-    def _sample(self, tally: _Tally, data: bytes, walk: Walk, found: int) -> None:
-        node = walk.neighbour
-        assert node is not None
-        parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
-        length = len(parts[0])
-        while node.children is not None and length < COMPARED_TOKENS * TOKEN_BYTES:
-            node = next(iter(node.children))
-            parts.append(bytes(node.key))
-            length += len(node.key)
-        cached = np.frombuffer(b"".join(parts), np.int32)
-        new = np.frombuffer(data, np.int32)[found:]
-        count = min(len(cached), len(new))
-        tally.sampled += 1
-        tally.recoverable += int(np.count_nonzero(cached[:count] == new[:count]))
-        tally.cached, tally.new = cached[:8].tobytes(), new[:8].tobytes()
+            tally = self._now[key] = _Tally(found)
+        self._seen += 1
+        tally.count += 1
+        if found < tally.position:
+            tally.position = found
+        self._credit += _CREDIT
+        if self._credit >= 1 and tally.count >= tally.next_sample and _sample(tally, data, walk, found):
+            self._credit -= 1
+            tally.next_sample *= 2  # the first, second, fourth, eighth, ..., as far as the credit goes
 
     def advice(self, limit: int = 10) -> list[BreakPoint]:
         """The places with the most to win, best first. O(places)."""
@@ -127,7 +128,7 @@ class Advisor:
                 BreakPoint(
                     position=min(t.position for t in tallies),
                     count=count,
-                    recoverable_tokens=sum(t.recoverable for t in tallies) * count // sampled,
+                    recoverable_tokens=sum(t.recoverable for t in tallies) * count // max(1, sampled),
                     family_tokens=tuple(decode_tokens(family)),
                     example_cached=tuple(decode_tokens(latest.cached)),
                     example_new=tuple(decode_tokens(latest.new)),

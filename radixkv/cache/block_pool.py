@@ -7,12 +7,7 @@ costs nothing per block; only private blocks that several leases share (after a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-import numpy.typing as npt
-
-BlockIds = npt.NDArray[np.int32]
+from array import array
 
 
 class BlockPool:
@@ -27,38 +22,34 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self._stack: BlockIds = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._stack = array("i", range(num_blocks - 1, -1, -1))
         self.extra_holders: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"BlockPool({self.num_free} of {self.num_blocks} blocks free)"
 
-    def allocate(self, count: int) -> BlockIds:
+    def allocate(self, count: int) -> array[int]:
         """Take `count` free blocks; the caller has made sure that there are as many. O(count)."""
         top = self.num_free
         assert 0 <= count <= top, f"{count} blocks asked for, {top} are free"
+        taken = self._stack[top - count : top]
+        taken.reverse()
         self.num_free = top - count
-        return self._stack[top - count : top][::-1]
+        return taken
 
-    def allocate_one(self) -> int:
-        """Take one free block. O(1)."""
-        top = self.num_free - 1
-        assert top >= 0, "no block is free"
-        self.num_free = top
-        return int(self._stack[top])
-
-    def free(self, blocks: BlockIds | Iterable[int]) -> int:
+    def free(self, blocks: array[int]) -> int:
         """Give blocks back that nobody holds any more; returns how many. O(count)."""
-        ids = np.fromiter(blocks, np.int32) if not isinstance(blocks, np.ndarray) else blocks
-        top = self.num_free + len(ids)
+        bottom = self.num_free
+        count = len(blocks)
+        top = bottom + count
         assert top <= self.num_blocks, "more blocks freed than the pool has: one was freed twice"
-        self._stack[self.num_free : top] = ids[::-1]
+        self._stack[bottom:top] = blocks[::-1]
         self.num_free = top
-        return len(ids)
+        return count
 
-    def share(self, blocks: BlockIds) -> None:
+    def share(self, blocks: array[int]) -> None:
         """Count one more holder of each of these private blocks. O(count)."""
-        for block in blocks.tolist():
+        for block in blocks:
             self.extra_holders[block] = self.extra_holders.get(block, 0) + 1
 
     def drop_holder(self, block: int) -> bool:
@@ -72,11 +63,11 @@ class BlockPool:
             self.extra_holders[block] = extra - 1
         return False
 
-    def drop_private(self, blocks: BlockIds) -> int:
+    def drop_private(self, blocks: array[int]) -> int:
         """Drop one holder of each private block, free those without another; returns how many. O(count)."""
         if not self.extra_holders:
             return self.free(blocks)
-        return self.free([block for block in blocks.tolist() if self.drop_holder(block)])
+        return self.free(array("i", [block for block in blocks if self.drop_holder(block)]))
 
     def free_ids(self) -> list[int]:
         """The free ids, for `check`."""

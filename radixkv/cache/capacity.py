@@ -9,9 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-import numpy as np
-
-from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.eviction import hook
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention import QuotaGroup
@@ -32,6 +31,8 @@ class Capacity:
         self.groups = groups
         self.evicted_blocks = 0
         self._on_evict = on_evict
+        self._victim = hook(tree.policy, "victim")
+        self._trim_limit = hook(tree.policy, "trim_limit")
 
     def evictable(self) -> int:
         """Blocks in the tree that nothing protects. O(groups)."""
@@ -47,8 +48,8 @@ class Capacity:
             total = min(total, group.ceiling - group.used + own)
         return max(0, total)
 
-    def allocate(self, count: int, group: QuotaGroup) -> BlockIds:
-        """`count` free blocks (a view that must be copied at once), evicting as needed.
+    def allocate(self, count: int, group: QuotaGroup) -> array[int]:
+        """`count` free blocks, evicting as needed.
 
         The caller has made sure that so many are available.
         """
@@ -57,13 +58,13 @@ class Capacity:
         group.used += count
         return self.pool.allocate(count)
 
-    def free_private(self, blocks: BlockIds, group: QuotaGroup) -> None:
+    def free_private(self, blocks: array[int], group: QuotaGroup) -> None:
         """Drop one holder of each private block; those without another are free."""
         group.used -= self.pool.drop_private(blocks)
 
     def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
         """Blocks that have left the tree are free."""
-        group.used -= self.pool.free(np.frombuffer(blocks, np.int32))
+        group.used -= self.pool.free(blocks)
 
     def _make_room(self, count: int, group: QuotaGroup) -> None:
         if group.ceiling is not None:
@@ -88,22 +89,30 @@ class Capacity:
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
-        policy = self.tree.policy
-        leaf = policy.victim(group.index)
+        index = group.index
+        leaf = index.first() if self._victim is None else self._victim(index)
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
-        count = max(1, min(limit, len(leaf.blocks), self.tree.policy.trim_limit(leaf)))
+        count = min(limit, len(leaf.blocks))
+        if self._trim_limit is not None:
+            count = max(1, min(count, self._trim_limit(leaf)))
         self._on_evict(leaf, count, by)
-        self.free_tree_blocks(self.tree.trim(leaf, count), group)
+        group.used -= self.pool.free(self.tree.trim(leaf, count))
         self.evicted_blocks += count
         return count
 
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
         freed = 0
+        only = self.groups[0] if len(self.groups) == 1 else None
         while freed < count:
+            if only is not None:
+                if not only.index:
+                    break
+                freed += self._evict_from(only, count - freed, by)
+                continue
             groups = [group for group in self.groups if len(group.index)]
             if not groups:
                 break
-            group = min(groups, key=lambda g: g.index.first_priority()) if len(groups) > 1 else groups[0]
+            group = min(groups, key=lambda g: g.index.first_priority())
             freed += self._evict_from(group, count - freed, by)
         return freed

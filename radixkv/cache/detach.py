@@ -13,8 +13,7 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from radixkv.cache.holding import hold
 from radixkv.cache.node import Node
 from radixkv.cache.retention import QuotaGroup
 
@@ -55,6 +54,18 @@ def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> Non
     for block, holders in counts.items():
         if holders > 1:
             cache._pool.extra_holders[block] = holders - 1
+
+
+def detach_from(cache: PrefixCache, lease: Lease, cut: int) -> None:
+    """Take what a lease holds from token `cut` on, and what hangs below it, out of the tree."""
+    cut -= cut % cache.block_size
+    node = lease._node
+    while node.start > cut:
+        assert node.parent is not None
+        node = node.parent
+    if node.start < cut:
+        cache._tree.split(node, (cut - node.start) // cache.block_size)
+    detach(cache, [node], lease)
 
 
 def _subtrees(tops: list[Node]) -> dict[Node, None]:
@@ -115,11 +126,11 @@ def _make_private(
         assert node.parent is not None
         start = node.start
         node = node.parent
-    cache._hold(node)
+    hold(cache, node)
     lease._node.holders -= 1
     cache._tree.unprotect(lease._node)
     size = cache.block_size
-    for block in np.asarray(lease._table[start // size : -(-lease._tree_tokens // size)]).tolist():
+    for block in lease._table[start // size : -(-lease._tree_tokens // size)]:
         counts[block] = counts.get(block, 0) + 1
         owners.setdefault(block, lease._space.group)
     lease._node = node

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixkv.cache.ghost import PrefixHasher
 from radixkv.cache.keys import NamespaceKey, decode_tokens
 from radixkv.cache.node import Node
+from radixkv.cache.prefix_hash import PrefixHasher
 
 
 @dataclass(frozen=True, slots=True)

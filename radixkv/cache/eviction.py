@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 class EvictionIndex:
     """The candidates of one quota group in order of eviction. All operations O(log n)."""
 
-    __slots__ = ("_entries", "_policy", "_serial")
+    __slots__ = ("_entries", "_priority", "_serial")
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
+        self._priority = policy.priority
         self._entries: Any = SortedList()
         self._serial = 0
 
@@ -59,9 +59,9 @@ class EvictionIndex:
 
     def add(self, node: Node) -> None:
         """Make a leaf a candidate; on equal priority the one added earlier goes first."""
-        self._serial += 1
-        node.entry = (self._policy.priority(node), self._serial, node)
-        self._entries.add(node.entry)
+        self._serial = serial = self._serial + 1
+        node.entry = entry = (self._priority(node), serial, node)
+        self._entries.add(entry)
 
     def remove(self, node: Node) -> None:
         """The leaf is no longer a candidate."""
@@ -160,6 +160,11 @@ class EvictionPolicy:
     def ghost_data(self, node: Node) -> Any:
         """Something small to remember with the evicted blocks of `node`."""
         return None
+
+
+def hook(policy: EvictionPolicy, name: str) -> Any:
+    """The policy's own method of this name; None where it leaves the base's, which does nothing."""
+    return None if getattr(type(policy), name) is getattr(EvictionPolicy, name) else getattr(policy, name)
 
 
 class LRU(EvictionPolicy):

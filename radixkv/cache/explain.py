@@ -7,7 +7,7 @@ The reasons, in the order in which they are tried for the first token that was n
     partial_block  the tokens are cached, but sharing a part of a block was not possible
     evicted        the block was here and was evicted to make room
     expired        the same, after a pin on it had run out
-    reset          the same, by `reset` or because a failed step withdrew it
+    reset          the same, by `reset`
     namespace      cached, but under another namespace (told to administrators only)
     diverged       another continuation of the same prefix is cached
     first_seen     nothing that begins like this has been here, as far as the ghost index remembers
@@ -15,14 +15,15 @@ The reasons, in the order in which they are tried for the first token that was n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
+from radixkv.cache.ghost import GhostIndex, GhostRecord
+from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
+from radixkv.cache.radix_tree import Walk
 
 if TYPE_CHECKING:
     from radixkv.cache.node import Space
     from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.cache.radix_tree import Walk
 
 Reason = Literal[
     "hit",
@@ -47,7 +48,6 @@ REASONS: tuple[Reason, ...] = (
     "first_seen",
 )
 CACHE_IS_OFF = "prefix caching is off"
-CONTEXT_TOKENS = 8  # tokens shown after the place where two prompts part
 
 
 class MissReport:
@@ -157,59 +157,46 @@ class MissReport:
         return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
 
 
-class PendingReport:
-    """What a report needs to know of the moment of the acquire; the rest is looked up when it is read.
+class DueReport(NamedTuple):
+    """What a report needs to know of the moment of its acquire; the rest is looked up when it is read.
 
-    Nothing is lost by waiting: the block that a lease missed is its own from then on, so that it can't be
-    evicted (again) before the lease ends, and later removals are told apart by their time.
+    Attributes:
+        moment: of the ghost index, see `GhostIndex.watch`; -1: it can't say anything.
+        walk: where the lookup ended.
+        num_tokens: of the prompt.
+        at: clock seconds; 0 without a moment.
+        seed, mark: for the prefix hash of the first block missed.
+        skip: why no lookup was made.
     """
 
-    __slots__ = ("at", "cached", "cached_after", "data", "depth", "found", "mark", "seed", "skip")
-
-    def __init__(
-        self,
-        data: bytes,
-        seed: int,
-        depth: int,
-        found: int,
-        cached: int,
-        cached_after: bytes | bytearray,
-        skip: str | None,
-        at: float,
-        mark: int = 0,
-    ) -> None:
-        self.data = data
-        self.seed = seed
-        self.mark = mark
-        self.depth = depth
-        self.found = found
-        self.cached = cached
-        self.cached_after = cached_after
-        self.skip = skip
-        self.at = at
-
-
-def continuation(walk: Walk, found: int) -> bytes | bytearray:
-    """The cached tokens (as bytes) at the place where a lookup ended; empty where nothing goes on."""
-    neighbour = walk[4]
-    if neighbour is None or not found:
-        return b""
-    start = (found - neighbour.start) * TOKEN_BYTES
-    return neighbour.key[start : start + CONTEXT_TOKENS * TOKEN_BYTES]
+    moment: int
+    walk: Walk
+    num_tokens: int
+    at: float
+    seed: int
+    mark: int
+    skip: str | None
 
 
 class Explainer:
     """Composes the reports of one cache."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, ghosts: GhostIndex) -> None:
         self._cache = cache
+        self._ghosts = ghosts
 
-    def complete(self, pending: PendingReport) -> MissReport:
-        """The report of a lease."""
-        num_tokens = len(pending.data) // TOKEN_BYTES
-        if pending.skip is not None:
-            return MissReport("skipped", num_tokens, 0, skipped=pending.skip)
-        return self._classify(pending, num_tokens, None)
+    def complete(self, due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
+        """The report of a lease whose `tokens` begin with the prompt; the ghost index is at its moment."""
+        num_tokens = due.num_tokens
+        if due.skip is not None:
+            return MissReport("skipped", num_tokens, 0, skipped=due.skip)
+        walk = due.walk
+        record = None
+        if due.moment >= 0:
+            record = self._ghosts.find(
+                tokens, num_tokens, due.seed, walk.depth, walk.depth + walk.partial, due.mark
+            )
+        return _classify(tokens, num_tokens, cached, walk, record, due.at, None)
 
     def dry(self, data: bytes, space: Space | None, walk: Walk | None, admin: bool) -> MissReport:
         """The report that a lease would get now; `admin`: other namespaces count, too."""
@@ -217,37 +204,46 @@ class Explainer:
         num_tokens = len(data) // TOKEN_BYTES
         if not cache.enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        depth, found, seed, mark = 0, 0, 0, 0
-        after: bytes | bytearray = b""
+        depth = found = 0
         if walk is not None:
             depth, found = walk.depth, walk.depth + walk.partial
-            after = continuation(walk, found)
-        if space is not None:
-            seed, mark = cache._seed_and_mark(data, space, depth)
         cached = min(found if cache.partial_reuse else depth, num_tokens - 1)
-        pending = PendingReport(data, seed, depth, found, cached, after, None, cache._clock(), mark)
+        record = None
+        if space is not None:
+            self._ghosts.catch_up()
+            seed, mark = cache._public.seed_and_mark(data, space, depth)
+            record = self._ghosts.find(data, num_tokens, seed, depth, found, mark)
         elsewhere = self._found_elsewhere(data, space) if admin else None
-        return self._classify(pending, num_tokens, elsewhere)
+        return _classify(data, num_tokens, cached, walk, record, cache._clock(), elsewhere)
 
     def _found_elsewhere(self, data: bytes, space: Space | None) -> int:
         """The longest match of another namespace. O(namespaces * tokens)."""
         others = [other for other in self._cache._tree.roots if other is not space]
-        return max((self._cache._match(data, other).num_tokens for other in others), default=0)
+        return max((self._cache._lookup.match(data, other).num_tokens for other in others), default=0)
 
-    def _classify(self, pending: PendingReport, num_tokens: int, elsewhere: int | None) -> MissReport:
-        cached, found, data = pending.cached, pending.found, pending.data
-        if cached >= num_tokens - 1:
-            return MissReport("hit", num_tokens, cached)
-        if found > cached:
-            return MissReport("partial_block", num_tokens, cached)
-        record = self._cache._ghosts.find(data, pending.seed, pending.depth, found, pending.mark)
-        if record is not None and record.at <= pending.at:
-            reason: Any = record.reason
-            age = pending.at - record.at
-            return MissReport(reason, num_tokens, cached, age_s=age, evicted_by=record.by)
-        if elsewhere is not None and elsewhere > found:
-            return MissReport("namespace", num_tokens, cached)
-        if pending.cached_after:
-            after = data[found * TOKEN_BYTES : (found + CONTEXT_TOKENS) * TOKEN_BYTES]
-            return MissReport("diverged", num_tokens, cached, found, pending.cached_after, after)
-        return MissReport("first_seen", num_tokens, cached)
+
+def _classify(
+    data: bytes | bytearray,
+    num_tokens: int,
+    cached: int,
+    walk: Walk | None,
+    record: GhostRecord | None,
+    now: float,
+    elsewhere: int | None,
+) -> MissReport:
+    """The first reason that applies, in the order of `REASONS`."""
+    found = 0 if walk is None else walk.depth + walk.partial
+    if cached >= num_tokens - 1:
+        return MissReport("hit", num_tokens, cached)
+    if found > cached:
+        return MissReport("partial_block", num_tokens, cached)
+    if record is not None:
+        age = now - record.at
+        return MissReport(cast(Reason, record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
+    if elsewhere is not None and elsewhere > found:
+        return MissReport("namespace", num_tokens, cached)
+    if walk is not None and found and walk.onward:
+        shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
+        new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
+        return MissReport("diverged", num_tokens, cached, found, shown, new)
+    return MissReport("first_seen", num_tokens, cached)

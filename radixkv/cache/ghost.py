@@ -1,35 +1,38 @@
-"""GhostIndex: what was here and is gone. Hashes only, bounded, oldest forgotten first.
+"""GhostIndex: what was here and is gone. Bounded, the oldest forgotten first, and cheap to write to.
 
-A block is known by the hash of the whole prefix that ends with it, so that the same tokens behind another
-prefix are another block. Prefix hashes are chained over segments of `SEGMENT_BLOCKS` blocks:
+Removing blocks must be quick, asking why a prompt missed may take a little longer. So a removal is only
+noted: the tokens that went (the leaf's own, no copy), the prefix state they follow, when, why. The notes are
+hashed, in their order, when somebody asks; those that age out unasked never are. What remains are hashes.
 
-    C[0] = hash of the namespace;  C[s + 1] = xxh3(tokens of segment s, seed C[s])
-    hash of block b in segment s = xxh3(tokens from the segment's start to the block's end, seed C[s])
+    notes     [removal 7] [removal 8] [removal 9]        not hashed yet; at most `capacity` blocks
+    readers              ^ 8: a report not read yet       what it finds must not depend on removals 8 and 9
 
-so a lookup costs one hash per segment, and an eviction needs at most a segment of the path above it: each
-node remembers the chain value of the segment that it starts in.
-
-A partial block is remembered under the prefix before it, with its length: a prompt that continues it differs
-from it in the same block, and only its first tokens can tell.
+A *reader* is a lease whose report is due: its `settle_report` is called when the notes before its moment are
+hashed and those after it are not. So a report read late tells of the moment of its acquire, even when the
+same blocks came and went since.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import xxhash
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Node
+from radixkv.cache.prefix_hash import PrefixHasher, State
 from radixkv.cache.radix_tree import RadixTree
 
-SEGMENT_BLOCKS = 256
-_PARTIAL = 0x9E3779B97F4A7C15  # told apart from the hash of a whole block by this seed difference
-_MASK = 2**64 - 1
+_MAX_READERS = 1024
 
 _hash = xxhash.xxh3_64_intdigest
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 class GhostRecord:
@@ -54,116 +57,19 @@ class GhostRecord:
         return f"GhostRecord({self.reason} by {self.by} at {self.at:g})"
 
 
-class PrefixHasher:
-    """Prefix hashes of the blocks of a tree and of prompts."""
+class RemovedRun:
+    """A node's tokens when blocks began to leave it, and what is needed to hash them; shared by its notes."""
 
-    def __init__(self, tree: RadixTree) -> None:
-        self._tree = tree
-        self._segment = SEGMENT_BLOCKS * tree.block_bytes
-        self.has_public = False  # whether a prefix was ever public
+    __slots__ = ("key", "mark", "notes", "state")
 
-    def of_prompt(self, data: bytes | memoryview, seed: int, end: int) -> int:
-        """The hash of the prefix data[:end] (bytes). O(end)."""
-        segment = self._segment
-        start, chain = 0, seed
-        while end - start > segment:
-            chain = _hash(data[start : start + segment], chain)
-            start += segment
-        return _hash(data[start:end], chain)
-
-    def partial_key(self, data: bytes | memoryview, seed: int, start: int) -> int:
-        """The key of a partial block that begins behind data[:start] (bytes)."""
-        return (self.of_prompt(data, seed, start) if start else seed) ^ _PARTIAL
-
-    def mark(self, node: Node) -> int:
-        """What is mixed into the hashes of private nodes below public prefixes; else 0. O(depth)."""
-        if not self.has_public or node.space.is_public:
-            return 0
-        root = node
-        while root.parent is not None:
-            root = root.parent
-        return node.space.seed ^ root.space.seed
-
-    def _chain(self, node: Node) -> int:
-        """The chain value of the segment that the node starts in, remembered along the path. O(segment)."""
-        if node.chain is not None:
-            return node.chain
-        todo = []
-        current: Node | None = node
-        while current is not None and current.chain is None and current.parent is not None:
-            todo.append(current)
-            current = current.parent
-        blocks = self._tree.block_size * SEGMENT_BLOCKS
-        for below in reversed(todo):
-            parent = below.parent
-            assert parent is not None
-            chain = node_seed(parent) if parent.chain is None else parent.chain
-            first = parent.start // blocks
-            last = below.start // blocks
-            if last > first:
-                head = self._tree.prefix_bytes(parent, first * blocks)
-                for s in range(last - first):
-                    chain = _hash(head[s * self._segment : (s + 1) * self._segment], chain)
-            below.chain = chain
-        assert node.chain is not None
-        return node.chain
-
-    def of_node(self, node: Node, first: int, stop: int | None = None) -> tuple[array[int], int]:
-        """The hashes of the node's whole blocks first..stop, and the partial key of its tail (or 0).
-
-        O(blocks + one segment of the path above).
-        """
-        size = self._tree.block_bytes
-        chain = self._chain(node)
-        mark = self.mark(node)
-        unit = self._tree.block_size * SEGMENT_BLOCKS
-        origin = node.start - node.start % unit
-        assert node.parent is not None
-        head = self._tree.prefix_bytes(node.parent, origin) if node.start > origin else b""
-        data = head + bytes(node.key)
-        offset = 0
-        whole = len(node.key) // size
-        hashes = array("Q")
-        state: Any = None  # a streaming hash: each further block costs only its own bytes
-        for index in range(first, whole if stop is None else min(stop, whole)):
-            end = len(head) + (index + 1) * size
-            if state is None or end - offset > self._segment:
-                while end - offset > self._segment:
-                    chain = _hash(data[offset : offset + self._segment], chain)
-                    offset += self._segment
-                state = xxhash.xxh3_64(data[offset:end], chain)
-            else:
-                state.update(data[end - size : end])
-            hashes.append(state.intdigest() ^ mark)
-        partial = 0
-        if len(node.key) % size and stop is None:
-            end = len(head) + whole * size
-            while end - offset > self._segment:
-                chain = _hash(data[offset : offset + self._segment], chain)
-                offset += self._segment
-            partial = (_hash(data[offset:end], chain) if end > offset else chain) ^ _PARTIAL ^ mark
-        return hashes, partial
-
-    def of_block(self, node: Node, index: int) -> int:
-        """The hash of one block of a node, whole or partial. O(blocks before it + one segment)."""
-        end = min((index + 1) * self._tree.block_bytes, len(node.key))
-        chain = self._chain(node)
-        unit = self._tree.block_size * SEGMENT_BLOCKS
-        origin = node.start - node.start % unit
-        assert node.parent is not None
-        head = self._tree.prefix_bytes(node.parent, origin) if node.start > origin else b""
-        return self.of_prompt(head + bytes(node.key[:end]), chain, len(head) + end) ^ self.mark(node)
+    def __init__(self, state: State, key: bytes | bytearray, mark: int) -> None:
+        self.state = state
+        self.key = key
+        self.mark = mark
+        self.notes = 0  # that are not hashed yet
 
 
-def node_seed(node: Node) -> int:
-    """The seed of the tree that a root begins."""
-    return node.space.seed
-
-
-def space_seed(key: tuple[str, ...]) -> int:
-    """A namespace's seed: each part is framed by its length."""
-    framed = b"".join(len(part).to_bytes(8, "little") + part.encode("utf-8", "surrogatepass") for part in key)
-    return _hash(framed, len(key))
+Note = tuple[RemovedRun, int, int, int, str, float, str, Any]  # run, first, count, end; GhostRecord's
 
 
 class GhostIndex:
@@ -171,50 +77,156 @@ class GhostIndex:
 
     Args:
         capacity: blocks remembered; 0 turns the index off.
+
+    Attributes:
+        count: removals noted since the start, the moment now; 0: there is nothing to find.
+        before_reading: called before notes are hashed or forgotten: the last chance to `watch`.
     """
 
     def __init__(self, tree: RadixTree, capacity: int) -> None:
         self.capacity = capacity
+        self.count = 0
+        self.before_reading: Callable[[], None] = _nothing
         self.hasher = PrefixHasher(tree)
-        self._tree = tree
+        self._size = tree.block_bytes
+        self._notes: deque[Note] = deque()
+        self._noted_blocks = 0
+        self._noted_bytes = 0
+        self._byte_limit = max(1 << 20, 3 * capacity * tree.block_bytes)
+        self._readers: deque[tuple[int, ref[Any]]] = deque()
         self._records: OrderedDict[int, GhostRecord] = OrderedDict()
         self._partials: OrderedDict[int, tuple[int, int, GhostRecord]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._records) + len(self._partials)
+        """Blocks remembered; one removed several times may count as often. O(1)."""
+        return min(self.capacity, len(self._records) + len(self._partials) + self._noted_blocks)
 
     def __repr__(self) -> str:
         return f"GhostIndex({len(self)} of {self.capacity} blocks)"
 
-    def remember(self, node: Node, num_blocks: int, record: GhostRecord) -> None:
-        """The last `num_blocks` blocks of `node` are about to go. O(num_blocks + one segment of the path)."""
+    # ------------------------------------------------------------------ writing
+
+    def remember(
+        self, node: Node, num_blocks: int, reason: str, at: float, by: str, data: Any = None
+    ) -> None:
+        """The last `num_blocks` blocks of `node` are about to go. O(1), once per parent O(its tokens).
+
+        The node must not be changed afterwards except by trimming it, until it is protected again.
+        """
         if not self.capacity:
             return
-        first = max(len(node.blocks) - num_blocks, len(node.blocks) - self.capacity)
-        hashes, partial = self.hasher.of_node(node, first)
-        records = self._records
+        total = len(node.blocks)
+        run: RemovedRun | None = node.removal
+        if run is None:
+            parent = node.parent
+            assert parent is not None
+            state = parent.prefix_state or self.hasher.state_behind(parent)
+            whole = num_blocks == total
+            mark = self.hasher.mark(node) if self.hasher.has_public else 0
+            run = RemovedRun(state, node.key if whole else bytes(node.key), mark)
+            if not whole:
+                node.removal = run
+        if not run.notes:
+            self._noted_bytes += len(run.key) + len(run.state[1])
+        run.notes += 1
+        self._notes.append((run, total - num_blocks, num_blocks, len(node.key), reason, at, by, data))
+        self.count += 1
+        self._noted_blocks += num_blocks
+        if self._noted_blocks > self.capacity or self._noted_bytes > self._byte_limit:
+            self._make_room()
+
+    def watch(self, reader: ref[Any], moment: int) -> None:
+        """A reader asks about a moment, not before the latest asked about; it is told in time. O(1)."""
+        readers = self._readers
+        readers.append((moment, reader))
+        if len(readers) > _MAX_READERS:
+            self._readers = readers = deque([entry for entry in readers if entry[1]() is not None])
+            if len(readers) > _MAX_READERS // 2:
+                self.catch_up(readers[len(readers) // 2][0])
+
+    def _make_room(self) -> None:
+        """Too much is noted: hash what a report still depends on, and forget the oldest of the rest."""
+        self.before_reading()
+        readers, notes = self._readers, self._notes
+        while readers:
+            moment, reference = readers[0]
+            if reference() is None:
+                readers.popleft()
+            else:
+                self.catch_up(moment)
+        if self._noted_bytes > self._byte_limit:
+            self.catch_up()
+        while notes and self._noted_blocks - notes[0][2] >= self.capacity:
+            self._take_first()
+            self._records.clear()  # older than what was just forgotten
+            self._partials.clear()
+
+    def _take_first(self) -> Note:
+        note = self._notes.popleft()
+        run = note[0]
+        run.notes -= 1
+        if not run.notes:
+            self._noted_bytes -= len(run.key) + len(run.state[1])
+        self._noted_blocks -= note[2]
+        return note
+
+    def catch_up(self, moment: int | None = None) -> None:
+        """Hash what was noted up to a moment (None: now), and tell the readers on the way.
+
+        O(blocks noted).
+        """
+        self.before_reading()
+        if moment is None:
+            moment = self.count
+        readers = self._readers
+        while True:
+            hashed = self.count - len(self._notes)
+            while readers and readers[0][0] <= hashed:
+                reader = readers.popleft()[1]()
+                if reader is not None:
+                    reader.settle_report()
+            if hashed >= moment:
+                return
+            self._hash(self._take_first())
+
+    def _hash(self, note: Note) -> None:
+        run, first, num_blocks, end, *why = note
+        record = GhostRecord(*why)
+        records, key, mark = self._records, run.key, run.mark
+        first += max(0, num_blocks - self.capacity)
+        hashes, partial = self.hasher.of_run(run.state, key, first, end)
         for value in hashes:
+            value ^= mark
             records[value] = record
             records.move_to_end(value)
         if partial:
-            tail = bytes(node.key[len(node.key) - len(node.key) % self._tree.block_bytes :])
+            tail = bytes(key[end - end % self._size : end])
+            partial ^= mark
             self._partials[partial] = (len(tail), _hash(tail), record)
             self._partials.move_to_end(partial)
-        while len(self._records) + len(self._partials) > self.capacity:
-            (self._records or self._partials).popitem(last=False)
+        while len(records) + len(self._partials) > self.capacity:
+            (records or self._partials).popitem(last=False)
 
-    def find(self, data: bytes, seed: int, depth: int, found: int, mark: int = 0) -> GhostRecord | None:
+    # ------------------------------------------------------------------ reading
+
+    def find(
+        self, data: bytes | bytearray, num_tokens: int, seed: int, depth: int, found: int, mark: int = 0
+    ) -> GhostRecord | None:
         """What removed the block behind the first `depth` tokens of a prompt; None: not known. O(depth).
 
+        Only what has been hashed is found, see `catch_up`.
+
         Args:
+            data: begins with the prompt, of `num_tokens` tokens.
             depth: tokens found in whole blocks.
             found: tokens found at all; a remembered partial block must reach beyond them.
             mark: see `PrefixHasher.mark`, for the block in question.
         """
         records = self._records
         start = depth * TOKEN_BYTES
-        end = start + self._tree.block_bytes
-        if end <= len(data) and records:
+        end = start + self._size
+        stop = num_tokens * TOKEN_BYTES
+        if end <= stop and records:
             record = records.get(self.hasher.of_prompt(data, seed, end) ^ mark)
             if record is not None:
                 return record
@@ -222,23 +234,24 @@ class GhostIndex:
             entry = self._partials.get(self.hasher.partial_key(data, seed, start) ^ mark)
             if entry is not None:
                 length, digest, record = entry
-                if start + length > found * TOKEN_BYTES and _hash(data[start : start + length]) == digest:
+                if (
+                    found * TOKEN_BYTES < start + length <= stop
+                    and _hash(data[start : start + length]) == digest
+                ):
                     return record
         return None
 
     def find_block(self, node: Node, index: int) -> GhostRecord | None:
-        """What removed the whole block at `index` of a node earlier. O(one segment of the path)."""
-        if not self._records:
+        """What removed the whole block at `index` of a node earlier. O(blocks before it in the node)."""
+        if not self.count:
             return None
-        hashes, _ = self.hasher.of_node(node, index, index + 1)
-        return self._records.get(hashes[0]) if hashes else None
+        self.catch_up()
+        if (index + 1) * self._size > len(node.key):
+            return None
+        return self._records.get(self.hasher.of_block(node, index))
 
     def clear(self) -> None:
         """Forget all ghosts."""
+        self.catch_up()
         self._records.clear()
         self._partials.clear()
-
-
-def make_space(tree: RadixTree, key: tuple[str, ...], group: Any) -> Space:
-    """A namespace with its seed for prefix hashes."""
-    return Space(key, group, space_seed(key))

@@ -66,6 +66,8 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
         assert members, f"{node!r} keeps an empty set of children"
         assert len(set(firsts)) == len(firsts), f"siblings below {node!r} share their first block"
         assert firsts == children.first_blocks(), f"the order of the children below {node!r} is stale"
+        ordered = [bytes(child.key[: tree.block_bytes]) for child in children.in_order()]
+        assert ordered == firsts, f"the children below {node!r} are out of order"
         for child in members:
             assert child.parent is node, f"{child!r} does not point back to {node!r}"
             assert child.space is space, f"{child!r} is filed under {space!r}"

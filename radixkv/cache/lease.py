@@ -18,20 +18,25 @@ tokens of a fully cached prompt, or of a fork's sibling, were in the tree before
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cache.explain import MissReport, PendingReport
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens, shared_bytes
-from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.commit import sync
+from radixkv.cache.detach import detach_from
+from radixkv.cache.explain import DueReport, MissReport
+from radixkv.cache.holding import hold, unprotect
+from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
+from radixkv.cache.node import Node, Space
 from radixkv.errors import LeaseError
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import PrefixCache
 
 Copy = tuple[int, int, int]
+
+_NO_BLOCKS = array("i")
 
 
 class Lease:
@@ -49,6 +54,7 @@ class Lease:
     __slots__ = (
         "__weakref__",
         "_cache",
+        "_due",
         "_family",
         "_is_released",
         "_is_unshareable",
@@ -63,6 +69,7 @@ class Lease:
         "_table",
         "_tokens",
         "_tree_tokens",
+        "_view",
         "copies",
         "id",
         "namespace",
@@ -77,33 +84,31 @@ class Lease:
         lease_id: int,
         namespace: Namespace,
         space: Space,
-        tokens: bytearray,
+        tokens: bytes | bytearray,
         node: Node,
-        table: npt.NDArray[np.int32],
-        num_blocks: int,
         tree_tokens: int,
+        num_tokens: int,
         num_cached_tokens: int,
-    ) -> None:
+    ) -> None:  # its maker sets the block table, and the cache's counts of references
         self._cache = cache
         self.id = lease_id
         self.namespace = namespace
         self._space = space
-        self._tokens = tokens
+        self._tokens = tokens  # bytes until tokens are appended
         self._node = node
-        self._table = table
-        self._num_blocks = num_blocks
-        self._tree_tokens = tree_tokens
-        self._own_from = tree_tokens
+        self._table = _NO_BLOCKS  # block ids and spare entries
+        self._view: npt.NDArray[np.int32] | None = None  # the same as an array
+        self._num_blocks = 0
+        self._tree_tokens = self._own_from = tree_tokens
         self._public_tokens = 0  # leading tokens that belong to a public prefix
         self._sources: list[tuple[Node, int]] = []
         self._source_blocks: list[int] = []
         self._family: list[Lease] | None = None
-        self._is_released = False
-        self._is_unshareable = False
-        self._report: MissReport | tuple[Any, ...] | None = None
-        self.num_tokens = len(tokens) // TOKEN_BYTES
-        self.num_cached_tokens = num_cached_tokens
-        self.num_committed = num_cached_tokens
+        self._is_released = self._is_unshareable = False
+        self._due: DueReport | None = None
+        self._report: MissReport | None = None
+        self.num_tokens = num_tokens
+        self.num_cached_tokens = self.num_committed = num_cached_tokens
         self.copies: list[Copy] = []
 
     def __repr__(self) -> str:
@@ -118,16 +123,32 @@ class Lease:
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
         """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
-        return self._table[: self._num_blocks]
+        view = self._view
+        if view is None:
+            view = self._view = np.frombuffer(self._table, np.int32)
+        return view[: self._num_blocks]
 
     @property
     def report(self) -> MissReport:
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
         if self._report is None:
-            self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
-        if type(self._report) is tuple:  # what acquire noted, at the least cost; see PendingReport
-            self._report = self._cache._explainer.complete(PendingReport(*self._report))
-        return self._report  # type: ignore[return-value]
+            if self._due is None:
+                self._cache._reports.flush()
+            due = self._due
+            if due is None:
+                self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
+            elif due.moment >= 0:
+                self._cache._ghosts.catch_up(due.moment)
+            if self._report is None:
+                self.settle_report()
+        assert self._report is not None
+        return self._report
+
+    def settle_report(self) -> None:
+        """The ghost index stands where it stood at the acquire: compose the report now."""
+        if self._report is None and self._due is not None:
+            self._report = self._cache._explainer.complete(self._due, self._tokens, self.num_cached_tokens)
+            self._due = None
 
     @property
     def is_released(self) -> bool:
@@ -158,7 +179,8 @@ class Lease:
         if self._is_released:
             raise self._error("append to")
         data = encode_tokens(token_ids)
-        size = self._cache.block_size
+        cache = self._cache
+        size = cache.block_size
         old = self.num_tokens
         new = old + len(data) // TOKEN_BYTES
         missing = -(-new // size) - self._num_blocks
@@ -167,35 +189,38 @@ class Lease:
             if self._tree_tokens > old - old % size:
                 copy = self._node.holders > 1
             else:
-                extra = self._cache._pool.extra_holders
-                copy = bool(extra) and int(self._table[self._num_blocks - 1]) in extra
+                extra = cache._pool.extra_holders
+                copy = bool(extra) and self._table[self._num_blocks - 1] in extra
         if missing > 0 or copy:
-            blocks = self._cache._allocate(missing + copy, self._space.group, self)
-            self._reserve(self._num_blocks + missing)
-            if copy:
-                self._copy_tail(int(blocks[0]), old)
-                blocks = blocks[1:]
-            self._table[self._num_blocks : self._num_blocks + missing] = blocks
-            self._num_blocks += missing
-            self._tokens += data
-            self.num_tokens = new
-            if self._cache._lagging:
-                self._cache._resync()
-            return
-        self._tokens += data
+            self._add_blocks(missing, copy)
+        tokens = self._tokens
+        if type(tokens) is bytes:
+            self._tokens = tokens = bytearray(tokens)
+        tokens += data
         self.num_tokens = new
+        if (missing > 0 or copy) and cache._lagging:
+            cache._resync()
 
-    def _reserve(self, num_blocks: int) -> None:
-        if num_blocks > len(self._table):
-            table = np.empty(max(num_blocks, len(self._table) * 2), np.int32)
-            table[: self._num_blocks] = self.block_table
-            self._table = table
+    def _add_blocks(self, missing: int, copy: bool) -> None:
+        """Allocate blocks for tokens to append, and one to copy the last block to if asked."""
+        blocks = self._cache._allocate(missing + copy, self._space.group, self)
+        if copy:
+            self._copy_tail(blocks.pop(0), self.num_tokens)
+        if missing <= 0:
+            return
+        old = self._num_blocks
+        new = old + missing
+        if new > len(self._table):  # a view of it may be in use: it can't be resized
+            self._table = self._table + array("i", bytes(4 * max(new - old, old)))
+            self._view = None
+        self._table[old:new] = blocks
+        self._num_blocks = new
 
     def _copy_tail(self, target: int, num_tokens: int) -> None:
         """Replace the shared partial last block by `target`; whoever shares it keeps the old one."""
         cache = self._cache
         start = num_tokens - num_tokens % cache.block_size
-        source = int(self._table[self._num_blocks - 1])
+        source = self._table[self._num_blocks - 1]
         slots = min(self.num_committed, num_tokens) - start
         if self._tree_tokens > start:
             tail = self._node
@@ -203,14 +228,14 @@ class Lease:
             many = len(tail.blocks) > 1
             upper = tree.split(tail, len(tail.blocks) - 1) if many else tail.parent
             assert upper is not None
-            cache._hold(upper)
+            hold(cache, upper)
             tail.holders -= 1
             self._node = upper
             self._tree_tokens = start
             if slots > 0:
                 self._sources.append((tail, source))  # keeps the reference that the lease had
             else:
-                cache._unprotect(tail)
+                unprotect(cache, tail)
         elif slots > 0:
             self._source_blocks.append(source)  # keeps the holder's count that the lease had
         else:
@@ -224,10 +249,10 @@ class Lease:
         """The copies have run: their source blocks need no longer be held. Implied by the next `commit`."""
         nodes, self._sources = self._sources, []
         for node, _ in nodes:
-            self._cache._unprotect(node)
+            unprotect(self._cache, node)
         blocks, self._source_blocks = self._source_blocks, []
         if blocks:
-            self._cache._free_private(np.array(blocks, np.int32), self._space.group)
+            self._cache._capacity.free_private(array("i", blocks), self._space.group)
         if (nodes or blocks) and self._cache._lagging:
             self._cache._resync()
 
@@ -269,224 +294,8 @@ class Lease:
                 node.version += 1
                 self._tree_tokens = num_tokens
                 return 0
-        shared_until = max(tree_tokens, self._sync())
+        shared_until = max(tree_tokens, sync(self))
         return max(0, min(num_tokens, shared_until) - before)
-
-    def _sync(self) -> int:
-        """Bring the tree from `_tree_tokens` up to `num_committed`; returns where shared tokens end."""
-        cache = self._cache
-        shared_until = 0
-        cache._lagging.pop(self, None)
-        if not cache.enabled or self._is_unshareable:
-            return 0
-        tree = cache._tree
-        size = cache.block_size
-        while self._tree_tokens < self.num_committed:
-            pos = self._tree_tokens
-            if pos % size:
-                converged = self._sync_tail(pos, min(self.num_committed, pos - pos % size + size))
-                if converged is None:
-                    cache._lagging[self] = None
-                    break
-                shared_until = max(shared_until, converged)
-                continue
-            limit, space = self.num_committed, self._space
-            if pos < self._public_tokens:
-                limit, space = min(limit, self._public_tokens), cache._public
-            siblings = tree.children_of(self._node, space)
-            if siblings is not None:
-                first = bytes(self._tokens[pos * TOKEN_BYTES : min(pos + size, limit) * TOKEN_BYTES])
-                child = siblings.find(first) if len(first) == tree.block_bytes else None
-                if child is not None:
-                    shared_until = self._converge(child, pos, limit)
-                    continue
-                if len(first) < tree.block_bytes and siblings.covers(first) is not None:
-                    cache._lagging[self] = None
-                    break
-            if not self._insert(pos, limit, space, siblings):
-                cache._lagging[self] = None
-                break
-        return shared_until
-
-    def _sync_tail(self, pos: int, end: int) -> int | None:
-        """Grow the tree's partial block [.., pos) to `end`; None: a sibling covers it already.
-
-        Returns where tokens shared with others end: 0, or the end of the block after converging.
-        """
-        cache = self._cache
-        tree = cache._tree
-        node = self._node
-        size = cache.block_size
-        start = pos - pos % size
-        if len(node.blocks) == 1:
-            parent = node.parent
-            assert parent is not None
-            siblings = tree.children_of(parent, node.space)
-            assert siblings is not None
-            grown = bytes(self._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-            if len(grown) == tree.block_bytes:
-                child = siblings.find(grown)
-                if child is not None:
-                    self._leave_stub(parent, start)
-                    return self._converge(child, start, end)
-            elif siblings.covers(grown) is not None:
-                return None
-        tree.extend_tail(node, self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
-        for sibling in self._family or ():
-            if sibling._node is node and sibling._tree_tokens == pos:
-                sibling._tree_tokens = end
-        self._tree_tokens = end
-        cache._drop_covered(node)
-        return 0
-
-    def _leave_stub(self, parent: Node, start: int) -> None:
-        """Go back above a node that consists of this lease's partial block; its block becomes private."""
-        cache = self._cache
-        stub = self._node
-        if stub.holders > 1 or stub.refs > 1:
-            # Others need the block where it is: this lease keeps no claim on it, since it converges next.
-            cache._hold(parent)
-            self._node = parent
-            stub.holders -= 1
-            cache._unprotect(stub)
-            self._table[start // cache.block_size] = -1
-        else:
-            cache._hold(parent)
-            stub.holders -= 1
-            self._node = parent
-            group = stub.space.group
-            cache._tree.trim(stub, 1)
-            group.used -= 1
-            self._space.group.used += 1
-        self._tree_tokens = start
-
-    def _converge(self, child: Node, pos: int, limit: int) -> int:
-        """Follow a child whose first block is this lease's next one; returns where it ends. O(tokens shared).
-
-        Every block followed replaces a private one of the lease, which is freed.
-        """
-        cache = self._cache
-        tree = cache._tree
-        size = cache.block_size
-        limit = min(limit, pos + len(child.blocks) * size)
-        same = shared_bytes(child.key, bytes(self._tokens[pos * TOKEN_BYTES : limit * TOKEN_BYTES]))
-        count = same // tree.block_bytes
-        target = tree.split(child, count) if count < len(child.blocks) else child
-        first = pos // size
-        own = self._table[first : first + count].copy()
-        cached = np.frombuffer(target.blocks, np.int32)
-        cache._hold(target)
-        cache._release_hold(self._node)
-        self._node = target
-        cache._free_private(own[own >= 0], self._space.group)
-        self._table[first : first + count] = cached
-        self._tree_tokens = self._own_from = pos + count * size
-        return self._tree_tokens
-
-    def _insert(self, pos: int, end: int, space: Space, siblings: Children | None) -> bool:
-        """Put the tokens [pos, end) and their private blocks into the tree, as part of `space`.
-
-        False: the first of the blocks is also private to a lease that can't follow.
-        """
-        cache = self._cache
-        tree = cache._tree
-        size = cache.block_size
-        first = pos // size
-        table = self._table[first : -(-end // size)]
-        followers: list[tuple[Lease, int]] = []
-        if cache._pool.extra_holders:
-            count = self._sharable_blocks(table, first, followers)
-            if not count:
-                return False
-            if count < len(table):
-                table = table[:count]
-                end = min(end, pos + count * size)
-        key = self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES]
-        blocks = array("i", table.tobytes())
-        node = self._node
-        if (
-            siblings is None
-            and node.is_leaf
-            and node.holders == 1
-            and not node.pins_here
-            and node.parent is not None
-            and node.space is space
-            # Blocks with hits of their own are kept apart from new ones, for policies that count hits.
-            and (node.start >= self._own_from or not tree.policy.tracks_path)
-        ):
-            tree.extend(node, key, blocks)
-        else:
-            child = tree.add_child(node, space, key, blocks)
-            cache._hold(child)
-            cache._release_hold(node)
-            self._node = child
-            if siblings is not None:
-                cache._drop_covered(child)
-        if space.group is not self._space.group:
-            space.group.used += len(blocks)
-            self._space.group.used -= len(blocks)
-        self._tree_tokens = end
-        for lease, num_blocks in followers:
-            lease._follow(self, num_blocks)
-        for lease, _ in followers:
-            lease._sync()
-        return True
-
-    def _sharable_blocks(
-        self, table: npt.NDArray[np.int32], first: int, followers: list[tuple[Lease, int]]
-    ) -> int:
-        """How many leading blocks of `table` may enter the tree: those that nobody but forks shares.
-
-        Forks that share a block have the same tokens up to its end, so they can follow this lease into the
-        tree. Fills `followers` with them and the number of leading blocks that each must take over.
-        """
-        extra = self._cache._pool.extra_holders
-        sharers: list[tuple[Lease, list[int]]] = []
-        for lease in self._family or ():
-            if lease is not self and not lease._is_unshareable:
-                theirs = lease._table[first : min(lease._num_blocks, first + len(table))]
-                equal = np.flatnonzero(theirs == table[: len(theirs)]).tolist()
-                if equal:
-                    sharers.append((lease, equal))
-        holders = [0] * len(table)
-        for _, equal in sharers:
-            for i in equal:
-                holders[i] += 1
-        count = len(table)
-        for i, block in enumerate(table.tolist()):
-            if extra.get(block, 0) != holders[i]:
-                count = i
-                break
-        for i, block in enumerate(table[:count].tolist()):
-            if holders[i]:
-                del extra[block]
-        for lease, equal in sharers:
-            shared = [i for i in equal if i < count]
-            if shared:
-                followers.append((lease, first + shared[-1] + 1))
-        return count
-
-    def _follow(self, leader: Lease, num_blocks: int) -> None:
-        """A fork has put blocks into the tree that this lease shares: hold its path's first `num_blocks`."""
-        cache = self._cache
-        size = cache.block_size
-        own = self._table[-(-self._tree_tokens // size) : num_blocks].copy()
-        others = own != leader._table[num_blocks - len(own) : num_blocks]
-        place = leader._node
-        while place.start >= num_blocks * size:
-            assert place.parent is not None
-            place = place.parent
-        keep = num_blocks - place.start // size
-        if keep < len(place.blocks):
-            place = cache._tree.split(place, keep)
-        old = self._node
-        cache._hold(place)
-        self._node = place
-        self._tree_tokens = place.end
-        self._table[:num_blocks] = leader._table[:num_blocks]
-        cache._release_hold(old)
-        cache._free_private(own[others], self._space.group)
-        cache._lagging.pop(self, None)
 
     # ------------------------------------------------------------------ sharing and ending
 
@@ -508,17 +317,18 @@ class Lease:
             self._space,
             bytearray(self._tokens),
             self._node,
-            self.block_table.copy(),
-            self._num_blocks,
             self._tree_tokens,
+            self.num_tokens,
             self.num_cached_tokens,
         )
+        child._table = self._table[:]
+        child._num_blocks = self._num_blocks
         child.num_committed = self.num_committed
         child._own_from = self._own_from
         child._public_tokens = self._public_tokens
         child._is_unshareable = self._is_unshareable
-        child._report = self._report
-        cache._hold(self._node)
+        child._report = self.report if cache.explains else None
+        hold(cache, self._node)
         cache._pool.share(self._private_blocks())
         if self._family is None:
             self._family = [self]
@@ -529,7 +339,7 @@ class Lease:
             cache._lagging[child] = None
         return child
 
-    def _private_blocks(self) -> npt.NDArray[np.int32]:
+    def _private_blocks(self) -> array[int]:
         """The part of the block table that is not in the tree."""
         return self._table[-(-self._tree_tokens // self._cache.block_size) : self._num_blocks]
 
@@ -548,8 +358,8 @@ class Lease:
         self.num_committed = min(self.num_committed, max(0, num_tokens))
         cut = max(num_tokens, self._own_from)
         if cut < self._tree_tokens:
-            self._cache._detach_from(self, cut)
-            self._sync()
+            detach_from(self._cache, self, cut)
+            sync(self)
             if self._cache._lagging:
                 self._cache._resync()
 

@@ -11,7 +11,7 @@ leaf may be partial (hold fewer tokens than a block has slots); such a leaf's bl
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +64,13 @@ class Node:
         hits: how often a lease acquired a prefix through this node (kept for policies that ask for it).
         lapsed: a pin on it has run out.
         entry: its entry in the eviction index; None when it is not a candidate.
-        chain: cached prefix hash of the segment that `start` lies in; see `prefix_hash`.
+        prefix_state: cached state of the prefix hash at the node's end, while it has children; see `ghost`.
+        removal: the latest removal of blocks from the end of this leaf; see `ghost`.
         data: free for the eviction policy.
     """
 
     __slots__ = (
         "blocks",
-        "chain",
         "children",
         "data",
         "entry",
@@ -83,32 +83,30 @@ class Node:
         "parent",
         "pins",
         "pins_here",
+        "prefix_state",
         "refs",
+        "removal",
         "space",
         "start",
         "version",
     )
 
     def __init__(
-        self, parent: Node | None, space: Space, start: int, key: bytes | bytearray, blocks: array[int]
-    ) -> None:
+        self, parent: Node | None, space: Space, start: int, key: bytearray, blocks: array[int]
+    ) -> None:  # the node keeps `key` and `blocks`: they must not be used elsewhere
         self.parent = parent
         self.space = space
         self.start = start
-        self.key = bytearray(key)
+        self.key = key
         self.blocks = blocks
         self.children: Children | None = None
         self.foreign: dict[Space, Children] | None = None
-        self.refs = 0
-        self.holders = 0
-        self.pins = 0
-        self.pins_here = 0
-        self.version = 0
-        self.last_access = 0
-        self.hits = 0
+        self.refs = self.holders = self.pins = self.pins_here = 0
+        self.version = self.last_access = self.hits = 0
         self.lapsed = False
         self.entry: Any = None
-        self.chain: int | None = None
+        self.prefix_state: tuple[int, bytes] | None = None
+        self.removal: Any = None
         self.data: Any = None
 
     def __repr__(self) -> str:
@@ -151,34 +149,39 @@ class Children:
 
     The hash finds a child whose whole first block is known; the order finds the one that shares the longest
     part of a block, which is always a direct neighbour of the sought block's place. Both in O(log n).
+
+    Attributes:
+        by_hash: hash of the first block -> the child, or a list of the children whose blocks share the hash.
+        stubs: first block -> child, for those whose only block is partial; None: there are none.
     """
 
-    __slots__ = ("_by_hash", "_hash", "_order", "_size", "_stubs")
+    __slots__ = ("_hash", "_members", "_order", "_size", "by_hash", "stubs")
 
     def __init__(self, block_bytes: int, hash_function: HashFunction) -> None:
         self._size = block_bytes
         self._hash = hash_function
-        self._by_hash: dict[int, Node | list[Node]] = {}
-        self._stubs: dict[bytes, Node] | None = None  # children whose only block is partial
+        self.by_hash: dict[int, Node | list[Node]] = {}
+        self.stubs: dict[bytes, Node] | None = None
         self._order: Any = []  # the children's first blocks, sorted
+        self._members: list[Node] | None = []  # the children in the same order, while they are few
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Node]:
-        for entry in self._by_hash.values():
+        for entry in self.by_hash.values():
             if type(entry) is list:
                 yield from entry
             else:
                 yield entry  # type: ignore[misc]
-        if self._stubs:
-            yield from self._stubs.values()
+        if self.stubs:
+            yield from self.stubs.values()
 
     def find(self, block: bytes) -> Node | None:
         """The child whose first block is exactly these tokens (whole or partial). O(1)."""
         if len(block) < self._size:
-            return self._stubs.get(block) if self._stubs else None
-        entry = self._by_hash.get(self._hash(block))
+            return self.stubs.get(block) if self.stubs else None
+        entry = self.by_hash.get(self._hash(block))
         if entry is None:
             return None
         if type(entry) is list:
@@ -188,104 +191,132 @@ class Children:
             return None
         return entry if entry.key.startswith(block) else None  # type: ignore[union-attr,return-value]
 
-    def nearest(self, block: bytes) -> tuple[Node | None, int]:
-        """The child that shares the most leading tokens with `block`, and how many bytes. O(log n)."""
+    def _place(self, block: bytes) -> int:
+        """Where `block` is or would be in the order."""
+        order = self._order
+        return bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+
+    def _member(self, i: int) -> Node:
+        """The child at one place of the order."""
+        if self._members is not None:
+            return self._members[i]
+        child = self.find(self._order[i])
+        assert child is not None
+        return child
+
+    def nearest(self, block: bytes) -> tuple[Node, int, bytes]:
+        """The child that shares the most leading tokens with `block`, how many bytes, and its first block.
+
+        O(log n).
+        """
         order = self._order
         i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
-        best, most = None, -1
-        if i < len(order):
-            best = order[i]
-            most = shared_bytes(best, block)
-        if i and (best is None or most < len(block)):
-            left = order[i - 1]
-            shared = shared_bytes(left, block)
+        token = block[:TOKEN_BYTES]
+        most, best = 0, i
+        if i == len(order):
+            best = i - 1
+        elif order[i].startswith(token):
+            most = shared_bytes(order[i], block)
+        if i and order[i - 1].startswith(token):
+            shared = shared_bytes(order[i - 1], block)
             if shared > most:
-                best, most = left, shared
-        if best is None:
-            return None, 0
-        return self.find(best), most - most % TOKEN_BYTES
+                most, best = shared, i - 1
+        members = self._members
+        child = self._member(best) if members is None else members[best]
+        return child, most - most % TOKEN_BYTES, order[best]
 
     def covers(self, block: bytes) -> Node | None:
         """A child whose first block begins with all of `block` and is not shorter, or None. O(log n)."""
-        order = self._order
-        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
-        if i < len(order) and order[i].startswith(block):
-            return self.find(order[i])
+        i = self._place(block)
+        if i < len(self._order) and self._order[i].startswith(block):
+            return self._member(i)
         return None
 
     def covers_more(self, block: bytes) -> Node | None:
         """Like `covers`, but only by a strictly longer first block: for a stub asking about its siblings."""
         order = self._order
-        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        i = self._place(block)
         if i < len(order) and order[i] == block:
             i += 1
         if i < len(order) and order[i].startswith(block):
-            return self.find(order[i])
+            return self._member(i)
         return None
 
     def covered_by(self, block: bytes) -> Node | None:
         """The neighbour before `block` if it is a partial block that begins `block`, or None. O(log n)."""
         order = self._order
-        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        i = self._place(block)
         if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):
-            return self.find(order[i - 1])
+            return self._member(i - 1)
         return None
 
     def add(self, node: Node) -> None:
         """Add a child; its first block must differ from the others'. O(log n)."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
-            if self._stubs is None:
-                self._stubs = {}
-            assert first not in self._stubs, "siblings must differ in their first block"
-            self._stubs[first] = node
+            if self.stubs is None:
+                self.stubs = {}
+            assert first not in self.stubs, "siblings must differ in their first block"
+            self.stubs[first] = node
         else:
             key = self._hash(first)
-            entry = self._by_hash.get(key)
+            entry = self.by_hash.get(key)
             if entry is None:
-                self._by_hash[key] = node
+                self.by_hash[key] = node
             elif type(entry) is list:
                 entry.append(node)
             else:
-                self._by_hash[key] = [entry, node]  # type: ignore[list-item]
-        order = self._order
-        if type(order) is list:
-            insort(order, first)
-            if len(order) > _PLAIN_LIST:
-                self._order = SortedList(order)
-        else:
+                self.by_hash[key] = [entry, node]  # type: ignore[list-item]
+        order, members = self._order, self._members
+        if members is None:
             order.add(first)
+            return
+        i = bisect_left(order, first)
+        order.insert(i, first)
+        members.insert(i, node)
+        if len(order) > _PLAIN_LIST:
+            self._order = SortedList(order)
+            self._members = None
 
     def remove(self, node: Node) -> None:
         """Remove a child. O(log n)."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
-            assert self._stubs is not None
-            del self._stubs[first]
+            assert self.stubs is not None
+            del self.stubs[first]
         else:
             key = self._hash(first)
-            entry = self._by_hash[key]
+            entry = self.by_hash[key]
             if type(entry) is list:
                 entry.remove(node)
                 if not entry:
-                    del self._by_hash[key]
+                    del self.by_hash[key]
             else:
-                del self._by_hash[key]
-        order = self._order
-        if type(order) is list:
-            del order[bisect_left(order, first)]
-        else:
+                del self.by_hash[key]
+        order, members = self._order, self._members
+        if members is None:
             order.remove(first)
+            return
+        i = bisect_left(order, first)
+        del order[i]
+        del members[i]
 
     def replace(self, old: Node, new: Node) -> None:
-        """Put `new` in the place of `old`, which begins with the same whole block. O(1)."""
-        key = self._hash(bytes(new.key[: self._size]))
-        entry = self._by_hash[key]
+        """Put `new` in the place of `old`, which begins with the same whole block. O(log n)."""
+        first = bytes(new.key[: self._size])
+        key = self._hash(first)
+        entry = self.by_hash[key]
         if type(entry) is list:
             entry[entry.index(old)] = new
         else:
-            self._by_hash[key] = new
+            self.by_hash[key] = new
+        if self._members is not None:
+            self._members[bisect_left(self._order, first)] = new
 
     def first_blocks(self) -> list[bytes]:
         """The sorted first blocks, for `check`."""
         return list(self._order)
+
+    def in_order(self) -> list[Node]:
+        """The children by their first blocks. O(n)."""
+        return [self._member(i) for i in range(len(self._order))]

@@ -17,111 +17,62 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from radixkv.cache.admission import admit, check_room
 from radixkv.cache.advisor import Advisor, BreakPoint
 from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.cache_stats import CacheStats
 from radixkv.cache.capacity import Capacity
+from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach
 from radixkv.cache.events import EventStream, Listener
-from radixkv.cache.eviction import EvictionPolicy, make_policy
-from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport, continuation
-from radixkv.cache.ghost import GhostIndex, GhostRecord, make_space, space_seed
+from radixkv.cache.eviction import EvictionPolicy, hook, make_policy
+from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport
+from radixkv.cache.ghost import GhostIndex
+from radixkv.cache.holding import discard_from, unprotect
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
     Namespace,
     NamespaceKey,
     TokenIds,
+    encode_known,
     encode_tokens,
     frame_namespace,
 )
 from radixkv.cache.lease import Lease
+from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.node import HashFunction, Node, Space
 from radixkv.cache.pinning import PinBoard
+from radixkv.cache.prefix_hash import space_seed
+from radixkv.cache.public_prefixes import PublicPrefixes
 from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.report_queue import ReportQueue
 from radixkv.cache.retention import Quota, QuotaGroup, quota_groups
-from radixkv.errors import ConfigError, InvalidRequestError, OutOfBlocks
+from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
 
 
-class Match:
-    """The longest cached prefix of some tokens, at the time of the lookup.
-
-    Attributes:
-        num_tokens: its length, token-granular; may be the whole prompt.
-    """
-
-    __slots__ = ("_data", "_key", "_source_version", "_space", "_version", "_walk", "num_tokens")
-
-    def __init__(self, data: bytes, space: Space | None, walk: Walk | None) -> None:
-        self._data = data
-        self._key: NamespaceKey = () if space is None else space.key
-        self._space = space
-        self.num_tokens = 0 if walk is None else walk.depth + walk.partial
-        self._walk: Walk | None = None
-        self._version = self._source_version = 0
-        self._ends_at(walk)
-
-    def _ends_at(self, walk: Walk | None) -> None:
-        self._walk = walk
-        if walk is not None:
-            self._version = walk.node.version
-            self._source_version = 0 if walk.source is None else walk.source.version
-
-    def _is_untouched(self) -> bool:
-        """Whether the node the match ends at, and the one to copy its last tokens from, are unchanged."""
-        walk = self._walk
-        return (
-            walk is not None
-            and walk.node.version == self._version
-            and (walk.source is None or walk.source.version == self._source_version)
-        )
-
-    def __repr__(self) -> str:
-        return f"Match({self.num_tokens} of {len(self._data) // TOKEN_BYTES} tokens)"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """A snapshot of the cache's counters. Blocks: free + cached + held = total.
-
-    Attributes:
-        cached_blocks: in the tree and evictable.
-        held_blocks: held by leases or pins.
-        pinned_blocks: of the held ones, those that pins protect.
-        queried_tokens: prompt tokens of all acquires.
-        hit_tokens: those of them found cached.
-        evicted_blocks: evicted since the start (not those discarded or reset).
-        out_of_blocks: how often OutOfBlocks was raised.
-    """
-
-    total_blocks: int
-    free_blocks: int
-    cached_blocks: int
-    held_blocks: int
-    pinned_blocks: int
-    num_nodes: int
-    num_leases: int
-    num_pins: int
-    acquires: int
-    queried_tokens: int
-    hit_tokens: int
-    evicted_blocks: int
-    out_of_blocks: int
-    resets: int
-    pins_given_way: int
-    ghost_blocks: int
-
-
 def _nothing() -> int:
     return 0
+
+
+def _check_options(num_blocks: int, block_size: int, ghost_blocks: int | None, pin_budget: float) -> None:
+    """Raise ConfigError for an option that is out of range."""
+    for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+    if num_blocks >= 2**31:
+        raise ConfigError(f"num_blocks must be below 2**31, not {num_blocks}")
+    if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
+        raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
+    if not 0.0 <= pin_budget <= 1.0:
+        raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
 
 
 class PrefixCache:
@@ -160,15 +111,7 @@ class PrefixCache:
         partial_reuse: bool = True,
         explain: bool = True,
     ) -> None:
-        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
-        if num_blocks >= 2**31:
-            raise ConfigError(f"num_blocks must be below 2**31, not {num_blocks}")
-        if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
-            raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
-        if not 0.0 <= pin_budget <= 1.0:
-            raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
+        _check_options(num_blocks, block_size, ghost_blocks, pin_budget)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
@@ -179,16 +122,23 @@ class PrefixCache:
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
         self._spaces: dict[NamespaceKey, Space] = {}
-        self._published: list[bytes] = []  # public prefixes, longest first
+        self._named: dict[str, Space] = {}  # the same by plain name
         self._groups_by_key = quota_groups(quotas, num_blocks, self.policy)
         self._common = QuotaGroup(self.policy)
-        self._public = Space((), self._common, space_seed(()), is_public=True)
         self._groups = [self._common, *self._groups_by_key.values()]
+        public = Space((), self._common, space_seed(()), is_public=True)
+        self._public = PublicPrefixes(public, self._tree.block_bytes)
+        self._lookup = Lookup(self._tree, self._public, enabled)
+        self._last: Match | None = None  # a request is usually matched, then acquired
         self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
-        self._explainer = Explainer(self)
-        self._advisor = Advisor(self._tree)
         self._ghosts = GhostIndex(self._tree, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
+        self._explainer = Explainer(self, self._ghosts)
+        self._advisor = Advisor(self._tree)
+        self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
         self.policy.attach(num_blocks, block_size, self._ghosts)
+        self._on_acquire = hook(self.policy, "on_acquire")
+        self._policy_on_evict = hook(self.policy, "on_evict")
+        self._ghost_data = hook(self.policy, "ghost_data")
         self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
         self._leases: dict[int, Lease] = {}
         self._lagging: dict[Lease, None] = {}
@@ -216,36 +166,15 @@ class PrefixCache:
         Returns:
             Tokens of the prefix that are shared: its whole blocks.
         """
-        data = encode_tokens(token_ids)
-        data = data[: len(data) - len(data) % self._tree.block_bytes]
-        if data and data not in self._published:
-            self._published.append(data)
-            self._published.sort(key=len, reverse=True)
-            self._ghosts.hasher.has_public = True
-        return len(data) // TOKEN_BYTES
+        self._reports.flush()
+        length = self._public.add(encode_tokens(token_ids))
+        self._ghosts.hasher.has_public |= length > 0
+        return length // TOKEN_BYTES
 
     def unpublish(self, token_ids: TokenIds) -> bool:
         """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
-        data = encode_tokens(token_ids)
-        data = data[: len(data) - len(data) % self._tree.block_bytes]
-        if data not in self._published:
-            return False
-        self._published.remove(data)
-        return True
-
-    def _public_bytes(self, data: bytes) -> int:
-        """Length in bytes of the longest public prefix of `data`. O(public prefixes)."""
-        for prefix in self._published:
-            if data.startswith(prefix):
-                return len(prefix)
-        return 0
-
-    def _seed_and_mark(self, data: bytes, space: Space, depth: int) -> tuple[int, int]:
-        """What the prefix hash of the block behind the first `depth` tokens of a prompt starts from."""
-        public = self._public_bytes(data) if self._published else 0
-        if not public:
-            return space.seed, 0
-        return self._public.seed, self._public.seed ^ space.seed if depth * TOKEN_BYTES >= public else 0
+        self._reports.flush()
+        return self._public.discard(encode_tokens(token_ids))
 
     # ------------------------------------------------------------------ lookup
 
@@ -254,8 +183,14 @@ class PrefixCache:
         space = self._spaces.get(key)
         if space is None:
             group = self._groups_by_key.get(key, self._common)
-            space = self._spaces[key] = make_space(self._tree, key, group)
+            space = self._spaces[key] = Space(key, group, space_seed(key))
+        if type(namespace) is str:
+            self._named[namespace] = space
         return space
+
+    def _known_space(self, namespace: Namespace) -> Space | None:
+        space = self._named.get(namespace) if type(namespace) is str else None
+        return self._spaces.get(frame_namespace(namespace)) if space is None else space
 
     def match(self, token_ids: TokenIds, namespace: Namespace = "") -> Match:
         """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path).
@@ -265,83 +200,21 @@ class PrefixCache:
         """
         if self._pins.pins.by_key:
             self._pins.expire()
-        key = frame_namespace(namespace)
-        match = self._match(encode_tokens(token_ids), self._spaces.get(key))
-        match._key = key
+        data = encode_tokens(token_ids)
+        space = self._named.get(namespace) if type(namespace) is str else None
+        if space is None:
+            space = self._known_space(namespace)
+        self._last = match = self._lookup.match(data, space, namespace)
         return match
-
-    def _match(self, data: bytes, space: Space | None) -> Match:
-        if not self.enabled:
-            return Match(data, space, None)
-        tree = self._tree
-        if self._published:
-            public = self._public_bytes(data)
-            if public:
-                return Match(data, space, self._walk_public(data, space, public))
-        root = tree.roots.get(space) if space is not None else None
-        if root is None:
-            return Match(data, space, None)
-        assert space is not None
-        return Match(data, space, tree.walk(root, space, data, 0, len(data)))
-
-    def _walk_public(self, data: bytes, space: Space | None, public: int) -> Walk | None:
-        """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
-        tree = self._tree
-        root = tree.roots.get(self._public)
-        if root is None:
-            return None
-        walk = tree.walk(root, self._public, data, 0, public)
-        node = walk.node
-        if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or space is None:
-            return walk
-        return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
         if self._pins.pins.by_key:
             self._pins.expire()
-        if not self.enabled:
-            return True
-        walk = match._walk
-        if walk is None:
-            if not self._published and match._space is not None and match._space not in self._tree.roots:
-                return True
-            return self._match(match._data, self._spaces.get(match._key)).num_tokens == 0
-        if match._is_untouched():
-            return True
-        return self._renew(match)
-
-    def _renew(self, match: Match) -> bool:
-        """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
-        walk = match._walk
-        data = match._data
-        if self._published:
-            new_match = self._match(data, match._space)
-            if new_match.num_tokens != match.num_tokens:
-                return False
-            match._ends_at(new_match._walk)
-            return True
-        if walk is None or walk.node.version < 0:
-            return False
-        node: Node | None = walk.node
-        depth = walk.depth
-        while node is not None and node.start >= depth and node.parent is not None:
-            node = node.parent
-        if node is None or node.end < depth:
-            return False
-        if node.end > depth:  # the match ends inside the run: start again from the node above
-            parent = node.parent
-            assert parent is not None
-            pos = node.start
-            node = parent
-        else:
-            pos = depth
-        assert match._space is not None
-        new = self._tree.walk(node, match._space, data, pos * TOKEN_BYTES, len(data))
-        if new.depth + new.partial != match.num_tokens:
-            return False
-        match._ends_at(new)
-        return True
+        space = match._space
+        if space is None:
+            space = self._known_space(match._namespace)
+        return self._lookup.is_current(match, space)
 
     # ------------------------------------------------------------------ acquire
 
@@ -367,197 +240,42 @@ class PrefixCache:
         """
         if self._pins.pins.by_key:
             self._pins.expire()
-        data = encode_tokens(token_ids)
+        if match is None:
+            match = self._last
+        data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match._data)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._space(namespace)
-        tree = self._tree
+        space = self._named.get(namespace) if type(namespace) is str else None
+        if space is None:
+            space = self._space(namespace)
         if skip is None and self.enabled:
-            if match is None or match._space is not space or match._data != data or not match._is_untouched():
-                match = self._match(data, space)
-            walk = match._walk or Walk(self._root_for(data, space), 0, 0, None, None)
+            if (
+                match is None
+                or match._space is not space
+                or match._data != data
+                or match._publication != self._public.version
+                or not match._is_untouched()
+            ):
+                match = self._lookup.match(data, space)
+            walk = match._walk
+            if walk is None:
+                is_public = self._public.prefixes and self._public.length_in(data)
+                walk = Walk(
+                    self._tree.root(self._public.space if is_public else space), 0, 0, None, None, b""
+                )
         else:
-            walk = Walk(tree.root(space), 0, 0, None, None)
+            walk = Walk(self._tree.root(space), 0, 0, None, None, b"")
             if skip is None:
                 skip = CACHE_IS_OFF
-        return self._lease(data, namespace, space, walk, skip)
-
-    def _root_for(self, data: bytes, space: Space) -> Node:
-        return self._tree.root(self._public if self._published and self._public_bytes(data) else space)
-
-    def _lease(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
-        """Plan what to hold, copy and allocate; make sure that there is room; only then change anything."""
-        size = self.block_size
-        num_tokens = len(data) // TOKEN_BYTES
-        found = walk.depth + walk.partial
-        cached = min(found, num_tokens - 1)
-        source = walk.source
-        takes_over = False  # the partial block itself is extended: nobody else holds it
-        slots = 0  # tokens of the partial block to copy
-        if source is not None:
-            if not self.partial_reuse:
-                source, cached = None, min(walk.depth, num_tokens - 1)
-            elif not source.holders and source.end == found:
-                takes_over = True
-            else:
-                slots = cached - walk.depth
-                if slots <= 0:
-                    source = None
-        after = continuation(walk, found) if self.explains else b""
-        total = -(-num_tokens // size)
-        held_tokens = found if takes_over else walk.depth
-        needed = total - -(-held_tokens // size)
-        if needed > self._pool.num_free or space.group.ceiling is not None:
-            if slots and not self._fits(needed, space, self._locked_by(walk, source)):
-                source, slots, cached = None, 0, walk.depth
-            whole = source  # held to its end, because it is copied from or taken over
-            self._check_room(needed, space, total, lambda: self._locked_by(walk, whole))
-        node = source if takes_over else self._cut(walk)
-        assert node is not None
-        lease = Lease(
-            self,
-            self._next_lease_id(),
-            namespace,
-            space,
-            bytearray(data),
-            node,
-            np.empty(total + 4, np.int32),
-            total,
-            held_tokens,
-            cached,
-        )
-        if self._published:
-            lease._public_tokens = self._public_bytes(data) // TOKEN_BYTES
-        self._grant(lease, total - needed, source if slots else None, slots)
-        if self.explains:
-            now = self._clock() if len(self._ghosts) else 0.0
-            seed, mark = self._seed_and_mark(data, space, walk.depth) if self._published else (space.seed, 0)
-            lease._report = (data, seed, walk.depth, found, cached, after, skip, now, mark)
-            if after and cached < num_tokens - 1:
-                self._advisor.observe(data, walk, found)
-        self._count(data, space, walk, cached)
-        return lease
-
-    def _grant(self, lease: Lease, held: int, source: Node | None, slots: int) -> None:
-        """Protect the prefix and the source of a copy, fill the block table: `held` blocks, then new ones."""
-        node = lease._node
-        total = lease._num_blocks
-        table = lease._table
-        self._hold(node)
-        if source is not None:
-            self._tree.protect(source)
-        self._touch(node)
-        if held:
-            blocks = b"".join([n.blocks for n in self._tree.path(node)]) if node.start else node.blocks
-            table[:held] = np.frombuffer(blocks, np.int32)
-        if total > held:
-            table[held:total] = self._capacity.allocate(total - held, lease._space.group)
-        if source is not None:
-            block = source.blocks[0]  # the prefix was cut just before it
-            lease._sources.append((source, block))
-            lease.copies.append((block, int(table[held]), slots))
-        self._leases[lease.id] = lease
-
-    def _count(self, data: bytes, space: Space, walk: Walk, cached: int) -> None:
-        """Account for a lease just granted, and tell the policy."""
-        num_tokens = len(data) // TOKEN_BYTES
-        self._acquires += 1
-        self._queried_tokens += num_tokens
-        self._hit_tokens += cached
-        policy = self.policy
-        policy.on_acquire(num_tokens, cached)
-        found = walk.depth + walk.partial
-        if policy.uses_ghosts and found < num_tokens:
-            seed, mark = self._seed_and_mark(data, space, walk.depth)
-            record = self._ghosts.find(data, seed, walk.depth, found, mark)
-            if record is not None:
-                policy.on_ghost_hit(walk.depth, record)
-        if self._lagging:
-            self._resync()
-
-    def _cut(self, walk: Walk) -> Node:
-        """The node that ends exactly where the whole blocks of a match end; splits if there is none."""
-        node = walk.node
-        if walk.depth == node.start + len(node.blocks) * self.block_size:
-            return node
-        return self._tree.split(node, (walk.depth - node.start) // self.block_size)
-
-    def _locked_by(self, walk: Walk, source: Node | None) -> int:
-        """Evictable blocks that would be protected by holding the match, and all of `source` if given."""
-        locked = 0
-        node = walk.node
-        if source is not None and not source.refs:
-            locked = len(source.blocks)
-        if node is not source and not node.refs:
-            locked += (walk.depth - node.start) // self.block_size
-        current = node.parent
-        while current is not None and not current.refs:
-            locked += len(current.blocks)
-            current = current.parent
-        return locked
-
-    def _fits(self, needed: int, space: Space, locked: int) -> bool:
-        return needed <= self._capacity.available(space.group, locked)
-
-    def _check_room(
-        self,
-        needed: int,
-        space: Space,
-        total: int,
-        locked: Callable[[], int],
-        lease: Lease | None = None,
-    ) -> None:
-        """Raise OutOfBlocks unless `needed` blocks can be had; pins give way to what could never fit."""
-        if self._fits(needed, space, locked()):
-            return
-        while self._pins_must_yield(space, total, lease):
-            pin = self._pins.pins.soonest()
-            assert pin is not None
-            self._pins.drop(pin, lapsed=True)
-            self._pins_given_way += 1
-            if self._fits(needed, space, locked()):
-                return
-        available = self._capacity.available(space.group, locked())
-        self._out_of_blocks += 1
-        self._tree.drop_empty_root(space)
-        self._tree.drop_empty_root(self._public)
-        quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
-        raise OutOfBlocks(
-            f"{needed} blocks are needed, {available} of {self.num_blocks} are free or evictable{quota}",
-            needed=needed,
-            available=available,
-        )
-
-    def _pins_must_yield(self, space: Space, total: int, lease: Lease | None) -> bool:
-        """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
-        if not len(self._pins) or len(self._leases) > (lease is not None):
-            return False
-        if lease is not None and (lease._sources or lease._source_blocks):
-            return False
-        group = space.group
-        floors = sum(min(g.floor, g.used) for g in self._groups if g is not group)
-        return total <= min(self.num_blocks - floors, group.ceiling or self.num_blocks)
-
-    def _touch(self, node: Node) -> None:
-        """The path to `node` is used now."""
-        self._tick += 1
-        self.policy.tick = node.last_access = self._tick
-        if self.policy.tracks_path:
-            current = node
-            while current.parent is not None:
-                current.hits += 1
-                self.policy.on_hit(current)
-                current = current.parent
-        if self._pins.pins.by_node or self._pins.any_lapsed:
-            self._pins.refresh(node)
+        return admit(self, data, namespace, space, walk, skip)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
-        policy = self.policy
-        policy.on_evict(node, num_blocks)
+        if self._policy_on_evict is not None:
+            self._policy_on_evict(node, num_blocks)
         if self._ghosts.capacity:
+            data = None if self._ghost_data is None else self._ghost_data(node)
             reason = "expired" if node.lapsed else "evicted"
-            record = GhostRecord(reason, self._clock(), by, policy.ghost_data(node))
-            self._ghosts.remember(node, num_blocks, record)
+            self._ghosts.remember(node, num_blocks, reason, self._clock(), by, data)
 
     # ------------------------------------------------------------------ used by leases
 
@@ -565,95 +283,36 @@ class PrefixCache:
         self._lease_ids += 1
         return self._lease_ids
 
-    def _allocate(self, count: int, group: QuotaGroup, lease: Lease) -> npt.NDArray[np.int32]:
+    def _allocate(self, count: int, group: QuotaGroup, lease: Lease) -> array[int]:
         if count > self._pool.num_free or group.ceiling is not None:
-            self._check_room(count, lease._space, lease._num_blocks + count, _nothing, lease)
+            check_room(self, count, lease._space, lease._num_blocks + count, _nothing, lease)
         return self._capacity.allocate(count, group)
-
-    def _free_private(self, blocks: npt.NDArray[np.int32], group: QuotaGroup) -> None:
-        self._capacity.free_private(blocks, group)
-
-    def _hold(self, node: Node) -> None:
-        node.holders += 1
-        self._tree.protect(node)
-
-    def _release_hold(self, node: Node) -> None:
-        node.holders -= 1
-        self._unprotect(node)
-
-    def _unprotect(self, node: Node) -> None:
-        self._tree.unprotect(node)
-        if not node.refs and len(node.key) < self._tree.block_bytes and node.parent is not None:
-            siblings = self._tree.children_of(node.parent, node.space)
-            if siblings is not None and siblings.covers_more(bytes(node.key)) is not None:
-                self._forget(node, 1)
-
-    def _drop_covered(self, node: Node) -> None:
-        """Free unheld partial blocks whose tokens `node` begins with, now that it holds them, too."""
-        parent = node.parent
-        assert parent is not None
-        siblings = self._tree.children_of(parent, node.space)
-        if siblings is None or len(siblings) == 1:
-            return
-        first = bytes(node.key[: self._tree.block_bytes])
-        while (stub := siblings.covered_by(first)) is not None and not stub.refs:
-            self._forget(stub, 1)
-
-    def _forget(self, leaf: Node, num_blocks: int) -> None:
-        """Trim blocks that are not worth a ghost: duplicates, and what was asked to be forgotten."""
-        group = leaf.space.group
-        self._capacity.free_tree_blocks(self._tree.trim(leaf, num_blocks), group)
 
     def _end(self, lease: Lease, keep: int | None) -> None:
         """Release a lease; tokens beyond `keep` that it contributed are forgotten."""
         del self._leases[lease.id]
-        self._lagging.pop(lease, None)
         if lease._family is not None:
             lease._family.remove(lease)
         private = lease._private_blocks()
-        if len(private):
-            self._free_private(private, lease._space.group)
+        if private:
+            self._capacity.free_private(private, lease._space.group)
         node = lease._node
-        self._tick += 1
-        self.policy.tick = node.last_access = self._tick
+        self._tick = tick = self._tick + 1
+        self.policy.tick = node.last_access = tick
+        node.holders -= 1
         if keep is None:
-            self._release_hold(node)
+            unprotect(self, node)
         else:
-            node.holders -= 1
             self._tree.unprotect(node)
-            self._discard(node, max(keep, lease._own_from))
+            discard_from(self, node, max(keep, lease._own_from))
         if self._lagging:
             self._resync()
-
-    def _discard(self, node: Node, cut: int) -> None:
-        """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
-        size = self.block_size
-        while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
-            parent = node.parent
-            keep = max(0, -(-(cut - node.start) // size))
-            if keep < len(node.blocks):
-                self._forget(node, len(node.blocks) - keep)
-            if keep:
-                if node.end > cut and not self._tree.truncate_tail(node, cut):
-                    self._forget(node, 1)
-                return
-            node = parent
 
     def _resync(self) -> None:
         """Blocks have gone: partial blocks that waited behind them may enter the tree now."""
         for lease in list(self._lagging):
             if not lease._sources and not lease._source_blocks:  # else its copies have not run yet
-                lease._sync()
-
-    def _detach_from(self, lease: Lease, cut: int) -> None:
-        cut -= cut % self.block_size
-        node = lease._node
-        while node.start > cut:
-            assert node.parent is not None
-            node = node.parent
-        if node.start < cut:
-            self._tree.split(node, (cut - node.start) // self.block_size)
-        detach(self, [node], lease)
+                sync(lease)
 
     # ------------------------------------------------------------------ room
 
@@ -678,9 +337,9 @@ class PrefixCache:
         for pin in list(self._pins.pins.by_key.values()):
             self._pins.drop(pin)
         if self._ghosts.capacity:
-            record = GhostRecord("reset", self._clock(), "reset()")
+            now = self._clock()
             for node in self._tree.nodes():
-                self._ghosts.remember(node, len(node.blocks), record)
+                self._ghosts.remember(node, len(node.blocks), "reset", now, "reset()")
         detach(self, [child for root in list(self._tree.roots.values()) for child in root.each_child()], None)
         for lease in self._leases.values():
             lease._is_unshareable = True
@@ -693,9 +352,9 @@ class PrefixCache:
 
         For tokens that turned out to be wrong, whoever contributed them. O(tokens + path).
         """
-        walk = self._match(encode_tokens(token_ids), self._spaces.get(frame_namespace(namespace)))._walk
+        walk = self._lookup.match(encode_tokens(token_ids), self._known_space(namespace))._walk
         if walk is not None:
-            self._discard(walk.source if walk.source is not None else walk.node, keep)
+            discard_from(self, walk.source if walk.source is not None else walk.node, keep)
             if self._lagging:
                 self._resync()
 
@@ -722,7 +381,8 @@ class PrefixCache:
             explain=self.explains,
         )
         fresh._pins.budget_blocks = self._pins.budget_blocks
-        fresh._published = list(self._published)
+        for prefix in self._public.prefixes:
+            fresh._ghosts.hasher.has_public |= fresh._public.add(prefix) > 0
         fresh._events.sequence = self._events.sequence
         for listener in listeners:
             fresh.subscribe(listener, replay=False)
@@ -751,7 +411,7 @@ class PrefixCache:
         old = self._pins.get(data, space)
         if old is not None:
             self._pins.drop(old)
-        walk = self._match(data, space)._walk
+        walk = self._lookup.match(data, space)._walk
         if walk is None:
             return 0
         return self._pins.add(data, space, walk, ttl)
@@ -826,11 +486,12 @@ class PrefixCache:
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         space = self._space(namespace)
-        walk = self._match(data, space)._walk
+        walk = self._lookup.match(data, space)._walk
         return self._explainer.dry(data, space, walk, admin)
 
     def advice(self, limit: int = 10) -> list[BreakPoint]:
         """Where recent prompts broke off from cached ones, and what moving that place would bring."""
+        self._reports.flush()
         return self._advisor.advice(limit)
 
     def check(self) -> None:

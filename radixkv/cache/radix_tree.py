@@ -15,11 +15,12 @@ Everything is a loop: a path may be 100,000 nodes long.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from radixkv.cache.eviction import EvictionPolicy
-from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
+from radixkv.cache.eviction import EvictionPolicy, hook
+from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, HashFunction, Node, Space
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Walk(NamedTuple):
         partial: further tokens that match inside one more block.
         source: the node holding that block; None when partial is 0.
         neighbour: the cached continuation nearest to the tokens that did not match; None: there is none.
+        onward: the tokens (as bytes) with which that goes on where the match ended, a few of them at least.
     """
 
     node: Node
@@ -42,6 +44,11 @@ class Walk(NamedTuple):
     partial: int
     source: Node | None
     neighbour: Node | None
+    onward: bytes | bytearray
+
+
+_CONTEXT = CONTEXT_TOKENS * TOKEN_BYTES
+_new_walk = cast(Callable[[tuple[Any, ...]], Walk], partial(tuple.__new__, Walk))  # quicker than Walk(...)
 
 
 class RadixTree:
@@ -58,6 +65,8 @@ class RadixTree:
         self.block_bytes = block_size * TOKEN_BYTES
         self.hash_function = hash_function
         self.policy = policy
+        self._on_insert = hook(policy, "on_insert")
+        self._on_remove = hook(policy, "on_remove")
         self.roots: dict[Space, Node] = {}
         self.num_nodes = 0
         self.listener: EventStream | None = None
@@ -71,7 +80,7 @@ class RadixTree:
         """The namespace's root, created when missing. O(1)."""
         root = self.roots.get(space)
         if root is None:
-            root = self.roots[space] = Node(None, space, 0, b"", array("i"))
+            root = self.roots[space] = Node(None, space, 0, bytearray(), array("i"))
         return root
 
     def drop_empty_root(self, space: Space) -> None:
@@ -87,7 +96,7 @@ class RadixTree:
             return node.children
         return node.foreign.get(space) if node.foreign is not None else None
 
-    def walk(self, node: Node, space: Space, data: bytes | bytearray, pos: int, stop: int) -> Walk:
+    def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
         """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
 
         Every edge is compared as one byte run with the tokens: a hash only proposes.
@@ -97,43 +106,37 @@ class RadixTree:
         while True:
             children = node.children if node.space is space else self.children_of(node, space)
             if children is None or pos >= stop:
-                return Walk(node, pos // TOKEN_BYTES, 0, None, None)
-            block = bytes(data[pos : min(pos + size, stop)])
-            child = None
-            if len(block) == size:
-                child = children._by_hash.get(hash_function(block))
-                if type(child) is list:
-                    child = next((c for c in child if c.key.startswith(block)), None)
+                return _new_walk((node, pos // TOKEN_BYTES, 0, None, None, b""))
+            limit = pos + size
+            block = data[pos : limit if limit < stop else stop]
+            child: Any = children.by_hash.get(hash_function(block)) if limit <= stop else None
+            if type(child) is list:
+                child = next((c for c in child if c.key.startswith(block)), None)
             if child is not None:
-                key = child.key  # type: ignore[union-attr]
-                end = pos + len(key)
-                run = data[pos : end if end < stop else stop]
-                if run == key:
+                key = child.key
+                if data.startswith(key, pos, stop):
+                    pos += len(key)
                     tail = len(key) % size
-                    if tail:
-                        whole = end - tail
-                        return Walk(
-                            child if len(key) > tail else node,  # type: ignore[arg-type]
-                            whole // TOKEN_BYTES,
-                            tail // TOKEN_BYTES,
-                            child,  # type: ignore[arg-type]
-                            child,  # type: ignore[arg-type]
-                        )
-                    node = child  # type: ignore[assignment]
-                    pos = end
-                    continue
-                same = shared_bytes(key, run)
-                if same >= size:
-                    whole, partial = same // size, same % size // TOKEN_BYTES
-                    return Walk(
-                        child,  # type: ignore[arg-type]
-                        (pos + whole * size) // TOKEN_BYTES,
-                        partial,
-                        child if partial else None,  # type: ignore[arg-type]
-                        child,  # type: ignore[arg-type]
+                    if not tail:
+                        node = child
+                        continue
+                    above = child if len(key) > tail else node
+                    return _new_walk(
+                        (above, (pos - tail) // TOKEN_BYTES, tail // TOKEN_BYTES, child, child, b"")
                     )
-            neighbour, same = children.nearest(block)
-            return Walk(node, pos // TOKEN_BYTES, same // TOKEN_BYTES, neighbour if same else None, neighbour)
+                same = shared_bytes(key, data[pos : min(pos + len(key), stop)])
+                if same >= size:
+                    tail = same % size
+                    depth = (pos + same - tail) // TOKEN_BYTES
+                    source = child if tail >= TOKEN_BYTES else None
+                    same -= same % TOKEN_BYTES
+                    onward = key[same : same + _CONTEXT]
+                    return _new_walk((child, depth, tail // TOKEN_BYTES, source, child, onward))
+            neighbour, same, onward = children.nearest(block)
+            if same or size < _CONTEXT:
+                onward = neighbour.key[same : same + _CONTEXT]
+            source = neighbour if same else None
+            return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
     def path(self, node: Node) -> list[Node]:
         """The nodes from below the root down to `node`. O(depth)."""
@@ -176,6 +179,7 @@ class RadixTree:
             group = current.space.group
             group.protected += len(current.blocks)
             if current.entry is not None:
+                current.removal = None
                 group.index.remove(current)
             current = current.parent
 
@@ -187,18 +191,20 @@ class RadixTree:
             if current.refs:
                 assert current.refs > 0, f"{current!r} was released more often than held"
                 return
-            current.space.group.protected -= len(current.blocks)
-            if current.is_leaf:
-                self._offer(current)
+            group = current.space.group
+            group.protected -= len(current.blocks)
+            if current.children is None and current.foreign is None:
+                if current.parent is None:
+                    self._drop_root(current)
+                else:
+                    group.index.add(current)
             current = current.parent
 
-    def _offer(self, leaf: Node) -> None:
-        """A leaf without refs becomes a candidate for eviction; an empty root goes away."""
-        if leaf.parent is not None:
-            leaf.space.group.index.add(leaf)
-        elif self.roots.get(leaf.space) is leaf:
-            del self.roots[leaf.space]
-            leaf.version = -1
+    def _drop_root(self, root: Node) -> None:
+        """An empty root that nobody holds goes away."""
+        if self.roots.get(root.space) is root:
+            del self.roots[root.space]
+            root.version = -1
 
     def pin(self, node: Node) -> int:
         """Add a pin (a reference as well); returns how many more blocks are pinned now. O(path)."""
@@ -230,10 +236,10 @@ class RadixTree:
 
     # ------------------------------------------------------------------ growth
 
-    def add_child(self, parent: Node, space: Space, key: bytes | bytearray, blocks: array[int]) -> Node:
-        """Hang a new run of blocks below `parent`. O(log siblings + tokens)."""
-        node = Node(parent, space, parent.end, key, blocks)
-        siblings = self.children_of(parent, space)
+    def add_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
+        """Hang a new run of blocks below `parent`; `key` and `blocks` become its own. O(log siblings)."""
+        node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks)
+        siblings = parent.children if parent.space is space else self.children_of(parent, space)
         if siblings is None:
             siblings = Children(self.block_bytes, self.hash_function)
             if parent.space is space:
@@ -248,12 +254,13 @@ class RadixTree:
         parent.version += 1
         self.num_nodes += 1
         space.group.blocks += len(blocks)
-        self.policy.on_insert(node, len(blocks))
+        if self._on_insert is not None:
+            self._on_insert(node, len(blocks))
         if self.listener is not None:
             self.listener.stored(node, 0)
         return node
 
-    def extend(self, leaf: Node, key: bytes | bytearray, blocks: array[int]) -> None:
+    def extend(self, leaf: Node, key: bytearray, blocks: array[int]) -> None:
         """Append whole or partial blocks to a leaf whose last block is whole. O(tokens)."""
         assert leaf.is_leaf
         assert leaf.refs
@@ -264,7 +271,8 @@ class RadixTree:
         group = leaf.space.group
         group.blocks += len(blocks)
         group.protected += len(blocks)
-        self.policy.on_insert(leaf, len(blocks))
+        if self._on_insert is not None:
+            self._on_insert(leaf, len(blocks))
         if self.listener is not None:
             self.listener.stored(leaf, len(leaf.blocks) - len(blocks))
 
@@ -309,14 +317,13 @@ class RadixTree:
         upper.last_access = node.last_access
         upper.hits = node.hits
         upper.lapsed = node.lapsed
-        upper.chain = node.chain
         siblings = self.children_of(parent, node.space)
         assert siblings is not None
         siblings.replace(node, upper)
         node.key = node.key[cut:]
         node.blocks = node.blocks[num_blocks:]
         node.start += num_blocks * self.block_size
-        node.chain = None
+        node.removal = None
         node.parent = upper
         node.version += 1
         upper.children = Children(self.block_bytes, self.hash_function)
@@ -400,7 +407,10 @@ class RadixTree:
                 del parent.foreign[leaf.space]
                 if not parent.foreign:
                     parent.foreign = None
-        self.policy.on_remove(leaf)
+            if parent.is_leaf:
+                parent.prefix_state = None
+        if self._on_remove is not None:
+            self._on_remove(leaf)
         leaf.version = -1
         leaf.parent = None
         leaf.blocks = array("i")
@@ -413,4 +423,7 @@ class RadixTree:
             leaf.refs = 0
             self.unprotect(parent)
         elif not parent.refs and parent.is_leaf:
-            self._offer(parent)
+            if parent.parent is None:
+                self._drop_root(parent)
+            else:
+                parent.space.group.index.add(parent)

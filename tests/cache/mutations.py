@@ -36,8 +36,8 @@ MUTATIONS = [
     Mutation(
         "skip the token check of an edge",
         "radix_tree.py",
-        "                if run == key:",
-        "                if len(run) == len(key):",
+        "                if data.startswith(key, pos, stop):",
+        "                if len(key) <= stop - pos:",
     ),
     Mutation(
         "trust the hash of the first block",
@@ -60,25 +60,25 @@ MUTATIONS = [
     Mutation(
         "forget to free private blocks on release",
         "prefix_cache.py",
-        "        if len(private):\n",
+        "        if private:\n",
         "        if False:\n",
     ),
     Mutation(
         "copy one slot too many",
-        "prefix_cache.py",
-        "                slots = cached - walk.depth\n",
-        "                slots = cached - walk.depth + 1\n",
+        "admission.py",
+        "            slots = cached - depth\n",
+        "            slots = cached - depth + 1\n",
     ),
     Mutation(
         "take over a partial block that is held",
-        "prefix_cache.py",
-        "            elif not source.holders and source.end == found:",
-        "            elif source.end == found:",
+        "admission.py",
+        "        elif not source.holders and source.end == found:",
+        "        elif source.end == found:",
     ),
     Mutation(
         "do not hold the source of a copy",
-        "prefix_cache.py",
-        "        if source is not None:\n            self._tree.protect(source)\n",
+        "admission.py",
+        "    if source is not None:\n        cache._tree.protect(source)\n",
         "",
     ),
     Mutation(
@@ -89,14 +89,14 @@ MUTATIONS = [
     ),
     Mutation(
         "keep the duplicate after converging",
-        "lease.py",
-        "        cache._free_private(own[own >= 0], self._space.group)\n        self._table[first",
-        "        self._table[first",
+        "commit.py",
+        "    cache._capacity.free_private(own, lease._space.group)\n",
+        "",
     ),
     Mutation(
         "do not remap the block table after converging",
-        "lease.py",
-        "        self._table[first : first + count] = cached\n",
+        "commit.py",
+        "    lease._table[first : first + count] = target.blocks\n",
         "",
     ),
     Mutation(
@@ -107,10 +107,9 @@ MUTATIONS = [
     ),
     Mutation(
         "commit one token too many",
-        "lease.py",
-        "        key = self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES]\n        blocks =",
-        "        end = min(end + 1, self.num_tokens, pos + len(table) * size)\n"
-        "        key = self._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES]\n        blocks =",
+        "commit.py",
+        "    num_blocks = len(blocks)\n",
+        "    num_blocks = len(blocks)\n    end = min(end + 1, lease.num_tokens, pos + num_blocks * size)\n",
     ),
     Mutation(
         "evict the most recently used first",
@@ -151,7 +150,7 @@ MUTATIONS = [
     Mutation(
         "leave withdrawn tokens in the tree",
         "lease.py",
-        "            self._cache._detach_from(self, cut)\n",
+        "            detach_from(self._cache, self, cut)\n",
         "",
     ),
     Mutation(
@@ -162,7 +161,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ghosts ignore the prefix",
-        "ghost.py",
+        "prefix_hash.py",
         "        return _hash(data[start:end], chain)\n",
         "        return _hash(data[max(start, end - 4) : end], 0)\n",
     ),

@@ -1,0 +1,217 @@
+"""Admission: what a new lease holds, copies and allocates; whether there is room; and granting it.
+
+Decide, then act: nothing changes before it is certain that the blocks can be had.
+
+                    found
+    |-- whole blocks --|- partial -|
+    [b0] [b1] ... [bn-1] [bn . . . ]        bn: copied from, or taken over if nobody holds it
+    |------ held ------|---- new blocks ... |
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from radixkv.cache.explain import DueReport
+from radixkv.cache.keys import TOKEN_BYTES, Namespace
+from radixkv.cache.lease import Lease
+from radixkv.cache.node import Node, Space
+from radixkv.cache.radix_tree import Walk
+from radixkv.cache.report_queue import BATCH
+from radixkv.errors import OutOfBlocks
+
+if TYPE_CHECKING:
+    from radixkv.cache.prefix_cache import PrefixCache
+
+_SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
+
+
+def admit(
+    cache: PrefixCache, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None
+) -> Lease:
+    """Plan what to hold, copy and allocate; make sure that there is room; only then change anything."""
+    size = cache.block_size
+    node, depth, partial, source, _, _ = walk
+    num_tokens = len(data) // TOKEN_BYTES
+    found = depth + partial
+    cached = found if found < num_tokens else num_tokens - 1
+    takes_over = False  # the partial block itself is extended: nobody else holds it
+    slots = 0  # tokens of the partial block to copy
+    if source is not None:
+        if not cache.partial_reuse:
+            source, cached = None, min(depth, num_tokens - 1)
+        elif not source.holders and source.end == found:
+            takes_over = True
+        else:
+            slots = cached - depth
+            if slots <= 0:
+                source = None
+    total = -(-num_tokens // size)
+    held_tokens = found if takes_over else depth
+    needed = total - -(-held_tokens // size)
+    if needed > cache._pool.num_free or space.group.ceiling is not None:
+        if slots and not _fits(cache, needed, space, _locked_by(cache, walk, source)):
+            source, slots, cached = None, 0, depth
+        whole = source  # held to its end, because it is copied from or taken over
+        check_room(cache, needed, space, total, lambda: _locked_by(cache, walk, whole))
+    if takes_over:
+        assert source is not None
+        node = source
+    elif depth != node.start + len(node.blocks) * size:  # no node ends where the whole blocks do
+        node = cache._tree.split(node, (depth - node.start) // size)
+    cache._lease_ids += 1
+    lease = Lease(cache, cache._lease_ids, namespace, space, data, node, held_tokens, num_tokens, cached)
+    if cache._public.prefixes:
+        lease._public_tokens = cache._public.length_in(data) // TOKEN_BYTES
+    _grant(cache, lease, total, needed, source if slots else None, slots)
+    _account(cache, lease, data, walk, skip)
+    return lease
+
+
+def _grant(
+    cache: PrefixCache, lease: Lease, total: int, needed: int, source: Node | None, slots: int
+) -> None:
+    """Protect the prefix and the source of a copy, fill the block table: held blocks, then new ones."""
+    node = lease._node
+    node.holders += 1
+    cache._tree.protect(node)
+    if source is not None:
+        cache._tree.protect(source)
+    cache._tick = tick = cache._tick + 1
+    cache.policy.tick = node.last_access = tick
+    if cache.policy.tracks_path:
+        _hit_path(cache, node)
+    if cache._pins.pins.by_node or cache._pins.any_lapsed:
+        cache._pins.refresh(node)
+    table = node.blocks[:]
+    if node.start:
+        parts = []
+        current: Node | None = node
+        while current is not None:
+            parts.append(current.blocks)
+            current = current.parent
+        parts.reverse()
+        table = array("i", b"".join(parts))
+    if needed:
+        table += cache._capacity.allocate(needed, lease._space.group)
+    table += _SPARE_ENTRIES
+    lease._table = table
+    lease._num_blocks = total
+    if source is not None:
+        block = source.blocks[0]  # the prefix was cut just before it
+        lease._sources.append((source, block))
+        lease.copies.append((block, table[total - needed], slots))
+    cache._leases[lease.id] = lease
+
+
+def _hit_path(cache: PrefixCache, node: Node) -> None:
+    """Count a hit of every node of the path and tell the policy, deepest first."""
+    on_hit = cache.policy.on_hit
+    while node.parent is not None:
+        node.hits += 1
+        on_hit(node)
+        node = node.parent
+
+
+def _account(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk, skip: str | None) -> None:
+    """Count a lease just granted, note what its report will need, and tell the policy."""
+    num_tokens, cached = lease.num_tokens, lease.num_cached_tokens
+    cache._acquires += 1
+    cache._queried_tokens += num_tokens
+    cache._hit_tokens += cached
+    if cache.explains:
+        latest = cache._reports.latest
+        if skip is not None:
+            lease._due = DueReport(-1, walk, num_tokens, 0.0, 0, 0, skip)
+        else:
+            latest.append((ref(lease), data, walk, cache._clock(), cache._ghosts.count))
+            if len(latest) >= BATCH:
+                cache._reports.flush()
+    if cache._on_acquire is not None:
+        cache._on_acquire(num_tokens, cached)
+    if cache.policy.uses_ghosts and walk.depth + walk.partial < num_tokens:
+        _tell_ghost_hit(cache, data, lease._space, walk)
+    if cache._lagging:
+        cache._resync()
+
+
+def _tell_ghost_hit(cache: PrefixCache, data: bytes, space: Space, walk: Walk) -> None:
+    """Tell the policy if the first block that was missed had been removed."""
+    cache._ghosts.catch_up()
+    seed, mark = cache._public.seed_and_mark(data, space, walk.depth)
+    found = walk.depth + walk.partial
+    record = cache._ghosts.find(data, len(data) // TOKEN_BYTES, seed, walk.depth, found, mark)
+    if record is not None:
+        cache.policy.on_ghost_hit(walk.depth, record)
+
+
+# ---------------------------------------------------------------------- room
+
+
+def _locked_by(cache: PrefixCache, walk: Walk, source: Node | None) -> int:
+    """Evictable blocks that would be protected by holding the match, and all of `source` if given."""
+    locked = 0
+    node = walk.node
+    if source is not None and not source.refs:
+        locked = len(source.blocks)
+    if node is not source and not node.refs:
+        locked += (walk.depth - node.start) // cache.block_size
+    current = node.parent
+    while current is not None and not current.refs:
+        locked += len(current.blocks)
+        current = current.parent
+    return locked
+
+
+def _fits(cache: PrefixCache, needed: int, space: Space, locked: int) -> bool:
+    return needed <= cache._capacity.available(space.group, locked)
+
+
+def check_room(
+    cache: PrefixCache,
+    needed: int,
+    space: Space,
+    total: int,
+    locked: Callable[[], int],
+    lease: Lease | None = None,
+) -> None:
+    """Raise OutOfBlocks unless `needed` blocks can be had; pins give way to what could never fit.
+
+    Args:
+        total: blocks of the whole request.
+        locked: evictable blocks that the request itself would protect.
+        lease: the lease that grows; None: a new one.
+    """
+    if _fits(cache, needed, space, locked()):
+        return
+    while _pins_must_yield(cache, space, total, lease):
+        pin = cache._pins.pins.soonest()
+        assert pin is not None
+        cache._pins.drop(pin, lapsed=True)
+        cache._pins_given_way += 1
+        if _fits(cache, needed, space, locked()):
+            return
+    available = cache._capacity.available(space.group, locked())
+    cache._out_of_blocks += 1
+    cache._tree.drop_empty_root(space)
+    cache._tree.drop_empty_root(cache._public.space)
+    quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
+    raise OutOfBlocks(
+        f"{needed} blocks are needed, {available} of {cache.num_blocks} are free or evictable{quota}",
+        needed=needed,
+        available=available,
+    )
+
+
+def _pins_must_yield(cache: PrefixCache, space: Space, total: int, lease: Lease | None) -> bool:
+    """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
+    if not len(cache._pins) or len(cache._leases) > (lease is not None):
+        return False
+    if lease is not None and (lease._sources or lease._source_blocks):
+        return False
+    group = space.group
+    floors = sum(min(g.floor, g.used) for g in cache._groups if g is not group)
+    return total <= min(cache.num_blocks - floors, group.ceiling or cache.num_blocks)

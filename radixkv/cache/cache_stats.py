@@ -1,0 +1,38 @@
+"""CacheStats: a snapshot of the prefix cache's counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot of the cache's counters. Blocks: free + cached + held = total.
+
+    Attributes:
+        cached_blocks: in the tree and evictable.
+        held_blocks: held by leases or pins.
+        pinned_blocks: of the held ones, those that pins protect.
+        queried_tokens: prompt tokens of all acquires.
+        hit_tokens: those of them found cached.
+        evicted_blocks: evicted since the start (not those discarded or reset).
+        out_of_blocks: how often OutOfBlocks was raised.
+        ghost_blocks: removed blocks that are remembered; one removed several times may count as often.
+    """
+
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    pinned_blocks: int
+    num_nodes: int
+    num_leases: int
+    num_pins: int
+    acquires: int
+    queried_tokens: int
+    hit_tokens: int
+    evicted_blocks: int
+    out_of_blocks: int
+    resets: int
+    pins_given_way: int
+    ghost_blocks: int

@@ -1,0 +1,69 @@
+"""Holding: leases' references to nodes, and what goes when the last one is dropped or tokens are forgotten.
+
+An unheld partial block is only worth keeping while no sibling begins with all of its tokens: it is *covered*
+then, and freed at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radixkv.cache.node import Node
+
+if TYPE_CHECKING:
+    from radixkv.cache.prefix_cache import PrefixCache
+
+
+def hold(cache: PrefixCache, node: Node) -> None:
+    """A lease ends at `node` from now on."""
+    node.holders += 1
+    cache._tree.protect(node)
+
+
+def release_hold(cache: PrefixCache, node: Node) -> None:
+    """A lease no longer ends at `node`."""
+    node.holders -= 1
+    unprotect(cache, node)
+
+
+def unprotect(cache: PrefixCache, node: Node) -> None:
+    """Drop a reference to `node`; a partial block that a sibling covers goes with its last one."""
+    tree = cache._tree
+    tree.unprotect(node)
+    if not node.refs and len(node.key) < tree.block_bytes and node.parent is not None:
+        siblings = tree.children_of(node.parent, node.space)
+        if siblings is not None and siblings.covers_more(bytes(node.key)) is not None:
+            forget(cache, node, 1)
+
+
+def drop_covered(cache: PrefixCache, node: Node) -> None:
+    """Free unheld partial blocks whose tokens `node` begins with, now that it holds them, too."""
+    parent = node.parent
+    assert parent is not None
+    siblings = cache._tree.children_of(parent, node.space)
+    if siblings is None or not siblings.stubs:
+        return
+    first = bytes(node.key[: cache._tree.block_bytes])
+    while (stub := siblings.covered_by(first)) is not None and not stub.refs:
+        forget(cache, stub, 1)
+
+
+def forget(cache: PrefixCache, leaf: Node, num_blocks: int) -> None:
+    """Trim blocks that are not worth a ghost: duplicates, and what was asked to be forgotten."""
+    group = leaf.space.group
+    cache._capacity.free_tree_blocks(cache._tree.trim(leaf, num_blocks), group)
+
+
+def discard_from(cache: PrefixCache, node: Node, cut: int) -> None:
+    """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
+    size = cache.block_size
+    while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
+        parent = node.parent
+        keep = max(0, -(-(cut - node.start) // size))
+        if keep < len(node.blocks):
+            forget(cache, node, len(node.blocks) - keep)
+        if keep:
+            if node.end > cut and not cache._tree.truncate_tail(node, cut):
+                forget(cache, node, 1)
+            return
+        node = parent

@@ -1,0 +1,159 @@
+"""Lookup: the longest cached prefix of a prompt, and whether an earlier answer still holds. Read-only."""
+
+from __future__ import annotations
+
+from radixkv.cache.keys import TOKEN_BYTES, Namespace
+from radixkv.cache.node import Node, Space
+from radixkv.cache.public_prefixes import PublicPrefixes
+from radixkv.cache.radix_tree import RadixTree, Walk
+
+
+class Match:
+    """The longest cached prefix of some tokens, at the time of the lookup.
+
+    Attributes:
+        num_tokens: its length, token-granular; may be the whole prompt.
+    """
+
+    __slots__ = (
+        "_data",
+        "_namespace",
+        "_publication",
+        "_source_version",
+        "_space",
+        "_version",
+        "_walk",
+        "num_tokens",
+    )
+    # Set by Lookup.match: an __init__ would double what making one costs.
+    num_tokens: int
+    _data: bytes
+    _namespace: Namespace
+    _space: Space | None  # None: the namespace was not known
+    _publication: int  # version of the public prefixes
+    _walk: Walk | None  # None: nothing at all was cached in the namespace
+    _version: int
+    _source_version: int
+
+    def _ends_at(self, walk: Walk | None) -> None:
+        self._walk = walk
+        if walk is None:
+            self.num_tokens = self._version = self._source_version = 0
+            return
+        node, depth, partial, source, _, _ = walk
+        self.num_tokens = depth + partial
+        self._version = node.version
+        self._source_version = 0 if source is None else source.version
+
+    def _is_untouched(self) -> bool:
+        """Whether the node the match ends at, and the one to copy its last tokens from, are unchanged."""
+        walk = self._walk
+        if walk is None or walk[0].version != self._version:
+            return False
+        source = walk[3]
+        return source is None or source.version == self._source_version
+
+    def __repr__(self) -> str:
+        return f"Match({self.num_tokens} of {len(self._data) // TOKEN_BYTES} tokens)"
+
+
+class Lookup:
+    """Looks prompts up in a tree, the public part of a prompt in the shared one.
+
+    Args:
+        enabled: False: nothing is ever found.
+    """
+
+    __slots__ = ("_enabled", "_public", "_tree")
+
+    def __init__(self, tree: RadixTree, public: PublicPrefixes, enabled: bool) -> None:
+        self._tree = tree
+        self._public = public
+        self._enabled = enabled
+
+    def match(self, data: bytes, space: Space | None, namespace: Namespace = "") -> Match:
+        """The longest cached prefix. O(tokens + path).
+
+        Args:
+            namespace: remembered in the match, for a namespace without a space so far.
+        """
+        match = Match()
+        match._data = data
+        match._namespace = namespace
+        match._space = space
+        public = self._public
+        match._publication = public.version
+        root = self._tree.roots.get(space) if space is not None else None
+        if public.prefixes and self._enabled and (length := public.length_in(data)):
+            match._ends_at(self._walk_public(data, space, length))
+        elif root is None or not self._enabled:
+            match._ends_at(None)
+        else:
+            assert space is not None
+            match._walk = walk = self._tree.walk(root, space, data, 0, len(data))
+            node, depth, partial, source, _, _ = walk
+            match.num_tokens = depth + partial
+            match._version = node.version
+            match._source_version = 0 if source is None else source.version
+        return match
+
+    def _walk_public(self, data: bytes, space: Space | None, public: int) -> Walk | None:
+        """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
+        tree = self._tree
+        root = tree.roots.get(self._public.space)
+        if root is None:
+            return None
+        walk = tree.walk(root, self._public.space, data, 0, public)
+        node = walk.node
+        if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or space is None:
+            return walk
+        return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
+
+    def is_current(self, match: Match, space: Space | None) -> bool:
+        """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there.
+
+        Args:
+            space: the match's namespace as it is known now.
+        """
+        if not self._enabled:
+            return True
+        if match._publication == self._public.version:
+            if match._walk is None:
+                if not self._public.prefixes and space is not None and space not in self._tree.roots:
+                    return True
+            elif match._is_untouched():
+                return True
+            elif not self._public.prefixes:
+                return self._renew(match, match._walk)
+        new = self.match(match._data, space)
+        if new.num_tokens != match.num_tokens:
+            return False
+        match._publication = new._publication
+        match._space = space
+        match._ends_at(new._walk)
+        return True
+
+    def _renew(self, match: Match, walk: Walk) -> bool:
+        """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
+        if walk.node.version < 0:
+            return False
+        data = match._data
+        node: Node | None = walk.node
+        depth = walk.depth
+        while node is not None and node.start >= depth and node.parent is not None:
+            node = node.parent
+        if node is None or node.end < depth:
+            return False
+        if node.end > depth:  # the match ends inside the run: start again from the node above
+            parent = node.parent
+            assert parent is not None
+            pos = node.start
+            node = parent
+        else:
+            pos = depth
+        assert match._space is not None
+        new = self._tree.walk(node, match._space, data, pos * TOKEN_BYTES, len(data))
+        if new.depth + new.partial != match.num_tokens:
+            return False
+        match._ends_at(new)
+        return True
