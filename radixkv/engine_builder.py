@@ -16,6 +16,7 @@ from radixkv.errors import ConfigError
 from radixkv.execution.kv_store import ModelShape, size_kv_cache
 from radixkv.execution.model_loader import LoadedModel, load_model
 from radixkv.execution.model_runner import ModelRunner
+from radixkv.execution.thread_control import ThreadControl
 from radixkv.scheduling.batch import Batch
 from radixkv.startup import StartupPhases, return_freed_memory
 
@@ -112,6 +113,8 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         device=device,
         max_model_len=loaded.max_model_len,
     )
+    # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
+    adapts = device.type == "cpu" and config.threads is None and not config.deterministic
     spec, max_model_len = size_kv_cache(config, shape)
     budget = config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
     runner = ModelRunner(
@@ -124,6 +127,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
+        thread_control=ThreadControl(torch.get_num_threads()) if adapts else None,
     )
     cache = PrefixCache(
         spec.num_blocks,

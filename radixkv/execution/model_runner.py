@@ -11,6 +11,7 @@ import torch
 from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.execution.packed_linear import pack_linear_layers
 from radixkv.execution.quantized_linear import quantize_linear_layers
+from radixkv.execution.thread_control import ThreadControl
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
@@ -77,6 +78,7 @@ class ModelRunner:
             `radixkv.execution.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
+        thread_control: asked before each step how many threads to compute with.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class ModelRunner:
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
+        thread_control: ThreadControl | None = None,
     ) -> None:
+        self.thread_control = thread_control
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
@@ -128,6 +132,8 @@ class ModelRunner:
         Returns:
             Logits [S, V] of `batch.logit_rows`, in the model's dtype.
         """
+        if self.thread_control is not None:
+            self.thread_control.before_step()
         for group in batch.copy_groups:
             self.backend.copy_blocks(self.kv, group)
         plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
