@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.execution.file_pages import address_ranges, release_file_pages
 from radixkv.execution.packed_linear import PackedLinear
 
 #: transformers' classes with this structure and nothing else (no windows, no norms on q and k).
@@ -105,6 +106,7 @@ def fuse_layers(model: nn.Module) -> int:
 
                 kernels = RowKernels()
             layers[index] = FusedLayer(layer, _merged_inputs(layer.self_attn), kernels)
+            release_file_pages(address_ranges(layer.parameters()))
             count += 1
     return count
 

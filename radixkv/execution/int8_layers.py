@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.execution.file_pages import address_ranges, release_file_pages
 from radixkv.execution.fused_layers import can_fuse
 from radixkv.execution.quantized_linear import quantize_weight
 from radixkv_kernels.int8_product import PackedInt8
@@ -116,5 +117,6 @@ def fuse_int8_layers(model: nn.Module, rows: Int8Rows) -> int:
     for index, layer in enumerate(layers):
         if can_fuse(layer):
             layers[index] = Int8Layer(layer, kernels, rows, buffer)
+            release_file_pages(address_ranges(layer.parameters()))
             count += 1
     return count

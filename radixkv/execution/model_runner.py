@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
+from radixkv.execution.file_pages import address_ranges, release_file_pages
 from radixkv.execution.packed_linear import pack_linear_layers
 from radixkv.execution.quantized_linear import quantize_linear_layers
 from radixkv.execution.thread_control import ThreadControl
@@ -99,6 +100,8 @@ class ModelRunner:
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
+        weights = address_ranges(loaded.model.parameters())
+        release_file_pages(weights)  # the checks at load have read all
         if quantization is not None:
             quantize_linear_layers(loaded.model)
         elif self.device.type == "cpu":
@@ -111,6 +114,7 @@ class ModelRunner:
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)
                 self.row_multiple = 1
+        release_file_pages(weights)
         self.kv = PagedKV(spec)
         self.backend_name = backend
         self.backend = make_backend(

@@ -1,10 +1,11 @@
 """How many threads the model computes with on a CPU that it may have to share.
 
-A small model's step has hundreds of parallel regions, each as slow as its slowest thread. When another program
-takes a core, the thread on that core waits for a turn of milliseconds in region after region while the others
-spin at the barrier: a step of two threads on two cores was measured to become twenty times slower. With one
-thread it becomes none slower, because a free core is left. So `ThreadControl` watches how long this process's
-threads wait for a core, and computes with fewer threads while that is a sizeable share of the time.
+A small model's step has hundreds of parallel regions, each as slow as its slowest thread. When another
+program takes a core, the thread on that core waits for a turn of milliseconds in region after region while
+the others spin at the barrier: a step of two threads on two cores was measured to become twenty times
+slower. A step of one thread stays as fast as it is, as long as one core is free. So `ThreadControl` watches
+how long this process's threads wait for a core, and computes with fewer threads while that is a sizeable
+share of the time.
 """
 
 from __future__ import annotations

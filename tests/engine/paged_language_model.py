@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from radixkv.cache.prefix_cache import PrefixCache
 
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.scheduling.batch import Batch

@@ -1,0 +1,71 @@
+"""Give the memory of weights back that are mapped from a file and were read for the last time for now.
+
+Weights of safetensors files are mapped into memory, not copied. Packing or quantising them reads every page,
+and a page that has been read stays resident although only the packed copy is used from then on: the model
+would take its memory twice. A released page is not lost; if it is read again it comes back from the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import re
+from collections.abc import Iterable
+
+import torch
+
+_MADV_DONTNEED = 4
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* +(/.*)$")
+
+
+Range = tuple[int, int]
+
+
+def address_ranges(weights: Iterable[torch.Tensor]) -> list[Range]:
+    """First and last address of each CPU tensor's storage; holds no reference to the tensors."""
+    storages = (weight.untyped_storage() for weight in weights if weight.device.type == "cpu")
+    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
+
+
+def release_file_pages(ranges: Iterable[Range]) -> int:
+    """Release the pages of address ranges that lie in unchanged mappings of weight files. Linux only.
+
+    Args:
+        ranges: see `address_ranges`; those that are not mapped from a weight file (any more) are left alone.
+
+    Returns:
+        Bytes released.
+    """
+    released = 0
+    with contextlib.suppress(OSError, AttributeError):
+        mappings = _unchanged_mappings()
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for start, end in ranges:
+            if not any(first <= start and end <= last for first, last in mappings):
+                continue
+            start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < end and madvise(start, end - start, _MADV_DONTNEED) == 0:
+                released += end - start
+    return released
+
+
+def _unchanged_mappings() -> list[Range]:
+    """Address ranges of this process that map weight files and hold no page that was written to.
+
+    A written page of a private mapping exists nowhere else: releasing it would lose what was written.
+    """
+    found: list[Range] = []
+    candidate: Range | None = None
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            mapping = _MAPPING.match(line)
+            if mapping is not None:
+                is_weights = mapping[3].endswith(".safetensors")
+                candidate = (int(mapping[1], 16), int(mapping[2], 16)) if is_weights else None
+            elif candidate is not None and line.startswith("Anonymous:"):
+                if line.split()[1] == "0":
+                    found.append(candidate)
+                candidate = None
+    return found
