@@ -130,11 +130,17 @@ def prompts(load: Workload, vocabulary: int) -> list[np.ndarray]:
 
 def look(engine: Engine) -> tuple[PoolUsage, int]:
     """The pool at this moment, and how many tokens with a slot have not been computed yet."""
-    running = [s for group in engine.groups for s in group.samples if s.lease is not None]
-    leases = [(s.lease.num_tokens, s.lease.block_table) for s in running if s.lease is not None]
-    usage = measure_pool(leases, engine.cache.block_size, engine.cache.stats.held_blocks)
-    waiting = sum(s.lease.num_tokens - s.num_computed for s in running if s.lease is not None)
-    return usage, waiting
+    size = engine.cache.block_size
+    leases = []
+    uncomputed = 0
+    for group in engine.groups:
+        for sample in group.samples:
+            if sample.lease is not None:
+                # the lease may hear of decoded tokens later, and the newest one may have no slot yet
+                table = sample.lease.block_table
+                leases.append((min(sample.num_tokens, len(table) * size), table))
+                uncomputed += max(sample.num_tokens - 1 - sample.num_computed, 0)
+    return measure_pool(leases, size, engine.cache.stats.held_blocks), uncomputed
 
 
 def measure(load: Workload, engine: Engine) -> dict[str, Any]:
@@ -151,11 +157,11 @@ def measure(load: Workload, engine: Engine) -> dict[str, Any]:
         finished += len(engine.step().finished)
         if not engine.scheduler.num_waiting:
             continue
-        usage, waiting = look(engine)
+        usage, pending = look(engine)
         steps += 1
         used += usage.used_slots
         allocated += usage.allocated_slots
-        uncomputed += waiting
+        uncomputed += pending
         sequences += usage.sequences
         peak = max(peak, usage.sequences)
     engine.check()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.errors import InvalidRequestError
 from radixkv.replay.trace import TraceError
 
 Message = dict[str, Any]
@@ -23,23 +24,20 @@ class PromptTokenizer(Protocol):
     def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[Any]: ...
 
 
-class BytesTokenizer:
-    """One byte, one token: needs no model and no download.
+def plain_text(messages: list[Message], tools: Any | None) -> str:
+    """A rendering for tokenizers that have none of their own.
 
-    The rendering: `<tools>` + JSON with sorted keys + `</tools>` and a line feed if there are tools; per
-    message `<|role|>`, the content, the tool calls as JSON, a line feed; then `<|assistant|>`.
+    `<tools>` + JSON with sorted keys + `</tools>` and a line feed if there are tools; per message `<|role|>`,
+    the content, the tool calls as JSON, a line feed; then `<|assistant|>`.
     """
-
-    def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint8]:
-        parts = [f"<tools>{json.dumps(tools, sort_keys=True)}</tools>\n"] if tools else []
-        for message in messages:
-            calls = message.get("tool_calls")
-            parts.append(
-                f"<|{message['role']}|>{_text_of(message)}"
-                f"{json.dumps(calls, sort_keys=True) if calls else ''}\n"
-            )
-        parts.append("<|assistant|>")
-        return np.frombuffer("".join(parts).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    parts = [f"<tools>{json.dumps(tools, sort_keys=True)}</tools>\n"] if tools else []
+    for message in messages:
+        calls = message.get("tool_calls")
+        parts.append(
+            f"<|{message['role']}|>{_text_of(message)}{json.dumps(calls, sort_keys=True) if calls else ''}\n"
+        )
+    parts.append("<|assistant|>")
+    return "".join(parts)
 
 
 def _text_of(message: Message) -> str:
@@ -50,44 +48,73 @@ def _text_of(message: Message) -> str:
     return "".join(part.get("text") or json.dumps(part, sort_keys=True) for part in content)
 
 
-class ChatTemplateTokenizer:
-    """A Hugging Face tokenizer with a chat template.
+class BytesTokenizer:
+    """The plain rendering, one byte a token: needs no model and no download."""
+
+    def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(plain_text(messages, tools).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+
+
+class ModelTokenizer:
+    """A Hugging Face tokenizer; messages go through its chat template as they do in the server.
+
+    One without a chat template gets the plain rendering.
 
     Args:
-        name: folder or hub id. Imported on construction, so that the bytes tokenizer needs no
-            transformers.
+        name: a folder, a tokenizer.json, or a hub id. Imported on construction, so that the bytes tokenizer
+            needs no transformers.
 
     Raises:
-        TraceError: no such tokenizer, or it has no chat template.
+        TraceError: no such tokenizer.
     """
 
     def __init__(self, name: str) -> None:
-        from transformers import AutoTokenizer
+        from radixkv.tokenization import Tokenizer
 
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError) as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise TraceError(
-                f"tokenizer {name!r} can't be loaded ({first_line}); give a folder or hub id, or `bytes`"
-            ) from None
-        if not self._tokenizer.chat_template:
-            raise TraceError(f"tokenizer {name!r} has no chat template, so messages can't be rendered")
+        self._name = name
+        self._tokenizer = Tokenizer(_load_pretrained(name))
 
     def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[np.int32]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        if self._tokenizer.has_chat_template:
+            # An answer of tool calls alone has no content in many logs, and templates print it unasked.
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
+            try:
+                ids = self._tokenizer.apply_chat_template(messages, tools=tools or None)
+            except InvalidRequestError as error:
+                raise TraceError(f"tokenizer {self._name!r}: {error}") from None
+        else:
+            text = plain_text(messages, tools).encode("utf-8", "replace").decode("utf-8")
+            ids = self._tokenizer.encode(text)
         return np.asarray(ids, dtype=np.int32)
 
 
-def load_tokenizer(name: str) -> PromptTokenizer:
-    """`bytes`, or a Hugging Face tokenizer by folder or hub id.
+def _load_pretrained(name: str) -> Any:
+    """A transformers tokenizer from a folder, a file or the hub.
 
     Raises:
-        TraceError: as `ChatTemplateTokenizer`.
+        TraceError: there is none.
     """
-    return BytesTokenizer() if name == "bytes" else ChatTemplateTokenizer(name)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if Path(name).is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=name)
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # files from anywhere: the libraries raise whatever they stumble over
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TraceError(
+            f"tokenizer {name!r} can't be loaded ({first_line}); give a folder, a tokenizer.json, a hub id, "
+            "or `bytes`"
+        ) from None
+
+
+def load_tokenizer(name: str) -> PromptTokenizer:
+    """`bytes`, or a Hugging Face tokenizer by folder, tokenizer.json or hub id.
+
+    Raises:
+        TraceError: as `ModelTokenizer`.
+    """
+    return BytesTokenizer() if name == "bytes" else ModelTokenizer(name)
 
 
 @dataclass(frozen=True, slots=True)

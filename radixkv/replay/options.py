@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ ToolsOption = Annotated[
     Path | None, typer.Option(help="Tool definitions of a message log; found beside it if its name says so.")
 ]
 TokenizerOption = Annotated[
-    str, typer.Option(help="For message logs: 'bytes', or a tokenizer's folder or hub id.")
+    str, typer.Option(help="For message logs: 'bytes', or a tokenizer's folder, tokenizer.json or hub id.")
 ]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many requests of each.")]
 
@@ -53,6 +54,24 @@ def read_options(
 
 
 def check_json(path: Path | None) -> None:
-    """So that a long run does not fail at its end."""
-    if path is not None and not path.resolve().parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no folder {path.parent}")
+    """So that a long run does not fail at its end.
+
+    Raises:
+        ConfigError: a file can't be written there.
+    """
+    if path is not None:
+        check_writable("--json", path)
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Look before a long run whether its result can be written.
+
+    Raises:
+        ConfigError: the path is a folder, or lies in none, or may not be written.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: a folder; name a file in it")
+    if not path.resolve().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: may not be written; name another file")

@@ -34,8 +34,6 @@ def require_matplotlib(path: Path | None = None) -> Any:
             raise ConfigError(
                 f"--plot {path.name}: can't write that kind of file; use one of {', '.join(sorted(kinds))}"
             )
-        if not path.resolve().parent.is_dir():
-            raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
     return Figure
 
 

@@ -269,7 +269,10 @@ def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
     tokenizer: PromptTokenizer = load_tokenizer(options.tokenizer)
     builder = TraceBuilder(stem, ids_are_prefixes=False)
     for request in log.requests(schedule, read_json_lines(schedule) if schedule else None):
-        tokens = tokenizer.prompt_tokens(request.messages, request.tools)
+        try:
+            tokens = tokenizer.prompt_tokens(request.messages, request.tools)
+        except TraceError as error:
+            raise TraceError(f"{schedule or path}, line {request.line}: {error}") from None
         full = len(tokens) // block_size
         data = tokens.tobytes()
         width = block_size * tokens.itemsize

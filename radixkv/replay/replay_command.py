@@ -22,6 +22,7 @@ from radixkv.replay.options import (
     TokenizerOption,
     ToolsOption,
     check_json,
+    check_writable,
     read_options,
 )
 from radixkv.replay.plots import plot_hit_rates, require_matplotlib
@@ -136,6 +137,7 @@ def replay_command(
     check_json(json_file)
     if plot is not None:
         require_matplotlib(plot)
+        check_writable("--plot", plot)
     options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
     traces = _read_traces(trace, options)
     cells = _cells(traces, policies, wanted)
@@ -165,7 +167,10 @@ def replay_command(
 
 def _read_traces(paths: list[Path], options: ReadOptions) -> list[Trace]:
     """The traces by their short names; by their paths if two have the same."""
-    traces = [read_trace(path, options) for path in paths]
+    traces = []
+    for path in paths:
+        with Console(stderr=True).status(f"reading {path.name}"):
+            traces.append(read_trace(path, options))
     if len({one.name for one in traces}) < len(traces):
         traces = [replace(one, name=str(path)) for one, path in zip(traces, paths, strict=True)]
     return traces

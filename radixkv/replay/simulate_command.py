@@ -24,6 +24,7 @@ from radixkv.replay.options import (
     TokenizerOption,
     ToolsOption,
     check_json,
+    check_writable,
     read_options,
 )
 from radixkv.replay.plots import plot_waste, require_matplotlib
@@ -147,6 +148,7 @@ def simulate_command(
     check_json(json_file)
     if plot is not None:
         require_matplotlib(plot)
+        check_writable("--plot", plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
     slots = int(parse_bytes(memory) / per_token)
     options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
