@@ -124,27 +124,18 @@ def build_work(
     num_tokens = int(starts[-1])
     is_long = counts > s.short_tile
     short = ((counts > 0) & ~is_long).nonzero()[0]
-    long = is_long.nonzero()[0]
+    single = len(short) == num_tokens  # decodes only: a request's tokens are its one token
 
     shared = _find_groups(s, short, counts, contexts, low, tables, table_starts, window)
-    tile_owner, tile = expand((counts[long] + (s.long_tile - 1)) // s.long_tile)
-    rows = long[tile_owner]
-    tile_first = tile * s.long_tile
-    tile_count = np.minimum(s.long_tile, counts[rows] - tile_first)
-    last = first[rows] + tile_first + tile_count
-    tile_high = (last + (s.segment - 1)) // s.segment
-    tile_low = np.zeros_like(last)
-    if window is not None:
-        tile_low = np.maximum(first[rows] + tile_first - (window - 1), 0) // s.segment
-
+    tiles = _NO_TILES if single else _long_tiles(s, is_long.nonzero()[0], starts, counts, first, window)
     run_request, run_low, run_high = _private_runs(short, low, high, shared, window)
-    total = int((tile_high - tile_low).sum() + (run_high - run_low).sum() + len(shared.segment))
+    total = int((tiles.high - tiles.low).sum() + (run_high - run_low).sum()) + len(shared.segment)
     per_item = max(1, -(-total * s.num_kv_heads // s.parallel))
 
-    all_partial = np.zeros(len(counts), dtype=bool)
-    all_partial[shared.request] = True
+    partial = np.zeros(len(counts), dtype=bool)
+    partial[shared.request] = True
     long_items, long_split = _cut(
-        tile_low, tile_high, per_item, starts[rows] + tile_first, tile_count, table_starts[rows], None
+        tiles.low, tiles.high, per_item, tiles.start, tiles.count, table_starts[tiles.request], None
     )
     short_items, short_split = _cut(
         run_low,
@@ -153,36 +144,82 @@ def build_work(
         starts[run_request],
         counts[run_request],
         table_starts[run_request],
-        all_partial[run_request],
+        partial[run_request],
     )
-    all_partial[run_request[short_split]] = True
-    group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_starts)
-    long_items = np.concatenate([long_items, group_items]) if len(group_items) else long_items
+    partial[run_request[short_split]] = True
+    group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_starts, single)
+    long_items = np.concatenate([long_items, group_items]) if len(long_items) else group_items
 
     # Slots of partials: every token of a request that was split, or of a split tile of a long chunk.
-    reserve = np.zeros(num_tokens, dtype=np.int64)
-    token_low = np.zeros(num_tokens, dtype=np.int64)
-    if all_partial.any():
-        requests = all_partial.nonzero()[0]
-        owner, place = expand(counts[requests])
-        token = starts[requests][owner] + place
-        reserve[token] = (high - low)[requests][owner]
-        token_low[token] = low[requests][owner]
-    if long_split.any():
-        owner, place = expand(tile_count[long_split])
-        token = (starts[rows] + tile_first)[long_split][owner] + place
-        reserve[token] = (tile_high - tile_low)[long_split][owner]
-        token_low[token] = tile_low[long_split][owner]
-    ends = reserve.cumsum()
+    slots, token_low = np.zeros((2, num_tokens), dtype=np.int64)
+    split = tiles.start[long_split], tiles.count[long_split], tiles.low[long_split], tiles.high[long_split]
+    requests = partial.nonzero()[0]
+    for start, count, first_low, end_high in (
+        (starts[requests], counts[requests], low[requests], high[requests]),
+        split,
+    ):
+        if len(start):
+            owner, token = _tokens(start, count, single)
+            slots[token] = (end_high - first_low)[owner]
+            token_low[token] = first_low[owner]
+    ends = slots.cumsum()
     return WorkPlan(
         short_items=_longest_first(short_items),
         long_items=_longest_first(long_items),
-        tokens=np.concatenate([np.arange(num_tokens, dtype=np.int32), group_tokens.astype(np.int32)]),
-        partial_base=(ends - reserve - token_low).astype(np.int32),
-        merge_tokens=reserve.nonzero()[0].astype(np.int32),
+        tokens=np.concatenate([np.arange(num_tokens), group_tokens], dtype=np.int32, casting="same_kind"),
+        partial_base=(ends - slots - token_low).astype(np.int32),
+        merge_tokens=slots.nonzero()[0].astype(np.int32),
         num_partials=int(ends[-1]) if num_tokens else 0,
         num_groups=shared.num_groups,
     )
+
+
+def _tokens(start: np.ndarray, count: np.ndarray, single: bool) -> tuple[np.ndarray | slice, np.ndarray]:
+    """The query tokens of runs, and the run each belongs to; `single`: every count is 1."""
+    if single:
+        return slice(None), start
+    owner, place = expand(count)
+    return owner, start[owner] + place
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles of long chunks: first query token, number of them, segments [low, high), request."""
+
+    start: np.ndarray
+    count: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    request: np.ndarray
+
+
+_NO_TILES = _Tiles(_NONE, _NONE, _NONE, _NONE, _NONE)
+
+
+def _long_tiles(
+    s: WorkSettings,
+    long: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    first: np.ndarray,
+    window: int | None,
+) -> _Tiles:
+    """Long chunks in tiles of `long_tile` tokens; `first` are positions of the requests' first queries."""
+    if not len(long):
+        return _NO_TILES
+    owner, tile = expand((counts[long] + (s.long_tile - 1)) // s.long_tile)
+    request = long[owner]
+    offset = tile * s.long_tile
+    count = np.minimum(s.long_tile, counts[request] - offset)
+    position = first[request] + offset
+    high = (position + count + (s.segment - 1)) // s.segment
+    low = np.zeros_like(high)
+    if window is not None:
+        low = np.maximum(position - (window - 1), 0) // s.segment
+    return _Tiles(starts[request] + offset, count, low, high, request)
 
 
 @dataclass(frozen=True)
@@ -195,7 +232,6 @@ class _Shared:
     num_groups: int
 
 
-_NONE = np.zeros(0, dtype=np.int64)
 _NOTHING_SHARED = _Shared(_NONE, _NONE, _NONE, 0)
 
 
@@ -214,40 +250,105 @@ def _find_groups(
         return _NOTHING_SHARED
     per_segment = s.segment // s.block_size
     if window is None:
-        # Sharing is nested: who shares no first segment shares nothing. One small sort rules most out.
-        short = short[contexts[short] >= s.segment]
-        blocks = tables[table_starts[short] + (per_segment - 1)]
-        order = blocks.argsort()
-        same = blocks[order][1:] == blocks[order][:-1]
-        keep = np.zeros(len(short), dtype=bool)
-        keep[order[1:][same]] = True
-        keep[order[:-1][same]] = True
-        short = short[keep]
-    if len(short) < s.min_group:
+        request, segment, begins = _nested_pairs(s, short, contexts, tables, table_starts, per_segment)
+    else:
+        request, segment, begins = _windowed_pairs(s, short, contexts, low, tables, table_starts, per_segment)
+    if not len(begins):
         return _NOTHING_SHARED
-    owner, place = expand(np.maximum(contexts[short] // s.segment - low[short], 0))
-    request = short[owner]
-    segment = place + low[request]
-    blocks = tables[table_starts[request] + (segment + 1) * per_segment - 1]
-    key = (segment << 32) | blocks
-    order = key.argsort()
-    key = key[order]
-    edges = np.ones(len(key) + 1, dtype=bool)
-    np.not_equal(key[1:], key[:-1], out=edges[1:-1])
-    begins = edges.nonzero()[0]
-    begins, sizes = begins[:-1], begins[1:] - begins[:-1]
-    request, segment = request[order], segment[order]
-    worthwhile = sizes >= s.min_group
-    if not worthwhile.any():
-        return _NOTHING_SHARED
+    sizes = np.empty_like(begins)
+    np.subtract(begins[1:], begins[:-1], out=sizes[:-1])
+    sizes[-1] = len(request) - begins[-1]
     tokens = np.add.reduceat(counts[request], begins)
     saving = (sizes - (tokens + s.group_tile - 1) // s.group_tile) * s.load_cost - tokens * s.partial_cost
-    worthwhile &= saving > 0
+    worthwhile = (sizes >= s.min_group) & (saving > 0)
+    if worthwhile.all():
+        if saving.sum() < s.min_saving:
+            return _NOTHING_SHARED
+        return _Shared(request, segment, begins, len(begins))
     if not worthwhile.any() or saving[worthwhile].sum() < s.min_saving:
         return _NOTHING_SHARED
     kept = worthwhile.repeat(sizes)
     sizes = sizes[worthwhile]
     return _Shared(request[kept], segment[kept], sizes.cumsum() - sizes, len(sizes))
+
+
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _nested_pairs(
+    s: WorkSettings,
+    short: np.ndarray,
+    contexts: np.ndarray,
+    tables: np.ndarray,
+    table_starts: np.ndarray,
+    per_segment: int,
+) -> _Pairs:
+    """(request, segment) pairs in groups of two and more, and where groups begin; everything visible.
+
+    Sharing is nested: who shares segment k shares all before it. So rows of last blocks, sorted as words,
+    bring every group of every depth together, and neighbours' common lengths tell all groups::
+
+        A B C d        common with the row above: -  3  2  1        segment 0: all four
+        A B C e                                                     segment 1: the first three
+        A B f g                                                     segment 2: the first two
+        A h i j
+    """
+    # One small sort rules most out: who shares no first segment shares nothing.
+    short = short[contexts[short] >= s.segment]
+    blocks = tables[table_starts[short] + (per_segment - 1)]
+    order = blocks.argsort()
+    same = blocks[order][1:] == blocks[order][:-1]
+    keep = np.zeros(len(short), dtype=bool)
+    keep[order[1:][same]] = True
+    keep[order[:-1][same]] = True
+    short = short[keep]
+    if len(short) < s.min_group:
+        return _NONE, _NONE, _NONE
+    whole = contexts[short] // s.segment
+    width = int(whole.max())
+    place = table_starts[short][:, None] + np.arange(per_segment - 1, width * per_segment, per_segment)
+    if int(whole.min()) == width:
+        last_blocks = tables[place]
+    else:
+        # Past a request's last whole segment stands what nobody else has.
+        inside = np.arange(width) < whole[:, None]
+        last_blocks = np.where(inside, tables.take(place, mode="clip"), -1 - short[:, None]).astype(np.int32)
+    order = last_blocks.view(f"V{4 * width}")[:, 0].argsort()
+    last_blocks = last_blocks[order]
+    differ = last_blocks[1:] != last_blocks[:-1]
+    common = np.where(differ.any(axis=1), differ.argmax(axis=1), width)
+    depth = int(common.max())
+    # joined[k, i]: rows i - 1 and i share segment k. A row is in a group if it is joined to either side.
+    joined = np.zeros((depth, len(short) + 1), dtype=bool)
+    np.less(np.arange(depth)[:, None], common, out=joined[:, 1:-1])
+    above, below = joined[:, :-1], joined[:, 1:]
+    member = (above | below).ravel().nonzero()[0]
+    segment, row = np.divmod(member, len(short))
+    begins = (~above).ravel()[member].nonzero()[0]
+    return short[order][row], segment, begins
+
+
+def _windowed_pairs(
+    s: WorkSettings,
+    short: np.ndarray,
+    contexts: np.ndarray,
+    low: np.ndarray,
+    tables: np.ndarray,
+    table_starts: np.ndarray,
+    per_segment: int,
+) -> _Pairs:
+    """The same under a window, which starts in another segment for every request; also groups of one."""
+    owner, place = expand(np.maximum(contexts[short] // s.segment - low[short], 0))
+    if not len(owner):
+        return _NONE, _NONE, _NONE
+    request = short[owner]
+    segment = place + low[request]
+    key = (segment << 32) | tables[table_starts[request] + (segment + 1) * per_segment - 1]
+    order = key.argsort()
+    key = key[order]
+    edges = np.ones(len(key), dtype=bool)
+    np.not_equal(key[1:], key[:-1], out=edges[1:])
+    return request[order], segment[order], edges.nonzero()[0]
 
 
 def _private_runs(
@@ -274,6 +375,9 @@ def _private_runs(
     return request[begin], segment[begin], segment[last] + 1
 
 
+_NO_ITEMS = np.zeros((0, ITEM_WIDTH), dtype=np.int32)
+
+
 def _cut(
     low: np.ndarray,
     high: np.ndarray,
@@ -285,6 +389,8 @@ def _cut(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tiles with segments [low, high) into items of at most `per_item` segments; and which tiles are
     split."""
+    if not len(low):
+        return _NO_ITEMS, np.zeros(0, dtype=bool)
     pieces = (high - low + (per_item - 1)) // per_item
     split = pieces > 1
     owner, place = expand(pieces)
@@ -305,12 +411,12 @@ def _group_items(
     counts: np.ndarray,
     first_token: int,
     table_starts: np.ndarray,
+    single: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items of the groups, and their token lists (which start at `first_token` of the plan's tokens)."""
     if not shared.num_groups:
-        return np.zeros((0, ITEM_WIDTH), dtype=np.int32), _NONE
-    owner, place = expand(counts[shared.request])
-    tokens = starts[shared.request][owner] + place
+        return _NO_ITEMS, _NONE
+    _, tokens = _tokens(starts[shared.request], counts[shared.request], single)
     group_tokens = np.add.reduceat(counts[shared.request], shared.start)
     group_first = group_tokens.cumsum() - group_tokens
     group, tile = expand((group_tokens + s.group_tile - 1) // s.group_tile)
