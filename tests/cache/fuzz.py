@@ -12,11 +12,14 @@ import argparse
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from model import ModelledCache, Run
+
+from radixkv import PrefixCache
 
 NAMESPACES = ("", "tenant", ("tenant", "salt"))
 
@@ -44,6 +47,7 @@ class Fuzzer:
         if rnd.random() < 0.3:
             self.model.follow_events()
         self.alphabet = rnd.choice([2, 3, 8])
+        self.most_runs = rnd.choice([2, 4, 7])
         self.history: list[list[int]] = []
         if rnd.random() < 0.3:
             for _ in range(2):
@@ -65,90 +69,160 @@ class Fuzzer:
         del self.history[:-12]
         return tokens
 
-    def step(self) -> None:
+    def step(self) -> str:
+        """One random operation; returns its name and outcome."""
         rnd, model = self.random, self.model
         kind = rnd.random()
         run = rnd.choice(model.runs) if model.runs else None
-        if run is None or (kind < 0.2 and len(model.runs) < 7):
-            new = model.acquire(self.prompt(), rnd.choice(NAMESPACES), rnd.random() < 0.5)
-            if new is not None and rnd.random() < 0.6:
-                model.commit(new, rnd.randint(1, len(new.tokens)))
-        elif kind < 0.45:
+        if run is None or (kind < 0.2 and len(model.runs) < self.most_runs):
+            return self.acquire()
+        if kind < 0.45:
             model.commit(run, rnd.randint(min(run.committed + 1, len(run.tokens)), len(run.tokens)))
-        elif kind < 0.65:
-            count = 1 if rnd.random() < 0.7 else rnd.randint(1, 9)
-            if model.append(run, [rnd.randrange(self.alphabet) for _ in range(count)]):
-                self.history.append(list(run.tokens[:40]))
-                if rnd.random() < 0.7:
-                    model.commit(run, len(run.tokens))
-        elif kind < 0.77:
-            self.release(run)
-        elif kind < 0.82 and len(model.runs) < 7:
+            return "commit"
+        if kind < 0.65:
+            return self.append(run)
+        if kind < 0.77:
+            return self.release(run)
+        if kind < 0.82 and len(model.runs) < self.most_runs:
             model.fork(run)
-        elif kind < 0.84:
+            return "fork"
+        if kind < 0.84:
             model.withdraw(run, rnd.randint(0, run.committed))
-        elif kind < 0.88:
-            model.evict(rnd.randint(0, 8))
-        elif kind < 0.91:
-            model.pin(self.prompt(), rnd.choice(NAMESPACES), rnd.choice([None, 1.0, 5.0, 50.0]))
-        elif kind < 0.93:
-            for namespace, tokens in list(model.pins):
-                model.unpin(list(tokens), namespace)
-                break
-        elif kind < 0.96:
-            model.clock.now += rnd.choice([0.1, 1.0, 10.0])
-        elif kind < 0.963:
-            model.reset()
-        else:
-            model.match(self.prompt(), rnd.choice(NAMESPACES))
-            self.model.cache.explain(self.prompt(), rnd.choice(NAMESPACES), admin=rnd.random() < 0.5)
+            return "withdraw"
+        return self.on_the_cache(kind)
 
-    def release(self, run: Run) -> None:
+    def acquire(self) -> str:
+        rnd, model = self.random, self.model
+        new = model.acquire(self.prompt(), rnd.choice(NAMESPACES), rnd.random() < 0.5)
+        if new is None:
+            return "acquire: out of blocks"
+        found = new.lease.num_cached_tokens
+        if rnd.random() < 0.6:
+            model.commit(new, rnd.randint(1, len(new.tokens)))
+        return "acquire: hit" if found else "acquire: miss"
+
+    def append(self, run: Run) -> str:
+        rnd, model = self.random, self.model
+        count = 1 if rnd.random() < 0.7 else rnd.randint(1, 9)
+        if not model.append(run, [rnd.randrange(self.alphabet) for _ in range(count)]):
+            return "append: out of blocks"
+        self.history.append(list(run.tokens[:40]))
+        if rnd.random() < 0.7:
+            model.commit(run, len(run.tokens))
+        return "append: done"
+
+    def release(self, run: Run) -> str:
         kind = self.random.random()
         if kind < 0.7:
             self.model.release(run)
-        elif kind < 0.85:
+            return "release"
+        if kind < 0.85:
             self.model.release(run, discard=True)
-        else:
-            self.model.release(run, keep=self.random.randint(0, len(run.tokens)))
+            return "release: discard"
+        self.model.release(run, keep=self.random.randint(0, len(run.tokens)))
+        return "release: keep some"
+
+    def on_the_cache(self, kind: float) -> str:
+        """Operations that concern no single lease; `kind` from 0.84 to 1."""
+        rnd, model = self.random, self.model
+        if kind < 0.88:
+            before = model.cache.stats.cached_blocks
+            model.evict(rnd.randint(0, 8))
+            return "evict: all there was" if before and not model.cache.stats.cached_blocks else "evict"
+        if kind < 0.91:
+            model.pin(self.prompt(), rnd.choice(NAMESPACES), rnd.choice([None, 1.0, 5.0, 50.0]))
+            return "pin"
+        if kind < 0.93:
+            for namespace, tokens in list(model.pins):
+                model.unpin(list(tokens), namespace)
+                return "unpin"
+            return "unpin: no pin"
+        if kind < 0.95:
+            model.clock.now += rnd.choice([0.1, 1.0, 10.0])
+            return "time passes"
+        if kind < 0.953:
+            model.reset()
+            return "reset"
+        if kind < 0.956:
+            return self.rebuild()
+        if kind < 0.975:
+            tokens = rnd.choice(self.history) if self.history and rnd.random() < 0.7 else self.prompt()
+            gone = model.discard(tokens, rnd.choice(NAMESPACES), rnd.choice([0, rnd.randint(0, len(tokens))]))
+            return "discard: something" if gone else "discard: nothing"
+        found = model.match(self.prompt(), rnd.choice(NAMESPACES))
+        model.cache.explain(self.prompt(), rnd.choice(NAMESPACES), admin=rnd.random() < 0.5)
+        return "match: hit" if found else "match: miss"
+
+    def rebuild(self) -> str:
+        # A broken cache can't tell its followers everything, so it is only broken where there are none.
+        if self.model.residency is not None or self.random.random() < 0.3:
+            self.model.rebuilt()
+            return "rebuilt"
+        self.model.rebuilt(self.random.choice(DAMAGES))
+        return "rebuilt: was damaged"
+
+
+def _lose_a_block(cache: PrefixCache) -> None:
+    cache._pool.num_free += -1 if cache._pool.num_free else 1
+
+
+def _miscount_a_reference(cache: PrefixCache) -> None:
+    next(iter(cache._leases.values()))._node.refs += 1
+
+
+def _miscount_a_group(cache: PrefixCache) -> None:
+    cache._common.blocks += 1
+
+
+DAMAGES = (_lose_a_block, _miscount_a_reference, _miscount_a_group)
 
 
 def _constant_hash(data: bytes) -> int:
     return 7
 
 
-def fuzz(steps: int, seed: int, walk: int = 2000, policy: str | None = None) -> None:
-    """Run `steps` operations in walks of `walk`, each with a configuration of its own."""
-    done = 0
-    while done < steps:
-        fuzzer = Fuzzer(seed, policy)
-        for step in range(min(walk, steps - done)):
+def fuzz(steps: int, seed: int, walk: int = 2000, policy: str | None = None) -> Counter[str]:
+    """Run `steps` operations in walks of `walk`, each with a configuration of its own.
+
+    The walks have the seeds `seed`, `seed + 1`, ... Every step is verified. Returns how often each operation
+    had each outcome.
+    """
+    outcomes: Counter[str] = Counter()
+    for number, start in enumerate(range(0, steps, walk)):
+        fuzzer = Fuzzer(seed + number, policy)
+        for step in range(min(walk, steps - start)):
             try:
-                fuzzer.step()
+                outcomes[fuzzer.step()] += 1
                 fuzzer.model.verify()
             except BaseException:
                 print(
-                    f"failed: seed {seed}, step {step} of its walk; {fuzzer.model.cache!r}", file=sys.stderr
+                    f"failed: seed {seed + number}, step {step} of its walk; {fuzzer.model.cache!r}",
+                    file=sys.stderr,
                 )
                 raise
-            done += 1
         fuzzer.model.drain()
-        seed += 1
+    return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz the prefix cache against a simple model.")
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--policy", default=None)
+    parser.add_argument("--seed", type=int, default=1, help="of the first walk; the next ones count on")
+    parser.add_argument("--walk", type=int, default=2000, help="steps with one configuration")
+    parser.add_argument("--policy", default=None, help="always this one")
     args = parser.parse_args()
     start = time.perf_counter()
-    chunk = 20_000
+    outcomes: Counter[str] = Counter()
+    chunk = 20 * args.walk
     for done in range(0, args.steps, chunk):
-        fuzz(min(chunk, args.steps - done), args.seed + done, policy=args.policy)
+        outcomes += fuzz(min(chunk, args.steps - done), args.seed + done // args.walk, args.walk, args.policy)
         elapsed = time.perf_counter() - start
-        print(f"{min(done + chunk, args.steps):>9,} of {args.steps:,} steps, {elapsed:.0f} s", flush=True)
-    print("no difference found")
+        print(f"{outcomes.total():>9,} of {args.steps:,} steps, {elapsed:.0f} s", flush=True)
+    walks = -(-args.steps // args.walk)
+    print(f"walks with the seeds {args.seed} to {args.seed + walks - 1}, every step verified:")
+    for name, count in sorted(outcomes.items()):
+        print(f"{count:>11,}  {name}")
+    print(f"no difference found in {outcomes.total():,} steps, {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ operation `verify` demands:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from radixkv import OutOfBlocks, PrefixCache
@@ -32,6 +33,11 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @dataclass(eq=False)
@@ -265,6 +271,52 @@ class ModelledCache:
         self.pins.clear()
         self.ever_committed.clear()
         assert self.cache.stats.cached_blocks == 0
+
+    def discard(self, tokens: list[int], namespace: Namespace, keep: int) -> int:
+        """Forget tokens; what other prompts share of the first `keep` stays. Returns how many went."""
+        cache = self.cache
+        before = cache.match(tokens, namespace).num_tokens
+        bystanders = [
+            (prompt, other, cache.match(prompt, other).num_tokens)
+            for prompt, other in [(run.tokens, run.namespace) for run in self.runs]
+        ]
+        cache.discard(tokens, namespace, keep=keep)
+        after = cache.match(tokens, namespace).num_tokens
+        kept = keep if cache.partial_reuse else keep // self.block_size * self.block_size
+        assert min(before, kept) <= after <= before, f"of {before} tokens {keep} were to stay, {after} did"
+        if not self.runs and not cache.stats.num_pins and cache.stats.num_nodes == 1:
+            assert after <= keep, "a lone cached run was not forgotten"
+        for prompt, other, found in bystanders:
+            if _common(prompt, tokens) <= kept:
+                assert cache.match(prompt, other).num_tokens == found, "discard forgot somebody else's tokens"
+        return before - after
+
+    def rebuilt(self, damage: Callable[[PrefixCache], None] | None = None) -> None:
+        """Replace the cache as an engine does that found it broken; `damage` breaks it first."""
+        old = self.cache
+        if damage is not None:
+            damage(old)
+            try:
+                old.check()
+            except AssertionError:
+                pass
+            else:
+                raise AssertionError("check() did not see the damage")
+        self.cache = fresh = old.rebuilt()
+        assert fresh is not old
+        assert fresh.stats.free_blocks == fresh.stats.total_blocks == self.num_blocks
+        assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
+        assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
+        assert fresh._pins.budget_blocks == old._pins.budget_blocks
+        assert list(fresh._public.prefixes) == list(old._public.prefixes)
+        assert {key: (g.floor, g.ceiling) for key, g in fresh._groups_by_key.items()} == {
+            key: (g.floor, g.ceiling) for key, g in old._groups_by_key.items()
+        }
+        self.runs.clear()  # the old cache's leases are gone with it
+        self.pins.clear()
+        self.matches.clear()
+        self.slots.clear()
+        self.ever_committed.clear()
 
     # ------------------------------------------------------------------ verdict
 

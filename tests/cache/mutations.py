@@ -171,6 +171,42 @@ MUTATIONS = [
         "            self.listener.removed(leaf, keep)\n",
         "            pass\n",
     ),
+    Mutation(
+        "discard a block too many",
+        "holding.py",
+        "        keep = max(0, -(-(cut - node.start) // size))\n",
+        "        keep = max(0, (cut - node.start) // size)\n",
+    ),
+    Mutation(
+        "discard what a lease needs",
+        "holding.py",
+        "    while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:",
+        "    while node.parent is not None and node.is_leaf and node.end > cut:",
+    ),
+    Mutation(
+        "discard nothing",
+        "prefix_cache.py",
+        "            discard_from(self, walk.source if walk.source is not None else walk.node, keep)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "rebuild without the quotas",
+        "prefix_cache.py",
+        "            quotas={key: (group.floor, group.ceiling) for key, group in",
+        "            quotas={key: (0, None) for key, group in",
+    ),
+    Mutation(
+        "rebuild without a word to followers",
+        "prefix_cache.py",
+        "        with contextlib.suppress(Exception):  # tells followers",
+        "        with contextlib.suppress(Exception):\n            raise KeyError  # tells followers",
+    ),
+    Mutation(
+        "rebuild without the public prefixes",
+        "prefix_cache.py",
+        "        for prefix in self._public.prefixes:\n            fresh",
+        "        for prefix in ():\n            fresh",
+    ),
 ]
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
-from fuzz import Fuzzer, fuzz
+from fuzz import DAMAGES, Fuzzer, fuzz
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from model import ModelledCache, Run
 
+from radixkv import PrefixCache
 from radixkv.cache.eviction import POLICIES
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -102,6 +104,14 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.model.reset()
 
+    @rule(tokens=TOKENS, namespace=NAMESPACES, keep=st.integers(0, 14))
+    def discard(self, tokens: list[int], namespace: str, keep: int) -> None:
+        self.model.discard(tokens, namespace, min(keep, len(tokens)))
+
+    @rule(damage=st.none() | st.sampled_from(DAMAGES))
+    def rebuild(self, damage: Callable[[PrefixCache], None] | None) -> None:
+        self.model.rebuilt(damage if self.model.residency is None and self.model.runs else None)
+
     @invariant()
     def verify(self) -> None:
         if hasattr(self, "model"):
@@ -124,7 +134,18 @@ TestCacheMachine = CacheMachine.TestCase
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_random_walks(policy: str) -> None:
-    fuzz(1500, seed=len(policy), walk=500, policy=policy)
+    outcomes = fuzz(1500, seed=len(policy), walk=500, policy=policy)
+    assert outcomes.total() == 1500
+
+
+def test_walks_come_by_every_outcome() -> None:
+    outcomes = fuzz(6000, seed=1, walk=600)
+    for name in (
+        *("acquire: hit", "acquire: miss", "acquire: out of blocks", "append: out of blocks", "fork", "pin"),
+        *("release: discard", "release: keep some", "withdraw", "evict: all there was", "reset", "rebuilt"),
+        *("rebuilt: was damaged", "discard: something", "match: hit", "unpin", "time passes"),
+    ):
+        assert outcomes[name], f"no {name}"
 
 
 def test_the_same_seed_walks_the_same_way() -> None:
