@@ -1,8 +1,9 @@
 """Rows of activations to int8 on a CPU, alone or at the end of an RMS norm or a gated SiLU; by numba.
 
-Symmetric, one scale per row: `x = scale * (q - 128)` with q in [1, 255], the form that `int8_product`
-multiplies. Each function reads its rows once from memory. No operation mixes rows, so a row's bits depend on
-that row only.
+Symmetric, one scale per row and group of 64 columns: `x = scale * (q - 128)` with q in [1, 255], the form
+that `int8_product` multiplies. With one scale for a whole row, its few large values would leave the others
+too few steps (docs/log.md). Each function reads its rows once from memory. No operation mixes rows, so a
+row's bits depend on that row only.
 """
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
+from radixkv_kernels.int8_product import GROUP
 from radixkv_kernels.numba_attention import _FAST, _as_float, _compile, _exp2, _f32_row, _pointer, _take
 from radixkv_kernels.openmp import run_here, run_parallel
 
@@ -42,13 +44,17 @@ def _largest(row: Any) -> Any:
 
 
 @njit(fastmath=_FAST, forceinline=True)
-def _store(row: Any, top: Any, target: int) -> None:
-    """The row as bytes, its largest magnitude `top` as 127."""
+def _store(row: Any, target: int, scales: int) -> None:
+    """The row as bytes, the largest magnitude of each group as 127, and the groups' scales."""
     width = len(row)
-    factor = np.float32(127.0) / max(top, _TINY)
-    out = carray(_pointer(target, np.uint8), (width,))
-    for i in range(width):
-        out[i] = np.uint8(np.int32(np.rint(row[i] * factor)) + np.int32(128))
+    for g in range((width + GROUP - 1) // GROUP):
+        group = row[g * GROUP : min(width, (g + 1) * GROUP)]
+        top = max(_largest(group), _TINY)
+        _f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
+        factor = np.float32(127.0) / top
+        out = carray(_pointer(target + g * GROUP, np.uint8), (len(group),))
+        for i in range(len(group)):
+            out[i] = np.uint8(np.int32(np.rint(group[i] * factor)) + np.int32(128))
 
 
 # numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
@@ -67,15 +73,14 @@ def _plain_kernel() -> Any:
     def plain(pointer):  # type: ignore[no-untyped-def]
         arg = carray(pointer, (10,), np.int64)
         counter = _pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
         while True:
             first = _take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
                 row = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
-                top = _largest(row)
-                _store(row, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
-                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+                _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
     return _compile(plain)
 
@@ -85,6 +90,7 @@ def _norm_kernel() -> Any:
     def norm(pointer):  # type: ignore[no-untyped-def]
         arg = carray(pointer, (10,), np.int64)
         counter = _pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
         weight = _f32_row(arg[WEIGHT], width)
         epsilon = _f32_row(arg[EPSILON], 1)[0]
@@ -101,9 +107,7 @@ def _norm_kernel() -> Any:
                 factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
                 for i in range(width):
                     own[i] = weight[i] * (row[i] * factor)
-                top = _largest(own)
-                _store(own, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
-                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
     return _compile(norm)
 
@@ -113,6 +117,7 @@ def _gated_kernel() -> Any:
     def gated(pointer):  # type: ignore[no-untyped-def]
         arg = carray(pointer, (10,), np.int64)
         counter = _pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
         own = np.empty(width, np.float32)
         while True:
@@ -123,9 +128,7 @@ def _gated_kernel() -> Any:
                 gate = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
                 up = _f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
                 _gate(gate, up, own)
-                top = _largest(own)
-                _store(own, top, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
-                _f32_row(arg[SCALES] + r * 4, 1)[0] = max(top, _TINY) / np.float32(127.0)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
     return _compile(gated)
 
@@ -134,7 +137,7 @@ class Int8Rows:
     """The three functions with their argument block; not thread-safe.
 
     Each returns the bytes, uint8 [T, row_bytes], of which the first W of a row are written, and the scales,
-    float32 [T].
+    float32 [T, row_bytes / 64]; `row_bytes` is that of the product they go to.
     """
 
     def __init__(self) -> None:
@@ -166,7 +169,7 @@ class Int8Rows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = rows.shape[0]
         out = torch.empty(count, row_bytes, dtype=torch.uint8)
-        scales = torch.empty(count)
+        scales = torch.empty(count, row_bytes // GROUP)
         a = self._arguments
         a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_bytes, scales.data_ptr()
