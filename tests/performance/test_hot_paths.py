@@ -15,7 +15,7 @@ from measuring import count_work, relative_time
 COSTS = json.loads(Path(__file__).with_name("costs.json").read_text(encoding="utf-8"))["paths"]
 # Of the recorded counts. They are exact for one version of Python; other versions differ by up to a quarter.
 MOST_WORK = 1.5
-# Of the recorded ratio of times: processors differ, and sharing their caches slows one part more than another.
+# Of the recorded ratio of times: processors differ, and sharing caches slows one part more than another.
 MOST_TIME = 2.5
 ATTEMPTS = 6
 ADVICE = "; if that is meant: python tests/performance/record_costs.py --write"
