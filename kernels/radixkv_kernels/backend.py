@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,17 @@ class BackendConfig:
     def group_size(self) -> int:
         """Query heads per KV head."""
         return self.num_query_heads // self.spec.num_kv_heads
+
+
+@dataclass(slots=True)
+class Scoring:
+    """How logits come from queries and keys; see `AttentionBackend.attend`."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
 
 
 class AttentionPlan:
@@ -169,7 +180,6 @@ class AttentionBackend(ABC):
                 `slots[i]`: a row may go to several slots or to none.
         """
 
-    @abstractmethod
     def attend(
         self,
         kv: PagedKV,
@@ -199,6 +209,38 @@ class AttentionBackend(ABC):
         Returns:
             `[T, Hq, D]`, compute dtype; `out` where given. Padding rows of a new tensor are zero.
         """
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            if plan.num_tokens < query.shape[0]:
+                out[plan.num_tokens :] = 0
+        if plan.num_tokens:
+            self._attend(kv, layer, query, plan, Scoring(scale, window, softcap, sinks, alibi_slopes), out)
+        return out
+
+    @abstractmethod
+    def _attend(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        scoring: Scoring,
+        out: torch.Tensor,
+    ) -> None:
+        """`attend` of a plan that has tokens, into `out`."""
+
+    def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:  # noqa: B027
+        """Bring a plan to where recorded launches (CUDA graphs) read it, for layers with these windows.
+
+        Nothing to do for a backend that reads plans on the host.
+        """
+
+    def launch_key(self, plan: AttentionPlan, windows: Collection[int | None]) -> Hashable:
+        """What a layer's launches depend on besides their arguments and what `stage` writes.
+
+        Launches recorded with one plan may be replayed with another, staged, that has an equal key.
+        """
+        return None
 
     @abstractmethod
     def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from radixkv_kernels.backend import Scoring
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 #: Logits held at once by the explicit path, in elements (16 MiB of float32).
@@ -39,41 +41,44 @@ def dense_attention(
     value: torch.Tensor,
     query_position: int,
     key_position: int,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    scoring: Scoring,
+) -> torch.Tensor:
     """Causal attention of consecutive rows over consecutive keys.
 
     Args:
         query: `[Hq, n, D]`; row j is at position `query_position + j`.
         key, value: `[Hkv, m, D]`; key i is at `key_position + i`. Every row sees at least one key, and the
-        last
-            key is at most at the last row's position.
+            last key is at most at the last row's position.
 
     Returns:
-        Output `[Hq, n, D]` in the query's dtype, log-sum-exp `[Hq, n]` float32.
+        `[Hq, n, D]` in the query's dtype.
     """
-    if softcap is not None or alibi_slopes is not None:
-        return _explicit(
-            query, key, value, query_position, key_position, scale, window, softcap, alibi_slopes
-        )
+    explicit = scoring.softcap is not None or scoring.alibi_slopes is not None
+    attention = _explicit if explicit else _flash_parts
+    out, lse = attention(query, key, value, query_position, key_position, scoring)
+    return out if scoring.sinks is None else apply_sinks(out, lse, scoring.sinks)
+
+
+def _flash_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_position: int,
+    key_position: int,
+    scoring: Scoring,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By torch's flash operator: output, log-sum-exp `[Hq, n]` float32."""
+    scale, window = scoring.scale, scoring.window
     n, m = query.shape[1], key.shape[1]
     q, k, v = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    windowed = window is not None and query_position + n - 1 - key_position >= window
-    if windowed:
+    if window is not None and query_position + n - 1 - key_position >= window:
         mask = visibility(n, m, query_position, key_position, window)
         bias = torch.zeros(n, m, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
         out, lse = _flash(q, k, v, attn_mask=bias, scale=scale)
         return out[0], lse[0]
-    if n == 1:
-        out, lse = _flash(q, k, v, scale=scale)
-        return out[0], lse[0]
     before = query_position - key_position
-    if before <= 0:
-        out, lse = _flash(q, k, v, is_causal=True, scale=scale)
+    if n == 1 or before <= 0:
+        out, lse = _flash(q, k, v, is_causal=n > 1, scale=scale)
         return out[0], lse[0]
     # Keys before the first row are visible to every row: no mask to build there, and no work in the causal
     # half of the rest.
@@ -96,12 +101,10 @@ def _explicit(
     value: torch.Tensor,
     query_position: int,
     key_position: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    alibi_slopes: torch.Tensor | None,
+    scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrix products in float32 with the score matrix in memory, a tile of rows at a time."""
+    scale, softcap, slopes = scoring.scale, scoring.softcap, scoring.alibi_slopes
     num_heads, n, _ = query.shape
     num_kv_heads, m, _ = key.shape
     group = num_heads // num_kv_heads
@@ -117,13 +120,13 @@ def _explicit(
         logits = (torch.matmul(q, keys) * scale).view(num_heads, count, m)
         if softcap is not None:
             logits = torch.tanh_(logits.div_(softcap)).mul_(softcap)
-        if alibi_slopes is not None:
+        if slopes is not None:
             first = query_position + start
             distance = torch.arange(key_position, key_position + m) - torch.arange(
                 first, first + count
             ).unsqueeze(1)
-            logits += alibi_slopes.to(torch.float32)[:, None, None] * distance
-        mask = visibility(count, m, query_position + start, key_position, window)
+            logits += slopes.to(torch.float32)[:, None, None] * distance
+        mask = visibility(count, m, query_position + start, key_position, scoring.window)
         logits.masked_fill_(~mask, float("-inf"))
         lse[:, start : start + step] = torch.logsumexp(logits, dim=-1)
         weights = torch.softmax(logits, dim=-1).view(num_kv_heads, group, count, m)
@@ -142,14 +145,9 @@ def canonical_attention(
     value: torch.Tensor,
     query_position: int,
     key_position: int,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    scoring: Scoring,
 ) -> torch.Tensor:
-    """As `dense_attention` with sinks applied, with results that do not depend on which rows are computed
+    """As `dense_attention`, with results that do not depend on which rows are computed
     together.
 
     Every product has one shape (32 rows by 256 keys at absolute positions, padded): matrix libraries choose
@@ -163,13 +161,13 @@ def canonical_attention(
     padding = (0, 0, key_position - low, -(key_position + m) % SEGMENT)
     keys = torch.nn.functional.pad(key.to(torch.float32), padding).transpose(1, 2)
     values = torch.nn.functional.pad(value.to(torch.float32), padding)
-    rows = query.to(torch.float32).reshape(num_kv_heads, group * n, head_size) * scale
+    rows = query.to(torch.float32).reshape(num_kv_heads, group * n, head_size) * scoring.scale
     rows = torch.nn.functional.pad(rows, (0, 0, 0, -(group * n) % _TILE))
     total = rows.shape[1]
     position = (torch.arange(n) + query_position).repeat(group)
     position = torch.nn.functional.pad(position, (0, total - group * n), value=query_position)
-    slopes = _per_row(alibi_slopes, num_kv_heads, group, n, total)
-    sink_logits = _per_row(sinks, num_kv_heads, group, n, total)
+    slopes = _per_row(scoring.alibi_slopes, num_kv_heads, group, n, total)
+    sink_logits = _per_row(scoring.sinks, num_kv_heads, group, n, total)
     out = torch.empty(num_kv_heads, total, head_size)
     for start in range(0, total, _TILE):
         tile = slice(start, start + _TILE)
@@ -180,13 +178,13 @@ def canonical_attention(
         for first in range(low, int(tile_position.max()) + 1, SEGMENT):
             columns = torch.arange(first, first + SEGMENT)
             visible = columns <= tile_position
-            if window is not None:
-                visible &= tile_position - columns < window
+            if scoring.window is not None:
+                visible &= tile_position - columns < scoring.window
             place = slice(first - low, first - low + SEGMENT)
             logits = torch.bmm(tile_rows, keys[:, :, place].contiguous())
-            if softcap is not None:
-                logits = torch.tanh(logits / softcap) * softcap
-            if alibi_slopes is not None:
+            if scoring.softcap is not None:
+                logits = torch.tanh(logits / scoring.softcap) * scoring.softcap
+            if scoring.alibi_slopes is not None:
                 logits += slopes[:, tile] * (columns - tile_position)
             logits.masked_fill_(~visible, float("-inf"))
             seg_top = logits.amax(dim=-1, keepdim=True)
@@ -200,7 +198,7 @@ def canonical_attention(
             sums = sums * keep + seg_sums * add
             acc = acc * keep + seg_acc * add
             top = new
-        if sinks is not None:
+        if scoring.sinks is not None:
             new = torch.maximum(top, sink_logits[:, tile])
             keep = torch.exp(top - new)
             acc, sums = acc * keep, sums * keep + torch.exp(sink_logits[:, tile] - new)

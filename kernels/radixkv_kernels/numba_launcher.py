@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels import numba_attention as na
-from radixkv_kernels.backend import AttentionPlan, BackendConfig
+from radixkv_kernels.backend import AttentionPlan, BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.openmp import run_parallel
 from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
@@ -69,6 +69,10 @@ class NumbaPlan(AttentionPlan):
         return found
 
 
+def _float_rows(values: torch.Tensor | None) -> torch.Tensor | None:
+    return None if values is None else values.to(torch.float32).contiguous()
+
+
 class NumbaLauncher:
     """Runs plans on a cache. One per backend; holds the argument block and the partials' memory."""
 
@@ -103,24 +107,18 @@ class NumbaLauncher:
         layer: int,
         query: torch.Tensor,
         plan: NumbaPlan,
+        scoring: Scoring,
         out: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-        alibi_slopes: torch.Tensor | None,
     ) -> None:
         """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, D]` float32
         contiguous."""
-        a = self._arguments
+        a, window = self._arguments, scoring.window
         if self._prepared is None or self._prepared[0] is not plan or self._prepared[1] != window:
             self._prepare(plan, window)
         self._counters[:] = 0
-        self._scalars[0] = scale
-        self._scalars[1] = 0.0 if softcap is None else softcap
-        sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
-        slopes = None if alibi_slopes is None else alibi_slopes.to(torch.float32).contiguous()
+        self._scalars[0] = scoring.scale
+        self._scalars[1] = 0.0 if scoring.softcap is None else scoring.softcap
+        sinks, slopes = _float_rows(scoring.sinks), _float_rows(scoring.alibi_slopes)
         stride = query.stride()
         a[na.QUERY], a[na.OUTPUT] = query.data_ptr(), out.data_ptr()
         a[na.QUERY_TOKEN_STRIDE], a[na.QUERY_HEAD_STRIDE] = stride[0], stride[1]

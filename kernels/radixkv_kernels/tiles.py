@@ -97,3 +97,12 @@ def launch_tile(
     if capability < 90 and 128 < head_size < 256 and planned.rows == AMPERE_PADDED_SHORT.rows:
         return AMPERE_PADDED_SHORT
     return planned
+
+
+def bucket(n: int) -> int:
+    """Grid sizes: 0, then powers of two and the halfway points between them. At most a third is idle
+    programs."""
+    if n <= 1:
+        return n
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if n <= power * 3 // 4 else power

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables
-from radixkv_kernels.dense_attention import apply_sinks, canonical_attention, dense_attention
+from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
+from radixkv_kernels.dense_attention import canonical_attention, dense_attention
 from radixkv_kernels.kv_cache import PagedKV, _bytes, quantize
 
 if TYPE_CHECKING:
@@ -101,29 +101,18 @@ class TorchBackend(AttentionBackend):
                 scales[layer].flatten(1).index_copy_(1, slots, scale.transpose(0, 1))
             _bytes(data).flatten(1, 2).index_copy_(1, slots, _bytes(stored).transpose(0, 1))
 
-    def attend(
+    def _attend(
         self,
         kv: PagedKV,
         layer: int,
         query: torch.Tensor,
         plan: AttentionPlan,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        alibi_slopes: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if out is None:
-            out = torch.empty(query.shape, dtype=query.dtype)
-            if plan.num_tokens < query.shape[0]:
-                out[plan.num_tokens :] = 0
-        if plan.num_tokens == 0:
-            return out
+        scoring: Scoring,
+        out: torch.Tensor,
+    ) -> None:
         if self._launcher is not None:
-            self._attend_in_place(kv, layer, query, plan, scale, window, softcap, sinks, alibi_slopes, out)
-            return out
+            self._attend_in_place(kv, layer, query, plan, scoring, out)
+            return
         assert isinstance(plan, TorchPlan)
         starts = plan.query_starts.tolist()
         for r, length in enumerate(plan.context_lengths.tolist()):
@@ -131,38 +120,12 @@ class TorchBackend(AttentionBackend):
             if start == end:
                 continue
             position = length - (end - start)
-            first = 0 if window is None else max(0, position - window + 1)
+            first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
             key, value = self._gather(kv, layer, plan, r, first, length)
             rows = query[start:end].transpose(0, 1)
-            if self.config.deterministic:
-                result = canonical_attention(
-                    rows,
-                    key,
-                    value,
-                    position,
-                    first,
-                    scale=scale,
-                    window=window,
-                    softcap=softcap,
-                    sinks=sinks,
-                    alibi_slopes=alibi_slopes,
-                )
-            else:
-                result, lse = dense_attention(
-                    rows,
-                    key,
-                    value,
-                    position,
-                    first,
-                    scale=scale,
-                    window=window,
-                    softcap=softcap,
-                    alibi_slopes=alibi_slopes,
-                )
-                if sinks is not None:
-                    result = apply_sinks(result, lse, sinks)
+            attention = canonical_attention if self.config.deterministic else dense_attention
+            result = attention(rows, key, value, position, first, scoring)
             out[start:end] = result.transpose(0, 1)
-        return out
 
     def _attend_in_place(
         self,
@@ -170,11 +133,7 @@ class TorchBackend(AttentionBackend):
         layer: int,
         query: torch.Tensor,
         plan: AttentionPlan,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-        alibi_slopes: torch.Tensor | None,
+        scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
         """By the numba kernel, which computes in float32 whatever the dtypes around it."""
@@ -185,18 +144,7 @@ class TorchBackend(AttentionBackend):
             wide = wide.contiguous()
         direct = out.dtype == torch.float32 and out.is_contiguous()
         target = out if direct else torch.empty(tokens, *out.shape[1:], dtype=torch.float32)
-        self._launcher.attend(
-            kv,
-            layer,
-            wide,
-            plan,  # type: ignore[arg-type]
-            target,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-        )
+        self._launcher.attend(kv, layer, wide, plan, scoring, target)  # type: ignore[arg-type]
         if not direct:
             out[:tokens] = target
 

@@ -7,17 +7,18 @@ tests do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 
 from radixkv_kernels import unified_attention as ua
-from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables
+from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import QUANTIZED_MAX, PagedKV, _bytes
 from radixkv_kernels.kv_write import copy_kernel, write_kernel
-from radixkv_kernels.tiles import SEGMENT, Tile, choose_tile, launch_tile
+from radixkv_kernels.tiles import SEGMENT, Tile, bucket, choose_tile, launch_tile
 from radixkv_kernels.work_plan import ITEM_WIDTH, WorkPlan, WorkSettings, build_work
 
 _COPY_CHUNK = 1024
@@ -40,15 +41,6 @@ def _capability(device: torch.device) -> int:
         return 80
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
-
-
-def bucket(n: int) -> int:
-    """Grid sizes: 0, then powers of two and the halfway points between them. At most a third is idle
-    programs."""
-    if n <= 1:
-        return n
-    power = 1 << (n - 1).bit_length()
-    return power * 3 // 4 if n <= power * 3 // 4 else power
 
 
 def work_settings(config: BackendConfig, short: Tile, long: Tile, growth: int) -> WorkSettings:
@@ -119,6 +111,11 @@ class TritonPlan(AttentionPlan):
             found = self._packed[window] = (work, self._pack(work))
         return found
 
+    def grids(self, window: int | None) -> tuple[int, int, int]:
+        """Programs (per KV head or head tile) of the short items, the long items and the merge."""
+        work = self.packed(window)[0]
+        return bucket(len(work.short_items)), bucket(len(work.long_items)), bucket(len(work.merge_tokens))
+
     def _make_room(self, spare: int) -> None:
         """Lay the tables out again with room for `spare` more blocks per request."""
         tables = self.block_tables
@@ -183,6 +180,8 @@ class _Buffers:
         self.host = self.staging.numpy()
         self.copied = torch.cuda.Event() if pinned else None
         self.plan: TritonPlan | None = None
+        #: Times that `reserve` moved the partials: launches recorded before must not be replayed.
+        self.generation = 0
         self.partial_out = torch.empty(0, dtype=torch.float32, device=spec.device)
         self.partial_stat = torch.empty(0, dtype=torch.float32, device=spec.device)
 
@@ -206,6 +205,7 @@ class _Buffers:
         rows = slots * num_heads
         if self.partial_stat.numel() < rows * 2:
             rows = max(rows, self.partial_stat.numel())
+            self.generation += 1
             device = self.blob.device
             self.partial_out = torch.empty(rows * head_size, dtype=torch.float32, device=device)
             self.partial_stat = torch.empty(rows * 2, dtype=torch.float32, device=device)
@@ -306,115 +306,125 @@ class TritonBackend(AttentionBackend):
             HAS_ROWS=rows is not None,
         )
 
-    def attend(
-        self,
-        kv: PagedKV,
-        layer: int,
-        query: torch.Tensor,
-        plan: AttentionPlan,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        alibi_slopes: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:
         assert isinstance(plan, TritonPlan)
-        spec = self.config.spec
-        query = query if query.stride(2) == 1 else query.contiguous()
-        if out is None:
-            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-            if plan.num_tokens < query.shape[0]:
-                out[plan.num_tokens :] = 0
-        elif not out.is_contiguous():
-            raise ValueError("out must be contiguous")
-        if plan.num_tokens == 0:
-            return out
+        for window in windows:
+            self._staged(plan, window)
+
+    def launch_key(self, plan: AttentionPlan, windows: Collection[int | None]) -> Hashable:
+        assert isinstance(plan, TritonPlan)
+        order = sorted(windows, key=lambda w: -1 if w is None else w)
+        return tuple((w, plan.grids(w), self._staged(plan, w).generation) for w in order)
+
+    def _staged(self, plan: TritonPlan, window: int | None) -> _Buffers:
+        """The device memory of a window's plans, with this one in it."""
         work, packed = plan.packed(window)
         buffers = self._buffers.get(window)
         if buffers is None:
             buffers = self._buffers[window] = _Buffers(self.config, self.settings)
         buffers.load(plan, packed)
-        buffers.reserve(work.num_partials, self.config.num_query_heads, spec.head_size)
+        buffers.reserve(work.num_partials, self.config.num_query_heads, self.config.spec.head_size)
+        return buffers
+
+    def _attend(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        scoring: Scoring,
+        out: torch.Tensor,
+    ) -> None:
+        assert isinstance(plan, TritonPlan)
+        if not out.is_contiguous():
+            raise ValueError("out must be contiguous")
+        query = query if query.stride(2) == 1 else query.contiguous()
+        buffers = self._staged(plan, scoring.window)
+        sinks = self._none if scoring.sinks is None else scoring.sinks.to(torch.float32)
         shape = {
             "HQ": self.config.num_query_heads,
-            "D": spec.head_size,
-            "DP": max(16, triton.next_power_of_2(spec.head_size)),
+            "D": kv.spec.head_size,
+            "DP": max(16, triton.next_power_of_2(kv.spec.head_size)),
             "SEGMENT": SEGMENT,
-            "WINDOW": window is not None,
-            "SINKS": sinks is not None,
+            "WINDOW": scoring.window is not None,
+            "SINKS": scoring.sinks is not None,
         }
-        sinks = self._none if sinks is None else sinks.to(torch.float32)
-        slopes = self._none if alibi_slopes is None else alibi_slopes.to(torch.float32)
-        window_size = 0 if window is None else window
-        featured = (
-            window is not None
-            or softcap is not None
-            or alibi_slopes is not None
-            or spec.quantization is not None
-        )
-        group = self.config.group_size
-        for planned, items, long in (
-            (self.long_tile, work.long_items, True),
-            (self.short_tile, work.short_items, False),
-        ):
-            if not len(items):
-                continue
-            tile = launch_tile(
-                planned,
-                spec.head_size,
-                self.config.compute_dtype.itemsize,
-                self._capability,
-                block_size=spec.block_size,
-                featured=featured,
-            )
-            split = -(-(planned.rows // group) // (tile.rows // group))
-            ua.attention_kernel[(bucket(len(items)) * split, spec.num_kv_heads)](
-                query,
-                kv.key[layer],
-                kv.value[layer],
-                self._none if kv.key_scale is None else kv.key_scale[layer],
-                self._none if kv.value_scale is None else kv.value_scale[layer],
-                out,
-                buffers.partial_out,
-                buffers.partial_stat,
-                buffers.blob,
-                sinks,
-                slopes,
-                scale,
-                0.0 if softcap is None else softcap,
-                window_size,
-                query.stride(0),
-                query.stride(1),
-                spec.num_blocks * spec.block_size,
-                HKV=spec.num_kv_heads,
-                BM=tile.rows,
-                SPLIT=split,
-                BN=tile.keys,
-                BLOCK=spec.block_size,
-                LONG=long,
-                SOFTCAP=softcap is not None,
-                ALIBI=alibi_slopes is not None,
-                QUANTIZED=spec.quantization is not None,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
-                **shape,
-            )
-        if len(work.merge_tokens):
+        short, long, merge = plan.grids(scoring.window)
+        for planned, grid, is_long in ((self.long_tile, long, True), (self.short_tile, short, False)):
+            if grid:
+                self._launch(kv, layer, query, buffers, scoring, sinks, out, planned, grid, is_long, shape)
+        if merge:
             heads = min(4, triton.next_power_of_2(self.config.num_query_heads))
-            ua.merge_kernel[(bucket(len(work.merge_tokens)), -(-self.config.num_query_heads // heads))](
+            ua.merge_kernel[(merge, -(-self.config.num_query_heads // heads))](
                 out,
                 buffers.partial_out,
                 buffers.partial_stat,
                 buffers.blob,
                 sinks,
-                window_size,
+                scoring.window or 0,
                 BH=heads,
                 num_warps=4,
                 **shape,
             )
-        return out
+
+    def _launch(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        buffers: _Buffers,
+        scoring: Scoring,
+        sinks: torch.Tensor,
+        out: torch.Tensor,
+        planned: Tile,
+        grid: int,
+        is_long: bool,
+        shape: dict[str, Any],
+    ) -> None:
+        """Run the attention kernel over the short or the long items of a plan."""
+        spec, group = self.config.spec, self.config.group_size
+        softcap, slopes = scoring.softcap, scoring.alibi_slopes
+        featured = scoring.window is not None or softcap is not None or slopes is not None
+        tile = launch_tile(
+            planned,
+            spec.head_size,
+            self.config.compute_dtype.itemsize,
+            self._capability,
+            block_size=spec.block_size,
+            featured=featured or spec.quantization is not None,
+        )
+        split = -(-(planned.rows // group) // (tile.rows // group))
+        ua.attention_kernel[(grid * split, spec.num_kv_heads)](
+            query,
+            kv.key[layer],
+            kv.value[layer],
+            self._none if kv.key_scale is None else kv.key_scale[layer],
+            self._none if kv.value_scale is None else kv.value_scale[layer],
+            out,
+            buffers.partial_out,
+            buffers.partial_stat,
+            buffers.blob,
+            sinks,
+            self._none if slopes is None else slopes.to(torch.float32),
+            scoring.scale,
+            0.0 if softcap is None else softcap,
+            scoring.window or 0,
+            query.stride(0),
+            query.stride(1),
+            spec.num_blocks * spec.block_size,
+            HKV=spec.num_kv_heads,
+            BM=tile.rows,
+            SPLIT=split,
+            BN=tile.keys,
+            BLOCK=spec.block_size,
+            LONG=is_long,
+            SOFTCAP=softcap is not None,
+            ALIBI=slopes is not None,
+            QUANTIZED=spec.quantization is not None,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **shape,
+        )
 
     def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:
         if not copies:

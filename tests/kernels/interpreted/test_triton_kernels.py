@@ -211,6 +211,58 @@ def test_a_plan_survives_steps(shared: dict[int, tuple[int, int]] | None) -> Non
         backend.advance(backend.plan(np.array([0, 2]), np.array([20]), batch.block_tables[:1]))
 
 
+class Recorder:
+    """Stands in for a kernel: launches it, and keeps the launches, as a CUDA graph would."""
+
+    def __init__(self, kernel: Any, log: list[Any]) -> None:
+        self.kernel, self.log = kernel, log
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.log.append(lambda: self.kernel[grid](*args, **kwargs))
+            self.log[-1]()
+
+        return launch
+
+
+def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well."""
+    decodes = [(1, 230), (1, 200), (1, 226), (1, 170), (1, 150)]
+    shared = {1: (0, 9), 3: (0, 9), 4: (2, 8)}
+    batch = make_batch("triton", decodes, heads=(4, 2), head_size=16, shared=shared)
+    backend, log = batch.backend, []
+    lengths, order = batch.context_lengths, np.arange(5)
+    tables = batch.block_tables
+    plan = backend.plan(batch.query_starts, lengths, tables)
+    out = torch.zeros(6, 4, 16)
+    query = torch.cat([batch.query, batch.query[:1]])
+    with monkeypatch.context() as patch:
+        for name in ("attention_kernel", "merge_kernel"):
+            patch.setattr(unified_attention, name, Recorder(getattr(unified_attention, name), log))
+        backend.stage(plan, [None])
+        key = backend.launch_key(plan, [None])
+        backend.attend(batch.kv, 0, query, plan, scale=batch.scale, out=out)
+    assert len(log) >= 2
+    replays = 0
+    for count, shorter in ((5, 3), (5, 17), (4, 0), (5, 60), (5, 0)):
+        order = np.random.default_rng(shorter).permutation(5)[:count]
+        other = backend.plan(
+            np.arange(count + 1, dtype=np.int32), lengths[order] - shorter, [tables[r] for r in order]
+        )
+        backend.stage(other, [None])
+        if backend.launch_key(other, [None]) != key:
+            continue
+        replays += 1
+        query[:count] = batch.query[order]
+        out.fill_(7.0)
+        for launch in log:
+            launch()
+        expected = backend.attend(batch.kv, 0, query[:count], other, scale=batch.scale)
+        assert torch.equal(out[:count], expected)
+        assert (out[count:] == 7.0).all()
+    assert replays >= 2
+
+
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("use_rows", [False, True])
 def test_write(quantization: str | None, use_rows: bool) -> None:
