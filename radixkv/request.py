@@ -290,8 +290,8 @@ class OutputDelta:
     """What one step added to one sample of a request; the stream of these concatenates to the whole.
 
     `text` may be empty: text is held back while it could be part of a stop string or of an incomplete
-    character. The first delta of a request carries `num_cached_tokens`; the last one of each sample its
-    `finish_reason`.
+    character. `num_cached_tokens` and `cache_report` are as in `RequestOutput`; the last delta of each sample
+    carries its `finish_reason`.
     """
 
     request_id: str
@@ -303,5 +303,6 @@ class OutputDelta:
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    cache_report: MissReport | None = None
     error: str | None = None
     error_code: str | None = None

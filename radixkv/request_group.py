@@ -101,6 +101,7 @@ def make_delta(
         output.stop_reason,
         request.num_prompt_tokens,
         request.num_cached_tokens,
+        request.cache_report,
         group.error if failed else None,
         group.error_code if failed else None,
     )

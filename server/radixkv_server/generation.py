@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
@@ -17,6 +17,9 @@ from radixkv_server.observe import RequestRecord
 from radixkv_server.openai_models import GenerationRequest
 from radixkv_server.openai_responses import Usage
 from radixkv_server.streaming import gather_or_cancel, merge
+
+if TYPE_CHECKING:
+    from radixkv.cache.explain import MissReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class Generation:
             outputs = await gather_or_cancel([self._run_one(*item) for item in enumerate(self.jobs)])
         except ContextLengthExceededError as error:
             raise self._too_long(error) from None
-        for output in outputs:
+        for index, output in enumerate(outputs):
+            self._note_cache_report(index, output.cache_report)
             for sample in output.outputs:
                 self.usage.completion_tokens += len(sample.token_ids)
                 _check_finish(sample.finish_reason, output.error, output.error_code)
@@ -119,6 +123,7 @@ class Generation:
         try:
             async for index, delta in merge(streams):
                 cached[index] = max(cached.get(index, 0), delta.num_cached_tokens)
+                self._note_cache_report(index, delta.cache_report)
                 if delta.token_ids:
                     self.usage.completion_tokens += len(delta.token_ids)
                     if first:
@@ -147,6 +152,12 @@ class Generation:
     def _too_long(self, error: ContextLengthExceededError) -> ContextLengthExceededError:
         """The engine does not know what the prompt is called in this route's body."""
         return ContextLengthExceededError(str(error), param=self._prompt_param)
+
+    def _note_cache_report(self, index: int, report: MissReport | None) -> None:
+        """Keep a prompt's report for the usage, and count it, once."""
+        if report is not None and index not in self.usage.cache_reports:
+            self.usage.cache_reports[index] = report
+            self.context.metrics.observe_cache_report(report)
 
     def _note_usage(self) -> None:
         record = self.record

@@ -14,6 +14,7 @@ import radixkv
 
 if TYPE_CHECKING:
     from radixkv.async_engine import AsyncEngine
+    from radixkv.cache.explain import MissReport
     from radixkv_server.observe import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,6 +88,12 @@ class ServerMetrics:
             ["route", "status"],
             registry=self.registry,
         )
+        self.missed_tokens = Counter(
+            "radixkv_missed_prompt_tokens",
+            "Prompt tokens not found in the cache, by the reason for the first of them.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.failed_streams = Counter(
             "radixkv_failed_streams",
             "Streams that ended with an error after they had begun.",
@@ -105,6 +112,10 @@ class ServerMetrics:
             self.failed_streams.inc()
         if record.completion_tokens:
             self.e2e.observe(record.age_s)
+
+    def observe_cache_report(self, report: MissReport) -> None:
+        """Count what one prompt missed (`hit`: the one token that is always computed)."""
+        self.missed_tokens.labels(report.reason).inc(report.num_missed_tokens)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from radixkv.request import Logprob, TokenLogprobs
 
 if TYPE_CHECKING:
+    from radixkv.cache.explain import MissReport
     from radixkv.tokenization import Tokenizer
 
 Json = dict[str, Any]
@@ -26,15 +27,37 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    cache_reports: dict[int, MissReport] = field(default_factory=dict)  # by prompt
 
     def as_json(self) -> Json:
-        """OpenAI's `usage`, with the cached tokens always given."""
+        """OpenAI's `usage`, with the cached tokens always given, and why the others were not found.
+
+        `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
+        other requests' prompts contain.
+        """
+        misses = [_miss(report) for _, report in sorted(self.cache_reports.items())]
+        details: Json = {"cached_tokens": self.cached_tokens}
+        if misses:
+            details["cache_miss"] = misses[0] if len(misses) == 1 else misses
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": details,
         }
+
+
+def _miss(report: MissReport) -> Json:
+    """The reason, the position of the first token that was not found, and what is known of an eviction."""
+    miss: Json = {"reason": report.reason}
+    if report.reason != "hit":
+        miss["position"] = report.num_hit_tokens
+    if report.age_s is not None:
+        miss["age_s"] = round(report.age_s, 3)
+        miss["evicted_by"] = report.evicted_by
+    if report.skipped is not None:
+        miss["skipped"] = report.skipped
+    return miss
 
 
 @dataclass(frozen=True, slots=True)

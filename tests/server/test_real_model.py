@@ -82,10 +82,29 @@ def test_an_answer_and_the_same_again(server: LiveServer) -> None:
     assert hot.choices[0].message.content == text, "a hit does not change the answer"
     assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == text
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    assert cold.usage.prompt_tokens_details.cache_miss["position"] == 0
     for usage in (hot.usage, chunks[-1].usage):
         assert usage.prompt_tokens == cold.usage.prompt_tokens
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
         assert usage.completion_tokens == cold.usage.completion_tokens
+        assert usage.prompt_tokens_details.cache_miss == {"reason": "hit"}
+
+
+def test_usage_says_where_and_why_the_prefix_broke(server: LiveServer, engine: AsyncEngine) -> None:
+    ask = {"model": server.engine.model_name, "temperature": 0, "max_tokens": 2}
+    known, other = ("The rain in Spain stays mainly in the plain.", "The rain in Spain falls on a hill.")
+    ids = [engine.tokenizer.encode(text) for text in (known, other)]
+    shared = next(i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b)
+    with server.openai() as client:
+        client.completions.create(prompt=known, **ask)
+        one = client.completions.create(prompt=other, **ask).usage.prompt_tokens_details
+        two = client.completions.create(prompt=[known, "Quartz"], **ask).usage.prompt_tokens_details
+    with server.http() as client:
+        metrics = client.get("/metrics").text
+    assert one.cached_tokens == shared
+    assert one.cache_miss == {"reason": "diverged", "position": shared}
+    assert [miss["reason"] for miss in two.cache_miss] == ["hit", "first_seen"]
+    assert 'radixkv_missed_prompt_tokens_total{reason="diverged"}' in metrics
 
 
 def test_the_second_turn_finds_the_first_with_its_answer(server: LiveServer) -> None:
