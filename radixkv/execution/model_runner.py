@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from radixkv.execution.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
+from radixkv.execution.cuda_graphs import DecodeGraphs
 from radixkv.execution.file_pages import address_ranges, release_file_pages
 from radixkv.execution.packed_linear import pack_linear_layers
 from radixkv.execution.quantized_linear import quantize_linear_layers
@@ -128,6 +129,10 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
+        self.graphs: DecodeGraphs | None = None
+        # Padding to a list of batch sizes would change the products that deterministic mode fixes.
+        if self.device.type == "cuda" and not deterministic:
+            self.graphs = DecodeGraphs(self.model, self.kv, self.backend, max_num_seqs=max_num_seqs)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
@@ -141,6 +146,10 @@ class ModelRunner:
         for group in batch.copy_groups:
             self.backend.copy_blocks(self.kv, group)
         plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+        if self.graphs is not None:
+            replayed = self.graphs.run(batch, plan)
+            if replayed is not None:
+                return replayed
         step = AttentionStep(
             self.backend,
             self.kv,
