@@ -25,6 +25,7 @@ from radixkv.errors import OutOfBlocks
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import PrefixCache
+    from radixkv.cache.retention import QuotaGroup
 
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
@@ -53,10 +54,11 @@ def admit(
     held_tokens = found if takes_over else depth
     needed = total - -(-held_tokens // size)
     if needed > cache._pool.num_free or space.group.ceiling is not None:
-        if slots and not _fits(cache, needed, space, _locked_by(cache, walk, source)):
+        group = space.group
+        if slots and needed > _room_beside(cache, group, walk, source):
             source, slots, cached = None, 0, depth
         whole = source  # held to its end, because it is copied from or taken over
-        check_room(cache, needed, space, total, lambda: _locked_by(cache, walk, whole))
+        check_room(cache, needed, space, total, lambda: _room_beside(cache, group, walk, whole))
     if takes_over:
         assert source is not None
         node = source
@@ -84,7 +86,7 @@ def _grant(
     cache.policy.tick = node.last_access = tick
     if cache.policy.tracks_path:
         _hit_path(cache, node)
-    if cache._pins.pins.by_node or cache._pins.any_lapsed:
+    if cache._pinned or cache._pins.any_lapsed:
         cache._pins.refresh(node)
     table = node.blocks[:]
     if node.start:
@@ -151,8 +153,8 @@ def _tell_ghost_hit(cache: PrefixCache, data: bytes, space: Space, walk: Walk) -
 # ---------------------------------------------------------------------- room
 
 
-def _locked_by(cache: PrefixCache, walk: Walk, source: Node | None) -> int:
-    """Evictable blocks that would be protected by holding the match, and all of `source` if given."""
+def _room_beside(cache: PrefixCache, group: QuotaGroup, walk: Walk, source: Node | None) -> int:
+    """Blocks that could be had while the match is held, and all of `source` if given."""
     locked = 0
     node = walk.node
     if source is not None and not source.refs:
@@ -163,11 +165,9 @@ def _locked_by(cache: PrefixCache, walk: Walk, source: Node | None) -> int:
     while current is not None and not current.refs:
         locked += len(current.blocks)
         current = current.parent
-    return locked
-
-
-def _fits(cache: PrefixCache, needed: int, space: Space, locked: int) -> bool:
-    return needed <= cache._capacity.available(space.group, locked)
+    if source is not None:
+        return cache._capacity.available(group, locked, source, source.end)
+    return cache._capacity.available(group, locked, node, walk.depth)
 
 
 def check_room(
@@ -175,26 +175,27 @@ def check_room(
     needed: int,
     space: Space,
     total: int,
-    locked: Callable[[], int],
+    room: Callable[[], int],
     lease: Lease | None = None,
 ) -> None:
     """Raise OutOfBlocks unless `needed` blocks can be had; pins give way to what could never fit.
 
     Args:
         total: blocks of the whole request.
-        locked: evictable blocks that the request itself would protect.
+        room: how many can be had.
         lease: the lease that grows; None: a new one.
     """
-    if _fits(cache, needed, space, locked()):
+    available = room()
+    if needed <= available:
         return
     while _pins_must_yield(cache, space, total, lease):
         pin = cache._pins.pins.soonest()
         assert pin is not None
         cache._pins.drop(pin, lapsed=True)
         cache._pins_given_way += 1
-        if _fits(cache, needed, space, locked()):
+        available = room()
+        if needed <= available:
             return
-    available = cache._capacity.available(space.group, locked())
     cache._out_of_blocks += 1
     cache._tree.drop_empty_root(space)
     cache._tree.drop_empty_root(cache._public.space)
@@ -213,5 +214,5 @@ def _pins_must_yield(cache: PrefixCache, space: Space, total: int, lease: Lease 
     if lease is not None and (lease._sources or lease._source_blocks):
         return False
     group = space.group
-    floors = sum(min(g.floor, g.used) for g in cache._groups if g is not group)
-    return total <= min(cache.num_blocks - floors, group.ceiling or cache.num_blocks)
+    attainable = cache.num_blocks - cache._capacity.kept_by_floors(group)
+    return total <= min(attainable, group.ceiling or cache.num_blocks)

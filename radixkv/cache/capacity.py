@@ -38,15 +38,61 @@ class Capacity:
         """Blocks in the tree that nothing protects. O(groups)."""
         return sum(group.blocks - group.protected for group in self.groups)
 
-    def available(self, group: QuotaGroup, locked: int = 0) -> int:
-        """Blocks that `group` could get now, if `locked` of its evictable ones were protected. O(groups)."""
+    def available(self, group: QuotaGroup, locked: int = 0, end: Node | None = None, depth: int = 0) -> int:
+        """Blocks that `group` could get now.
+
+        O(groups); with floors and public prefixes O(public nodes * namespaces below them).
+
+        Args:
+            locked: evictable blocks of the group's that the request itself would protect:
+            end, depth: the path to `end` up to token `depth`.
+        """
         if len(self.groups) == 1:
             return self.pool.num_free + group.blocks - group.protected - locked
         own = group.blocks - group.protected - locked
         total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group)
+        total -= self._below_floors(group, end, depth)
         if group.ceiling is not None:
             total = min(total, group.ceiling - group.used + own)
         return max(0, total)
+
+    def _below_floors(self, group: QuotaGroup, end: Node | None, depth: int) -> int:
+        """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
+        kept = {g for g in self.groups if g is not group and g.yields() < g.evictable}
+        if not kept:
+            return 0
+        path = set()
+        while end is not None:
+            path.add(end)
+            end = end.parent
+        blocks = 0
+        for node in self._public_nodes_above(kept):
+            if not node.refs:
+                beyond = node.end - depth if node in path else node.end - node.start
+                blocks += max(0, beyond) // self.tree.block_size
+        return blocks
+
+    def kept_by_floors(self, group: QuotaGroup) -> int:
+        """Blocks that `group` could never get, at most: others' floors and the public blocks above them."""
+        others = [g for g in self.groups if g is not group and g.floor]
+        public = sum(len(node.blocks) for node in self._public_nodes_above(set(others)))
+        return public + sum(min(g.floor, g.used) for g in others)
+
+    def _public_nodes_above(self, groups: set[QuotaGroup]) -> list[Node]:
+        """The public nodes with something of these groups below. O(public nodes * namespaces below them)."""
+        root = next((root for space, root in self.tree.roots.items() if space.is_public), None)
+        if root is None or not groups:
+            return []
+        nodes = [root]
+        for node in nodes:  # parents first
+            nodes.extend(node.children or ())
+        above: set[Node] = set()
+        for node in reversed(nodes):
+            if node in above or any(space.group in groups for space in node.foreign or ()):
+                above.add(node)
+                if node.parent is not None:
+                    above.add(node.parent)
+        return [node for node in nodes if node in above]
 
     def allocate(self, count: int, group: QuotaGroup) -> array[int]:
         """`count` free blocks, evicting as needed.
@@ -82,9 +128,6 @@ class Capacity:
         if len(self.groups) == 1:
             return group
         candidates = [g for g in self.groups if len(g.index) and (g is group or g.yields())]
-        if not candidates:
-            # What is left of the evictable blocks is public, with protected floors hanging below it.
-            candidates = [g for g in self.groups if len(g.index)]
         return min(candidates, key=lambda g: g.index.first_priority())
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:

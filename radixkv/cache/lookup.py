@@ -64,12 +64,15 @@ class Lookup:
         enabled: False: nothing is ever found.
     """
 
-    __slots__ = ("_enabled", "_public", "_tree")
+    __slots__ = ("_enabled", "_prefixes", "_public", "_roots", "_tree", "_walk")
 
     def __init__(self, tree: RadixTree, public: PublicPrefixes, enabled: bool) -> None:
         self._tree = tree
         self._public = public
         self._enabled = enabled
+        self._roots = tree.roots
+        self._walk = tree.walk
+        self._prefixes = public.prefixes
 
     def match(self, data: bytes, space: Space | None, namespace: Namespace = "") -> Match:
         """The longest cached prefix. O(tokens + path).
@@ -81,16 +84,17 @@ class Lookup:
         match._data = data
         match._namespace = namespace
         match._space = space
-        public = self._public
-        match._publication = public.version
-        root = self._tree.roots.get(space) if space is not None else None
-        if public.prefixes and self._enabled and (length := public.length_in(data)):
+        match._publication = self._public.version
+        root = self._roots.get(space) if space is not None else None
+        if not self._enabled:
+            match._ends_at(None)
+        elif self._prefixes and (length := self._public.length_in(data)):
             match._ends_at(self._walk_public(data, space, length))
-        elif root is None or not self._enabled:
+        elif root is None:
             match._ends_at(None)
         else:
             assert space is not None
-            match._walk = walk = self._tree.walk(root, space, data, 0, len(data))
+            match._walk = walk = self._walk(root, space, data, 0, len(data))
             node, depth, partial, source, _, _ = walk
             match.num_tokens = depth + partial
             match._version = node.version

@@ -58,10 +58,6 @@ from radixkv.errors import ConfigError, InvalidRequestError
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
 
 
-def _nothing() -> int:
-    return 0
-
-
 def _check_options(num_blocks: int, block_size: int, ghost_blocks: int | None, pin_budget: float) -> None:
     """Raise ConfigError for an option that is out of range."""
     for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
@@ -140,6 +136,7 @@ class PrefixCache:
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
         self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
+        self._pinned = self._pins.pins.by_key
         self._leases: dict[int, Lease] = {}
         self._lagging: dict[Lease, None] = {}
         self._events = EventStream(self._ghosts.hasher, self._tree.block_bytes)
@@ -198,7 +195,7 @@ class PrefixCache:
         Raises:
             InvalidRequestError: token ids or namespace are malformed.
         """
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         data = encode_tokens(token_ids)
         space = self._named.get(namespace) if type(namespace) is str else None
@@ -209,7 +206,7 @@ class PrefixCache:
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         space = match._space
         if space is None:
@@ -238,7 +235,7 @@ class PrefixCache:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
             InvalidRequestError: token ids or namespace are malformed, or there are none.
         """
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         if match is None:
             match = self._last
@@ -285,7 +282,8 @@ class PrefixCache:
 
     def _allocate(self, count: int, group: QuotaGroup, lease: Lease) -> array[int]:
         if count > self._pool.num_free or group.ceiling is not None:
-            check_room(self, count, lease._space, lease._num_blocks + count, _nothing, lease)
+            total = lease._num_blocks + count
+            check_room(self, count, lease._space, total, lambda: self._capacity.available(group), lease)
         return self._capacity.allocate(count, group)
 
     def _end(self, lease: Lease, keep: int | None) -> None:
@@ -318,14 +316,14 @@ class PrefixCache:
 
     def available_blocks(self, namespace: Namespace = "") -> int:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         group = self._groups_by_key.get(frame_namespace(namespace), self._common)
         return self._capacity.available(group)
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         freed = self._capacity.evict(num_blocks, "evict()")
         if self._lagging:
@@ -429,7 +427,7 @@ class PrefixCache:
     @property
     def stats(self) -> CacheStats:
         """A snapshot of the counters. O(quota groups)."""
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         free = self._pool.num_free
         cached = self._capacity.evictable()
@@ -480,7 +478,7 @@ class PrefixCache:
         Args:
             admin: also look under other namespaces, and say so (`namespace`).
         """
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
@@ -500,7 +498,7 @@ class PrefixCache:
         Raises:
             AssertionError: says which invariant is broken and where.
         """
-        if self._pins.pins.by_key:
+        if self._pinned:
             self._pins.expire()
         check_cache(self)
 
