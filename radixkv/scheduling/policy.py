@@ -21,7 +21,9 @@ How long a request can be passed, under each policy, is bounded by `max_overtake
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from radixkv.errors import ConfigError
 from radixkv.scheduling.request_state import Namespace, Request
@@ -44,7 +46,8 @@ class AdmissionPolicy:
         lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
         ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
             admitted before them.
-        looks_at_all: the order depends on all waiting requests, not only on the first `LOOKAHEAD` arrivals.
+        keeps_order: the order among waiting requests never changes, so that the queue is kept in it.
+        serves_tenants: the order depends on the requests' tenants, so that the queue is kept by tenant.
     """
 
     name = "fcfs"
@@ -52,10 +55,11 @@ class AdmissionPolicy:
     bounds_holding_up = False
     lets_short_pass = False
     ranks_prompts = False
-    looks_at_all = False
+    keeps_order = False
+    serves_tenants = False
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        """The order in which to try `waiting` (which comes in arrival order).
+        """The order in which to try `waiting`: arrivals in order, or as `keeps_order` or `merge` has it.
 
         Args:
             matched_tokens: the lengths of the cached prefixes of some requests.
@@ -84,8 +88,8 @@ class AdmissionPolicy:
     def on_served(self, namespace: Namespace, num_tokens: int) -> None:
         """Told how many tokens of a namespace a step computes."""
 
-    def on_arrival(self, request: Request, waiting: Iterable[Request]) -> None:
-        """Told of a new request, before it joins `waiting`."""
+    def on_arrival(self, request: Request, tenants: Collection[str]) -> None:
+        """Told of a new request, before it is queued, and of the tenants that have one there."""
 
 
 class PrefixPolicy(AdmissionPolicy):
@@ -129,10 +133,7 @@ class PriorityPolicy(AdmissionPolicy):
     bounds_overtaking = False
     bounds_holding_up = True
     ranks_prompts = True
-    looks_at_all = True
-
-    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        return sorted(waiting, key=self.urgency)
+    keeps_order = True
 
     def order_prompts(self, prompts: list[Request]) -> list[Request]:
         prompts.sort(key=lambda request: (request.priority, request.last_scheduled_step))
@@ -174,7 +175,7 @@ class FairPolicy(AdmissionPolicy):
     name = "fair"
     bounds_overtaking = False
     bounds_holding_up = True
-    looks_at_all = True
+    serves_tenants = True
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})
@@ -183,19 +184,34 @@ class FairPolicy(AdmissionPolicy):
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
         self.served: dict[str, float] = {}
 
-    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        # Each request counts as served once it is tried, so that equal tenants take turns in one step.
-        levels: dict[str, float] = {}
-        keyed: list[tuple[float, int, Request]] = []
-        for request in waiting:
-            tenant = tenant_of(request.namespace)
-            level = levels.get(tenant)
-            if level is None:
-                level = self.served.get(tenant, 0.0)
-            keyed.append((level, request.arrival_order, request))
-            levels[tenant] = level + request.num_tokens / self.weights.get(tenant, 1.0)
-        keyed.sort(key=lambda item: item[:2])
-        return [item[2] for item in keyed]
+    def merge(self, by_tenant: Mapping[str, Iterable[Request]], limit: int) -> list[Request]:
+        """At most `limit` waiting requests in the order in which to try them. O(limit * log tenants).
+
+        Each request counts as served once it is tried, so that equal tenants take turns in one step.
+
+        Args:
+            by_tenant: each tenant's requests in arrival order.
+        """
+        if len(by_tenant) == 1:
+            return list(islice(next(iter(by_tenant.values())), limit))
+        heap: list[tuple[float, int, Request, str, Iterator[Request]]] = []
+        for tenant, requests in by_tenant.items():
+            rest = iter(requests)
+            for first in rest:
+                heap.append((self.served.get(tenant, 0.0), first.arrival_order, first, tenant, rest))
+                break
+        heapq.heapify(heap)
+        merged: list[Request] = []
+        while heap and len(merged) < limit:
+            level, _, request, tenant, rest = heap[0]
+            merged.append(request)
+            following = next(rest, None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                level += request.num_tokens / self.weights.get(tenant, 1.0)
+                heapq.heapreplace(heap, (level, following.arrival_order, following, tenant, rest))
+        return merged
 
     def order_prompts(self, prompts: list[Request]) -> list[Request]:
         served = self.served
@@ -207,18 +223,13 @@ class FairPolicy(AdmissionPolicy):
         weight = self.weights.get(tenant, 1.0)
         self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / weight
 
-    def on_arrival(self, request: Request, waiting: Iterable[Request]) -> None:
+    def on_arrival(self, request: Request, tenants: Collection[str]) -> None:
         # A tenant that was idle starts level with the least served active one: idling earns no credit.
         tenant = tenant_of(request.namespace)
-        floor: float | None = None
-        for other in waiting:
-            active = tenant_of(other.namespace)
-            if active == tenant:
-                return
-            level = self.served.get(active, 0.0)
-            floor = level if floor is None else min(floor, level)
-        if floor is None:
-            floor = max(self.served.values(), default=0.0)
+        if tenant in tenants:
+            return
+        levels = [self.served.get(active, 0.0) for active in tenants]
+        floor = min(levels) if levels else max(self.served.values(), default=0.0)
         self.served[tenant] = max(self.served.get(tenant, 0.0), floor)
 
 

@@ -408,11 +408,8 @@ class Scheduler:
 
     def _displace(self, result: ScheduleResult) -> None:
         """Preempt less urgent requests for the most urgent waiting one, if that makes it fit."""
-        waiting = [request for request in self.waiting if not request.is_paused]
-        if not waiting or not self._running:
-            return
-        request = min(waiting, key=self.policy.urgency)
-        if self._obstacle(request) in (None, Obstacle.COMING):
+        request = self._waiting.most_urgent() if self._running else None
+        if request is None or self._obstacle(request) in (None, Obstacle.COMING):
             return
         victims = choose_displaced(request, self._running.values(), self.policy)
         seats = self._seats + sum(victim.num_seats for victim in victims)

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, MatchedTokens
+from sortedcontainers import SortedKeyList
+
+from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, FairPolicy, MatchedTokens, tenant_of
 from radixkv.scheduling.request_state import Request
+
+
+class _ByArrival:
+    """One tenant's requests."""
+
+    __slots__ = ("_is_sorted", "requests")
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}
+        self._is_sorted = True
+
+    def add(self, request: Request) -> None:
+        if self._is_sorted and self.requests:
+            self._is_sorted = request.arrival_order > next(reversed(self.requests))
+        self.requests[request.arrival_order] = request
+
+    def ready(self) -> Iterator[Request]:
+        """In arrival order, but for paused ones."""
+        if not self._is_sorted:
+            self.requests = dict(sorted(self.requests.items()))
+            self._is_sorted = True
+        return (request for request in self.requests.values() if not request.is_paused)
 
 
 class WaitingQueue:
@@ -22,6 +46,9 @@ class WaitingQueue:
         self._max_overtake = max_overtake
         self._by_arrival: dict[int, Request] = {}
         self._is_sorted = True
+        # Kept beside it where the policy orders all that wait, so that nothing is sorted in a step.
+        self._by_urgency = SortedKeyList(key=policy.urgency) if policy.keeps_order else None
+        self._by_tenant: dict[str, _ByArrival] = {}
 
     def __len__(self) -> int:
         return len(self._by_arrival)
@@ -30,18 +57,34 @@ class WaitingQueue:
         return request.arrival_order in self._by_arrival
 
     def add(self, request: Request) -> None:
-        """A new request, behind all others. O(1); under the `fair` policy O(waiting)."""
-        self._policy.on_arrival(request, self._by_arrival.values())
-        self._by_arrival[request.arrival_order] = request
+        """A new request, behind all others. O(1); O(log n) or O(tenants) where the policy needs it."""
+        self._policy.on_arrival(request, self._by_tenant.keys())
+        self._put(request)
 
     def put_back(self, request: Request) -> None:
-        """A request that ran before takes its old place. O(1), and one sort later."""
-        self._by_arrival[request.arrival_order] = request
+        """A request that ran before takes its old place. As `add`, and one sort later."""
         self._is_sorted = False
+        self._put(request)
+
+    def _put(self, request: Request) -> None:
+        self._by_arrival[request.arrival_order] = request
+        if self._by_urgency is not None:
+            self._by_urgency.add(request)
+        if self._policy.serves_tenants:
+            self._by_tenant.setdefault(tenant_of(request.namespace), _ByArrival()).add(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, if it is in. O(1)."""
-        self._by_arrival.pop(request.arrival_order, None)
+        """Take a request out, if it is in. O(1), or O(log n)."""
+        if self._by_arrival.pop(request.arrival_order, None) is None:
+            return
+        if self._by_urgency is not None:
+            self._by_urgency.remove(request)
+        if self._policy.serves_tenants:
+            tenant = tenant_of(request.namespace)
+            own = self._by_tenant[tenant]
+            del own.requests[request.arrival_order]
+            if not own.requests:
+                del self._by_tenant[tenant]
 
     def in_arrival_order(self) -> list[Request]:
         """All of them. O(n)."""
@@ -53,25 +96,37 @@ class WaitingQueue:
             self._by_arrival = dict(sorted(self._by_arrival.items()))
             self._is_sorted = True
 
-    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
-        """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at.
+    def most_urgent(self) -> Request | None:
+        """The first in the policy's order of urgency, but for paused ones. O(1) where the order is kept."""
+        ready = (request for request in self._by_urgency or () if not request.is_paused)
+        if self._by_urgency is not None:
+            return next(ready, None)
+        return min(self._ready(), key=self._policy.urgency, default=None)
 
-        All that wait are looked at only by policies for which the first `LOOKAHEAD` arrivals do not decide.
-        """
+    def _ready(self) -> Iterator[Request]:
+        """In arrival order, but for paused ones."""
         self._sort()
-        ready = (request for request in self._by_arrival.values() if not request.is_paused)
-        waiting = list(ready if self._policy.looks_at_all else islice(ready, LOOKAHEAD))
+        return (request for request in self._by_arrival.values() if not request.is_paused)
+
+    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
+        """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
+        policy = self._policy
+        if self._by_urgency is not None:
+            return list(islice((r for r in self._by_urgency if not r.is_paused), LOOKAHEAD))
+        if isinstance(policy, FairPolicy):
+            return policy.merge({tenant: own.ready() for tenant, own in self._by_tenant.items()}, LOOKAHEAD)
+        waiting = list(islice(self._ready(), LOOKAHEAD))
         if not waiting:
             return []
-        ordered = self._policy.order(waiting, matched_tokens)
-        if self._policy.bounds_overtaking:
+        ordered = policy.order(waiting, matched_tokens)
+        if policy.bounds_overtaking:
             # A request is overtaken in every step in which a later one is: so the aged ones are the earliest
             # (but for some that ran before), and their order tells nothing of anybody's cached prefixes.
             aged = [request for request in waiting if request.overtaken_steps >= self._max_overtake]
             if aged:
                 first = {request.arrival_order for request in aged}
                 ordered = [*aged, *(r for r in ordered if r.arrival_order not in first)]
-        return list(ordered[:LOOKAHEAD])
+        return list(ordered)
 
     def is_aged(self, request: Request) -> bool:
         """Whether nobody may pass the request any more. O(1)."""
@@ -101,3 +156,7 @@ class WaitingQueue:
         for order, request in self._by_arrival.items():
             assert request.arrival_order == order
             assert request.lease is None, f"{request!r} waits with a lease"
+        if self._by_urgency is not None:
+            assert {r.arrival_order for r in self._by_urgency} == self._by_arrival.keys()
+        if self._policy.serves_tenants:
+            assert sum(len(own.requests) for own in self._by_tenant.values()) == len(self._by_arrival)
