@@ -7,20 +7,28 @@ Each setting answers the same prompts greedily, next to float32 weights with flo
                    shipped text, position by position: one early difference does not count twice)
     perplexity     of the shipped text, benchmarks/data/text.txt
     tokens/GiB     tokens of K/V that one GiB holds
-    speed          wall time of float32 over that of the setting, same requests, interleaved rounds
+    burst          wall time of float32 over that of the setting: 16 requests of about 250 new tokens and 32
+                   answered ones, 8 at a time; the same requests, settings taking turns
+    single         the same of one request at a time: time per token after the first
+
+Both speeds are medians of the rounds' ratios. With `--threads 1` the clock is the thread's own CPU time, which
+other programs disturb little; otherwise it is wall time, and the machine should have nothing else to do.
 
     python -m benchmarks.quantization
-    python -m benchmarks.quantization --rounds 5 --json benchmarks/results/quantization.json
+    python -m benchmarks.quantization --threads 1 --json benchmarks/results/quantization.json
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +49,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp8_e4m3 K/V": {"kv_cache_dtype": "fp8_e4m3"},
     "fp8_e5m2 K/V": {"kv_cache_dtype": "fp8_e5m2"},
     "int8 weights, int8 K/V": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "int8 weights, fp8_e4m3 K/V": {"quantization": "int8", "kv_cache_dtype": "fp8_e4m3"},
+    "int8 weights, fp8_e5m2 K/V": {"quantization": "int8", "kv_cache_dtype": "fp8_e5m2"},
 }
 ANSWER_TOKENS = 32
+Clock = Callable[[], float]
 # The text is scored in windows of this many tokens, each on its own.
 WINDOW = 256
 
@@ -55,7 +66,8 @@ class Outcome:
     likeliest: list[int]
     perplexity: float
     tokens_per_gib: float
-    times: list[float] = field(default_factory=list)
+    burst: list[float] = field(default_factory=list)
+    single: list[float] = field(default_factory=list)
 
 
 def prompts(paragraphs: list[str]) -> list[str]:
@@ -63,8 +75,8 @@ def prompts(paragraphs: list[str]) -> list[str]:
     return [*paragraphs, *(f"{text}\n\nQuestion: What is this text about?\nAnswer:" for text in paragraphs)]
 
 
-def load(options: dict[str, Any]) -> LLM:
-    return LLM(num_blocks=2048, max_model_len=2048, **options)
+def load(options: dict[str, Any], threads: int | None) -> LLM:
+    return LLM(num_blocks=2048, max_model_len=2048, threads=threads, **options)
 
 
 def score(llm: LLM, text: str) -> tuple[list[int], float]:
@@ -96,18 +108,29 @@ def examine(llm: LLM, text: str) -> Outcome:
     return Outcome(answer(llm, text), likeliest, perplexity, per_gib)
 
 
-def timed_round(llm: LLM, seed: int) -> float:
-    """Wall seconds of 16 requests of about 250 new tokens each, 8 at a time."""
+def random_texts(count: int, seed: int) -> list[str]:
     source = random.Random(seed)
-    texts = [" ".join(source.choice(WORDS) for _ in range(250)) for _ in range(16)]
+    return [" ".join(source.choice(WORDS) for _ in range(250)) for _ in range(count)]
+
+
+def timed_burst(llm: LLM, seed: int, clock: Clock) -> float:
+    """Seconds of 16 requests, 8 at a time."""
+    texts = random_texts(16, seed)
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
-    started = time.perf_counter()
+    started = clock()
     for half in (texts[:8], texts[8:]):
         llm.generate(half, params, progress=False)
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def measure(rounds: int) -> tuple[dict[str, Outcome], dict[str, str]]:
+def timed_single(llm: LLM, seed: int, clock: Clock) -> float:
+    """Median seconds between the tokens of one request that has the engine to itself."""
+    params = SamplingParams(max_tokens=2 * ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
+    times = [clock() for _ in llm.stream(random_texts(1, 1000 + seed)[0], params)]
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+def measure(rounds: int, threads: int | None) -> tuple[dict[str, Outcome], dict[str, str]]:
     """All settings, and for those that fail the reason."""
     text = TEXT.read_text(encoding="utf-8")
     engines: dict[str, LLM] = {}
@@ -115,14 +138,16 @@ def measure(rounds: int) -> tuple[dict[str, Outcome], dict[str, str]]:
     failures: dict[str, str] = {}
     for name, options in SETTINGS.items():
         try:
-            engine = load(options)
+            engine = load(options, threads)
             outcomes[name] = examine(engine, text)
             engines[name] = engine
         except RadixKVError as error:
             failures[name] = f"{type(error).__name__}: {error}"
+    clock = time.thread_time if threads == 1 else time.perf_counter
     for seed in range(rounds):
         for name, llm in engines.items():
-            outcomes[name].times.append(timed_round(llm, seed))
+            outcomes[name].burst.append(timed_burst(llm, seed, clock))
+            outcomes[name].single.append(timed_single(llm, seed, clock))
     return outcomes, failures
 
 
@@ -137,8 +162,10 @@ def summarise(outcomes: dict[str, Outcome]) -> dict[str, dict[str, float]]:
             ),
             "perplexity": own.perplexity,
             "tokens_per_gib": own.tokens_per_gib,
-            "wall_s": statistics.median(own.times),
-            "speed": statistics.median(b / a for a, b in zip(own.times, base.times, strict=True)),
+            "burst_s": statistics.median(own.burst),
+            "burst_speed": statistics.median(b / a for a, b in zip(own.burst, base.burst, strict=True)),
+            "single_s_per_token": statistics.median(own.single),
+            "single_speed": statistics.median(b / a for a, b in zip(own.single, base.single, strict=True)),
         }
     return figures
 
@@ -146,11 +173,12 @@ def summarise(outcomes: dict[str, Outcome]) -> dict[str, dict[str, float]]:
 def show(figures: dict[str, dict[str, float]], failures: dict[str, str]) -> None:
     console = Console(width=110)
     table = Table(title="Quantisation on this CPU, against float32")
-    for column in ("", "same answers", "same tokens", "perplexity", "tokens/GiB of K/V", "wall s", "speed"):
+    for column in ("", "same answers", "same tokens", "perplexity", "tokens/GiB", "burst", "single"):
         table.add_column(column, justify="right" if column else "left")
     for name, f in figures.items():
         row = [f"{f['same_answers']:.0%}", f"{f['same_tokens']:.1%}", f"{f['perplexity']:.3f}"]
-        row += [f"{f['tokens_per_gib']:,.0f}", f"{f['wall_s']:.1f}", f"{f['speed']:.2f}x"]
+        row += [f"{f['tokens_per_gib']:,.0f}", f"{f['burst_s']:.1f} s {f['burst_speed']:.2f}x"]
+        row.append(f"{f['single_s_per_token'] * 1e3:.1f} ms {f['single_speed']:.2f}x")
         table.add_row(name, *row)
     console.print(table)
     for name, reason in failures.items():
@@ -162,16 +190,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the timing (default 3)")
+    parser.add_argument("--threads", type=int, help="threads that compute (default: the engine's choice)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     args = parser.parse_args()
-    outcomes, failures = measure(args.rounds)
+    outcomes, failures = measure(args.rounds, args.threads)
     figures = summarise(outcomes)
     show(figures, failures)
     if args.json:
         result = {
             "benchmark": "quantization",
             "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
+            "machine": {**machine(), "load": os.getloadavg()[0]},
+            "rounds": args.rounds,
+            "threads": args.threads,
+            "clock": "thread CPU time" if args.threads == 1 else "wall",
             "figures": figures,
             "failures": failures,
         }
