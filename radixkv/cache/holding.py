@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from radixkv.cache.node import Node
 
 if TYPE_CHECKING:
+    from radixkv.cache.lease import Lease
     from radixkv.cache.prefix_cache import PrefixCache
 
 
@@ -67,3 +68,24 @@ def discard_from(cache: PrefixCache, node: Node, cut: int) -> None:
                 forget(cache, node, 1)
             return
         node = parent
+
+
+def end(cache: PrefixCache, lease: Lease, keep: int | None) -> None:
+    """Release a lease; tokens beyond `keep` that it contributed are forgotten."""
+    del cache._leases[lease.id]
+    if lease._family is not None:
+        lease._family.remove(lease)
+    private = lease._private_blocks()
+    if private:
+        cache._capacity.free_private(private, lease._space.group)
+    node = lease._node
+    cache._tick = tick = cache._tick + 1
+    cache.policy.tick = node.last_access = tick
+    node.holders -= 1
+    if keep is None:
+        unprotect(cache, node)
+    else:
+        cache._tree.unprotect(node)
+        discard_from(cache, node, max(keep, lease._own_from))
+    if cache._lagging:
+        cache._resync()

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach_from
 from radixkv.cache.explain import DueReport, MissReport
-from radixkv.cache.holding import hold, unprotect
+from radixkv.cache.holding import end, hold, unprotect
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
 from radixkv.cache.node import Node, Space
 from radixkv.errors import LeaseError
@@ -379,7 +379,7 @@ class Lease:
         self._cache._lagging.pop(self, None)
         self._is_released = True
         self.copies_done()
-        self._cache._end(self, 0 if discard else keep)
+        end(self._cache, self, 0 if discard else keep)
 
     def _error(self, action: str) -> LeaseError:
         return LeaseError(f"can't {action} {self!r}")

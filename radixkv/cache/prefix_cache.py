@@ -33,7 +33,7 @@ from radixkv.cache.events import EventStream, Listener
 from radixkv.cache.eviction import EvictionPolicy, hook, make_policy
 from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport
 from radixkv.cache.ghost import GhostIndex
-from radixkv.cache.holding import discard_from, unprotect
+from radixkv.cache.holding import discard_from
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -286,26 +286,6 @@ class PrefixCache:
             check_room(self, count, lease._space, total, lambda: self._capacity.available(group), lease)
         return self._capacity.allocate(count, group)
 
-    def _end(self, lease: Lease, keep: int | None) -> None:
-        """Release a lease; tokens beyond `keep` that it contributed are forgotten."""
-        del self._leases[lease.id]
-        if lease._family is not None:
-            lease._family.remove(lease)
-        private = lease._private_blocks()
-        if private:
-            self._capacity.free_private(private, lease._space.group)
-        node = lease._node
-        self._tick = tick = self._tick + 1
-        self.policy.tick = node.last_access = tick
-        node.holders -= 1
-        if keep is None:
-            unprotect(self, node)
-        else:
-            self._tree.unprotect(node)
-            discard_from(self, node, max(keep, lease._own_from))
-        if self._lagging:
-            self._resync()
-
     def _resync(self) -> None:
         """Blocks have gone: partial blocks that waited behind them may enter the tree now."""
         for lease in list(self._lagging):
@@ -348,7 +328,8 @@ class PrefixCache:
     def discard(self, token_ids: TokenIds, namespace: Namespace = "", keep: int = 0) -> None:
         """Forget what is cached of some tokens beyond the first `keep`, unless leases or pins need it.
 
-        For tokens that turned out to be wrong, whoever contributed them. O(tokens + path).
+        For tokens that turned out to be wrong, whoever contributed them. What continues them without a branch
+        goes with them; where cached prefixes branch off behind, they stay. Leaves no ghosts. O(tokens + path).
         """
         walk = self._lookup.match(encode_tokens(token_ids), self._known_space(namespace))._walk
         if walk is not None:
@@ -359,8 +340,8 @@ class PrefixCache:
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
 
-        For the caller who found a broken invariant: this cache and its leases must not be used any more.
-        O(nodes).
+        For the caller who found a broken invariant: this cache and its leases must not be used any more. The
+        policy is a new one of the same class; pins, ghosts, advice and counters begin anew. O(nodes).
         """
         listeners = list(self._events.listeners)
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can

@@ -59,9 +59,9 @@ MUTATIONS = [
     ),
     Mutation(
         "forget to free private blocks on release",
-        "prefix_cache.py",
-        "        if private:\n",
-        "        if False:\n",
+        "holding.py",
+        "    if private:\n",
+        "    if False:\n",
     ),
     Mutation(
         "copy one slot too many",
