@@ -10,8 +10,12 @@
    in order. Target: 3.6 TB/s on an H100/H200, and within 5 % of contiguous.
 4. shared: 64 requests, 6k shared and 2k of their own; with sharing beside without. Target: 2.5 times as fast.
 5. fp8: the decode of 3. on an FP8 cache beside bfloat16. Target: 1.6 times as fast.
-6. engine: decode steps of Llama-3.1-8B, Qwen3-0.6B and SmolLM2-135M shapes, random weights, attention through
-   a CUDA graph; milliseconds over the roofline (weights and KV read once at the measured copy speed).
+6. engine: decode steps of Llama-3.1-8B, Qwen3-0.6B and SmolLM2-135M shapes, random weights, through the
+   engine's model runner and its CUDA graphs; milliseconds over the roofline (`benchmarks.gpu_engine`).
+7. throughput: the whole engine beside transformers' own continuous batching, 64 requests at a time; output
+   tokens/s (`benchmarks.gpu_throughput`). Targets: 3 times with a shared prefix, 1.5 times without.
+
+The last lines say which targets were met.
 
 `--small` runs every part at toy sizes: on a GPU to try the script, on a CPU under Triton's interpreter (set
 TRITON_INTERPRET=1) to test it. Its timings mean nothing, and are marked so.
@@ -38,7 +42,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend, reference_paged_attention
 
-PARTS = ("numerics", "prefill", "decode", "shared", "fp8", "engine")
+PARTS = ("numerics", "prefill", "decode", "shared", "fp8", "engine", "throughput")
+
+#: (part, words that the row's name holds, figure, least value); figures of a part without rows: no words.
+TARGETS = (
+    ("prefill", "context 8192", "radixkv", 400.0),
+    ("prefill", "context 8192", "over the best contiguous", 0.9),
+    ("decode", "", "radixkv", 3.6),
+    ("decode", "", "paged over in order", 0.95),
+    ("shared", "", "speed-up", 2.5),
+    ("fp8", "", "speed-up", 1.6),
+    ("throughput", "shared prefix", "times as fast", 3.0),
+    ("throughput", "nothing shared", "times as fast", 1.5),
+)
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 2e-3, torch.float32: 3e-6}
 
 
@@ -286,6 +302,26 @@ def engine(sizes: Sizes) -> dict[str, Any]:
     return decode_steps(sizes.device, sizes.small, sizes.rounds)
 
 
+def throughput(sizes: Sizes) -> dict[str, Any]:
+    from benchmarks.gpu_throughput import compare
+
+    return compare(sizes.device, sizes.small, rounds=1 if sizes.small else 3)
+
+
+def targets(results: dict[str, Any]) -> list[str]:
+    """One line per target whose part has run: the figure, the target, met or missed."""
+    lines = []
+    for part, words, figure, least in TARGETS:
+        if part not in results:
+            continue
+        row = results[part]
+        if words:
+            row = next(value for name, value in row.items() if words in name)
+        verdict = "met" if row[figure] >= least else "missed"
+        lines.append(f"{part:11s} {words:15s} {figure:25s} {row[figure]:8.3g}  target {least:<5g} {verdict}")
+    return lines
+
+
 def show(name: str, result: dict[str, Any]) -> None:
     print(f"\n{name} {'(' + result['unit'] + ')' if 'unit' in result else ''}")
     for key, value in result.items():
@@ -323,6 +359,8 @@ def main() -> None:
     for part in args.only:
         results[part] = globals()[part](sizes)
         show(part, results[part])
+    if not args.small:
+        print("\ntargets (for an H100 or H200)", *targets(results), sep="\n  ")
     if args.json:
         args.json.write_text(json.dumps({"device": where, "small": args.small, "results": results}, indent=2))
 

@@ -1,116 +1,194 @@
-"""Decode steps of whole models on a GPU: random weights, paged attention, one CUDA graph per step.
+"""Decode steps of whole models through the engine's own model runner, over their roofline.
 
-Called by `python -m benchmarks.gpu`. The models are bare: norms, rotary embedding, attention, MLP and the
-output projection at the published shapes, in bfloat16. They show what the kernels allow around attention;
-the engine's own overhead (scheduling, sampling, detokenisation) is not in here.
+Called by `python -m benchmarks.gpu`. The models have published shapes and random weights in bfloat16. A step
+is `ModelRunner.execute` as the engine calls it: the plan on the host, the copy of inputs and plan, the replay
+of the captured CUDA graph with attention inside. Scheduling and sampling are not in here;
+`benchmarks.gpu_throughput` has the whole engine.
+
+The roofline is what must be read from memory at least, at the speed of a large copy in the same run: the
+weights once, each request's own keys and values once, shared ones once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from radixkv_kernels import KVSpec, PagedKV, make_backend
+from radixkv.config import EngineConfig
+from radixkv.execution.attention_hook import register_attention_hook
+from radixkv.execution.model_loader import LoadedModel
+from radixkv.execution.model_runner import ModelRunner
+from radixkv.scheduling.batch import Batch
+from radixkv.tokenization import Tokenizer
+from radixkv_kernels import KVSpec
 
+BLOCK = 16
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A model's shape."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    vocabulary: int
-
-
-SHAPES = {
-    "Llama-3.1-8B": Shape(32, 4096, 32, 8, 128, 14336, 128256),
-    "Qwen3-0.6B": Shape(28, 1024, 16, 8, 128, 3072, 151936),
-    "SmolLM2-135M": Shape(30, 576, 9, 3, 64, 1536, 49152),
+#: Name -> model type and what its configuration says.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama-3.1-8B": (
+        "llama",
+        {
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 128256,
+        },
+    ),
+    "Qwen3-0.6B": (
+        "qwen3",
+        {
+            "num_hidden_layers": 28,
+            "hidden_size": 1024,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "SmolLM2-135M": (
+        "llama",
+        {
+            "num_hidden_layers": 30,
+            "hidden_size": 576,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "intermediate_size": 1536,
+            "vocab_size": 49152,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+TOY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "toy": (
+        "llama",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+            "vocab_size": 256,
+        },
+    ),
 }
 
 
-class BareModel:
-    """One decode step: token embeddings to logits, keys and values through the paged cache."""
+def random_model(shape: tuple[str, dict[str, Any]], device: torch.device, dtype: torch.dtype) -> Any:
+    """A transformers model with random weights, made on the device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    def __init__(
-        self, shape: Shape, device: torch.device, batch: int, context: int, shared: int, block: int = 16
-    ) -> None:
-        self.shape, self.device, self.batch = shape, device, batch
-        s = shape
-        blocks, common = -(-context // block), shared // block
-        total = common + batch * (blocks - common)
-        spec = KVSpec(s.layers, total, block, s.kv_heads, s.head_size, torch.bfloat16, device)
-        self.kv = PagedKV(spec)
-        for tensor in self.kv.tensors():
-            tensor.normal_()
-        self.backend = make_backend(
-            "triton",
-            num_query_heads=s.heads,
-            spec=spec,
-            compute_dtype=torch.bfloat16,
+    kind, settings = shape
+    config = AutoConfig.for_model(kind, max_position_embeddings=32768, **settings)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
+
+
+def word_tokenizer(vocab_size: int) -> Tokenizer:
+    """A word for every id, so that any id can be turned into text."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(vocab_size)}
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=Backend(WordLevel(words, unk_token="w0"))))
+
+
+def loaded_model(model: Any, name: str) -> LoadedModel:
+    """A random model as `load_model` would hand it out; its attention goes through the hook from now on."""
+    model.set_attn_implementation(register_attention_hook())
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return LoadedModel(
+        model=model,
+        tokenizer=word_tokenizer(config.vocab_size),
+        hf_config=config,
+        name=name,
+        dtype=model.dtype,
+        device=model.device,
+        num_layers=config.num_hidden_layers,
+        num_query_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_size=head_size,
+        max_model_len=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        eos_token_ids=(),
+        fingerprint="random",
+    )
+
+
+def engine_config(device: torch.device, **options: Any) -> EngineConfig:
+    """Settings of an engine around a random model."""
+    return EngineConfig(model="random", device=device.type, block_size=BLOCK, **options)
+
+
+class DecodeStep:
+    """`batch` requests of `context` tokens, of which the first `shared` are common, one token each."""
+
+    def __init__(self, loaded: LoadedModel, batch: int, context: int, shared: int) -> None:
+        blocks, common = -(-context // BLOCK), shared // BLOCK
+        own = blocks - common
+        total = common + batch * own
+        spec = KVSpec(
+            loaded.num_layers,
+            total,
+            BLOCK,
+            loaded.num_kv_heads,
+            loaded.head_size,
+            loaded.dtype,
+            loaded.device,
+        )
+        self.runner = ModelRunner(
+            loaded,
+            spec,
+            backend="triton" if loaded.device.type == "cuda" else "torch",
             max_num_tokens=max(batch, 16),
             max_num_seqs=batch,
-            max_model_len=context,
+            max_model_len=blocks * BLOCK,
         )
+        for tensor in self.runner.kv.tensors():
+            tensor.normal_()
         ids = np.random.default_rng(0).permutation(total).astype(np.int32)
-        own = blocks - common
-        tables = [
+        self.tables = [
             np.concatenate([ids[:common], ids[common + r * own : common + (r + 1) * own]])
             for r in range(batch)
         ]
-        self.plan = self.backend.plan(np.arange(batch + 1), np.full(batch, context), tables)
-        last = [int(t[(context - 1) // block]) * block + (context - 1) % block for t in tables]
-        self.slots = torch.tensor(last, device=device)
-        self.context, self.own_tokens, self.shared = context, context - shared, shared
+        self.context = context
+        weights = sum(p.nbytes for p in {id(p): p for p in loaded.model.parameters()}.values())
+        embedding = loaded.model.get_input_embeddings().weight
+        if loaded.model.get_output_embeddings().weight is not embedding:
+            # A step looks up a few rows of it only.
+            weights -= embedding.nbytes
+        self.bytes_read = weights + spec.bytes_per_slot * ((context - shared) * batch + shared)
 
-        def weight(rows: int, columns: int) -> torch.Tensor:
-            return torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * columns**-0.5
-
-        width = (s.heads + 2 * s.kv_heads) * s.head_size
-        self.layers = [
-            (weight(width, s.hidden), weight(s.hidden, s.heads * s.head_size), weight(2 * s.mlp, s.hidden),
-             weight(s.hidden, s.mlp))
-            for _ in range(s.layers)
-        ]  # fmt: skip
-        self.head = weight(s.vocabulary, s.hidden)
-        angles = context * 10000.0 ** (-torch.arange(0, s.head_size, 2, device=device) / s.head_size)
-        self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
-        self.hidden = torch.randn(batch, s.hidden, device=device, dtype=torch.bfloat16)
-        self.out = torch.empty(batch, s.heads, s.head_size, device=device, dtype=torch.bfloat16)
-
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
-
-    def step(self) -> torch.Tensor:
-        s, x = self.shape, self.hidden
-        sizes = (s.heads, s.kv_heads, s.kv_heads)
-        for layer, (qkv, output, up, down) in enumerate(self.layers):
-            h = torch.nn.functional.rms_norm(x, (s.hidden,))
-            q, k, v = torch.nn.functional.linear(h, qkv).view(self.batch, -1, s.head_size).split(sizes, dim=1)
-            self.backend.write(self.kv, layer, self.rotate(k), v, self.slots)
-            attended = self.backend.attend(
-                self.kv, layer, self.rotate(q), self.plan, scale=s.head_size**-0.5, out=self.out
-            )
-            x = x + torch.nn.functional.linear(attended.view(self.batch, -1), output)
-            h = torch.nn.functional.rms_norm(x, (s.hidden,))
-            gate, value = torch.nn.functional.linear(h, up).chunk(2, dim=-1)
-            x = x + torch.nn.functional.linear(torch.nn.functional.silu(gate) * value, down)
-        return torch.nn.functional.linear(x, self.head)
-
-    def bytes_read(self) -> float:
-        """Weights once, each request's own keys and values once, the shared ones once."""
-        weights = sum(w.nbytes for layer in self.layers for w in layer) + self.head.nbytes
-        return weights + self.kv.spec.bytes_per_slot * (self.own_tokens * self.batch + self.shared)
+    def run(self) -> torch.Tensor:
+        """One step; the same one every time, so that it overwrites its own token."""
+        count, position = len(self.tables), self.context - 1
+        slots = [int(t[position // BLOCK]) * BLOCK + position % BLOCK for t in self.tables]
+        batch = Batch(
+            entries=[],
+            token_ids=np.arange(count, dtype=np.int64),
+            positions=np.full(count, position, np.int64),
+            query_starts=np.arange(count + 1, dtype=np.int32),
+            context_lengths=np.full(count, self.context, np.int32),
+            block_tables=self.tables,
+            write_slots=np.array(slots, np.int64),
+            write_rows=None,
+            logit_rows=np.arange(count, dtype=np.int64),
+            copy_groups=[],
+        )
+        return self.runner.execute(batch)
 
 
 def copy_speed(device: torch.device) -> float:
@@ -120,9 +198,10 @@ def copy_speed(device: torch.device) -> float:
     return 2 * source.nbytes / (timed(lambda: target.copy_(source), device, 5) / 1e3)
 
 
-def timed(run: Any, device: torch.device, rounds: int) -> float:
-    """Median milliseconds."""
-    run()
+def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
+    """Median milliseconds, after three runs to warm up: eager, captured, replayed."""
+    for _ in range(3):
+        run()
     times = []
     for _ in range(rounds):
         if device.type == "cuda":
@@ -136,40 +215,27 @@ def timed(run: Any, device: torch.device, rounds: int) -> float:
 
 
 def decode_steps(device: torch.device, small: bool, rounds: int) -> dict[str, Any]:
-    """Per model and load: step time, roofline, and their ratio."""
+    """Per model and load: step time, roofline, their ratio, and replays of CUDA graphs (0 on a CPU)."""
     speed = copy_speed(device)
-    shapes = {"toy": Shape(2, 64, 4, 2, 32, 128, 256)} if small else SHAPES
     loads = [(2, 40, 0)] if small else [(1, 2048, 0), (64, 2048, 0), (64, 8192, 6144)]
     results: dict[str, Any] = {"copy speed, TB/s": speed / 1e12}
-    for name, shape in shapes.items():
+    for name, shape in (TOY_SHAPES if small else SHAPES).items():
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        loaded = loaded_model(random_model(shape, device, dtype), name)
         for batch, context, shared in loads:
-            model = BareModel(shape, device, batch, context, shared)
-            run: Any = model.step
-            if device.type == "cuda":
-                run = captured(model)
-            step = timed(run, device, rounds)
-            roofline = model.bytes_read() / speed * 1e3
+            step = DecodeStep(loaded, batch, context, shared)
+            milliseconds = timed(step.run, device, rounds)
+            roofline = step.bytes_read / speed * 1e3
+            graphs = step.runner.graphs
             results[f"{name} {batch} x {context}{f' ({shared} shared)' if shared else ''}"] = {
-                "step ms": step,
+                "step ms": milliseconds,
                 "roofline ms": roofline,
-                "over": step / roofline,
-                "tokens/s": batch / step * 1e3,
+                "over": milliseconds / roofline,
+                "tokens/s": batch / milliseconds * 1e3,
+                "replays": 0 if graphs is None else graphs.replayed,
             }
-            del model, run
+            del step, graphs
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+        del loaded
     return results
-
-
-def captured(model: BareModel) -> Any:
-    """The step as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            model.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        model.step()
-    return graph.replay
