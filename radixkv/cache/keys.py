@@ -8,7 +8,7 @@ bytes are adjacent in it, and the number of shared tokens is the number of share
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,28 @@ TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2**31 - 1
 CONTEXT_TOKENS = 8  # tokens shown from the place on where two prompts part
 
-TokenIds = Sequence[int] | npt.NDArray[Any]
+
+@final
+class EncodedTokens:
+    """Token ids, checked and encoded once: for a prompt that is looked up again and again.
+
+    Attributes:
+        data: the encoding, see `encode_tokens`.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data) // TOKEN_BYTES
+
+    def __repr__(self) -> str:
+        return f"EncodedTokens({len(self)} tokens)"
+
+
+TokenIds = Sequence[int] | npt.NDArray[Any] | EncodedTokens
 Namespace = str | tuple[str, ...]
 NamespaceKey = tuple[str, ...]
 
@@ -29,14 +50,16 @@ _SMALL_BYTES = 256  # below this many bytes two big integers are compared quicke
 
 
 def encode_tokens(token_ids: TokenIds) -> bytes:
-    """Token ids as bytes, four per token, little-endian. O(n).
+    """Token ids as bytes, four per token, little-endian. O(n); O(1) for encoded ones.
 
     Args:
-        token_ids: a sequence of ints, or a one-dimensional integer array.
+        token_ids: a sequence of ints, a one-dimensional integer array, or encoded ones.
 
     Raises:
         InvalidRequestError: something is not an integer, or lies outside [0, 2**31).
     """
+    if type(token_ids) is EncodedTokens:
+        return token_ids.data
     if isinstance(token_ids, np.ndarray):
         if token_ids.dtype is _INT32 and token_ids.ndim == 1 and len(token_ids) >= _SHORT:
             if token_ids.item(token_ids.argmin()) < 0:

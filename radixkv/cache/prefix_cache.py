@@ -37,6 +37,7 @@ from radixkv.cache.holding import discard_from
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
+    EncodedTokens,
     Namespace,
     NamespaceKey,
     TokenIds,
@@ -188,6 +189,15 @@ class PrefixCache:
     def _known_space(self, namespace: Namespace) -> Space | None:
         space = self._named.get(namespace) if type(namespace) is str else None
         return self._spaces.get(frame_namespace(namespace)) if space is None else space
+
+    @staticmethod
+    def encode(token_ids: TokenIds) -> EncodedTokens:
+        """Check and encode a prompt once; what it returns stands for the token ids in every other call. O(n).
+
+        Raises:
+            InvalidRequestError: something is not an integer, or lies outside [0, 2**31).
+        """
+        return EncodedTokens(encode_tokens(token_ids))
 
     def match(self, token_ids: TokenIds, namespace: Namespace = "") -> Match:
         """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path).
