@@ -208,46 +208,56 @@ def measure_steps(
     }
 
 
-def measure_growth(num_cached: int, repeats: int = 300) -> dict[str, float]:
-    """Nanoseconds of CPU time per token: of a lookup, of an admission, and of a decode in a batch of 256."""
-    rng = np.random.default_rng(1)
-    engine, families = make_engine(num_cached, 256, "prefix", rng)
-    cache = engine.cache
-    lookups, admissions, decodes = [], [], []
-    gc.collect()
-    gc.freeze()
-    for _ in range(repeats):
-        prompt = np.concatenate(
-            [
-                families[int(rng.integers(len(families)))],
-                rng.integers(1, VOCABULARY, OWN_TOKENS, dtype=np.int32),
-            ]
-        )
+class _Filled:
+    """An engine over so many cached blocks, in which 256 requests decode."""
+
+    def __init__(self, num_cached: int) -> None:
+        self.rng = np.random.default_rng(1)
+        self.engine, self.families = make_engine(num_cached, 256, "prefix", self.rng)
+        for _ in range(256):
+            add(self.engine, self.families, ENDLESS, self.rng)
+        while self.engine.scheduler.num_waiting:
+            self.engine.step()
+        self.watch = Stopwatch()
+        for name in ("schedule", "complete"):
+            setattr(
+                self.engine.scheduler, name, self.watch.wrap("schedule", getattr(self.engine.scheduler, name))
+            )
+
+    def sample(self) -> dict[str, float]:
+        """Nanoseconds of CPU time per token of one lookup, one admission, and 16 steps of 256 decodes."""
+        cache = self.engine.cache
+        own = self.rng.integers(1, VOCABULARY, OWN_TOKENS, dtype=np.int32)
+        prompt = np.concatenate([self.families[int(self.rng.integers(len(self.families)))], own])
         start = time.thread_time_ns()
         cache.match(prompt)
-        lookups.append((time.thread_time_ns() - start) / len(prompt))
-        start = time.thread_time_ns()
+        looked_up = time.thread_time_ns()
         lease = cache.acquire(prompt)
         lease.commit(len(prompt))
-        lease.release()
-        admissions.append((time.thread_time_ns() - start) / len(prompt))
-        cache.evict(2)
-    for _ in range(256):
-        add(engine, families, ENDLESS, rng)
-    while engine.scheduler.num_waiting:
-        engine.step()
-    watch = Stopwatch()
-    for name in ("schedule", "complete"):
-        setattr(engine.scheduler, name, watch.wrap("schedule", getattr(engine.scheduler, name)))
+        lease.release(discard=True)
+        admitted = time.thread_time_ns()
+        for _ in range(BLOCK):  # all places in a block
+            self.engine.step()
+        return {
+            "lookup": (looked_up - start) / len(prompt),
+            "admission": (admitted - looked_up) / len(prompt),
+            "decode": self.watch.take()["schedule"] / BLOCK / 256,
+        }
+
+
+def measure_growth(sizes: list[int], repeats: int = 60) -> dict[str, dict[str, float]]:
+    """Medians by the number of cached blocks; the sizes take turns, so that noise meets all of them."""
+    filled = {size: _Filled(size) for size in sizes}
+    gc.collect()
+    gc.freeze()
+    samples: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
     for _ in range(repeats):
-        engine.step()
-        decodes.append(watch.take()["schedule"] / 256)
+        for size, one in filled.items():
+            samples[size].append(one.sample())
     gc.unfreeze()
     return {
-        "lookup": statistics.median(lookups),
-        "admission": statistics.median(admissions),
-        # Blocks are filled in step with each other: only the mean has every step's share of full blocks.
-        "decode": statistics.fmean(sorted(decodes)[: int(0.98 * len(decodes))]),
+        str(size): {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        for size, rows in samples.items()
     }
 
 
@@ -325,10 +335,7 @@ def main() -> None:
     console.print(steps_table(steps))
     growth: dict[str, dict[str, float]] = {}
     if not arguments.skip_growth:
-        size = 1000
-        while size <= arguments.cached:
-            growth[str(size)] = measure_growth(size)
-            size *= 10
+        growth = measure_growth([10**n for n in range(3, 10) if 10**n <= arguments.cached])
         console.print(growth_table(growth))
     about = machine()
     if arguments.plot and growth:

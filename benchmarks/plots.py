@@ -90,13 +90,16 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     about = f"{result['machine']['processor']}, {result['machine']['cpus']} CPUs, {result['date']}"
+    # A reader must be able to tell a quiet machine from a busy one.
+    about += f", load average {result['machine']['load_average'][0]:.1f}"
+    pyplot.rcParams["svg.hashsalt"] = "radixkv"  # the same figures give the same file
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     points = result["ttft"]
     axes.plot([100 * p["hit_ratio"] for p in points], [1000 * p["ttft_s"] for p in points], "o-")
     axes.set(xlabel="prompt tokens from the cache, %", ylabel="time to first token, ms", ylim=(0, None))
     axes.set_title(f"1,500-token prompts\n{about}", fontsize=9)
     axes.grid(alpha=0.3)
-    figure.savefig(folder / "ttft_by_hit_ratio.svg")
+    figure.savefig(folder / "ttft_by_hit_ratio.svg", metadata={"Date": None})
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     for name, values in result["output_tokens_per_s"].items():
         axes.plot([100 * share for share in result["shares"]], values, "o-", label=f"{name} prefix cache")
@@ -104,7 +107,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
     axes.set_title(f"16 requests of 500 + 32 tokens, 8 at a time\n{about}", fontsize=9)
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(folder / "throughput_by_share.svg")
+    figure.savefig(folder / "throughput_by_share.svg", metadata={"Date": None})
     pyplot.close("all")
 
 
