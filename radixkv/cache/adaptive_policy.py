@@ -18,7 +18,7 @@ within each class, with rising ones it keeps what has waited longest, and classe
 The net
 -------
 `ShadowLRU` says, request by request, exactly what plain LRU would have hit. When the hits lost against it
-exceed 0.05 % of the blocks asked for, the order is LRU until half of that is made up for.
+exceed 0.15 % of the blocks asked for (and 64), the order is LRU until that much is allowed again.
 
 What it remembers
 -----------------
@@ -48,7 +48,9 @@ _USE_CLASSES = 6
 _USES_CLASS = [0, 0, 1, 2, 3, 3, 3, *([4] * 10)]  # by number of uses; more: 5
 _MANY_USES = len(_USES_CLASS)
 _REFRESH_EVERY = 64  # requests
-_TOLERANCE = 0.0005  # hits that may be lost against LRU, as a share of the blocks asked for
+_TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
+_FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
+_RETURN = 0.9  # of what may be lost: below this, the learned order is tried again
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
 _LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
@@ -144,6 +146,7 @@ class Adaptive(EvictionPolicy):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0  # number of the latest request
+        self._begun_at = -1  # the cache's use counter when it came
         self._rhythm: int | None = None  # of the latest request; None: not known yet
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
@@ -164,22 +167,28 @@ class Adaptive(EvictionPolicy):
 
     # ------------------------------------------------------------------ learning
 
-    def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
-        self._asked += -(-num_tokens // self.block_size)
-        if self._is_guarded:
-            self._is_guarded = self._lost >= _TOLERANCE / 2 * self._asked
-        else:
-            self._is_guarded = self._lost > _TOLERANCE * self._asked
+    def _begin(self) -> None:
+        """A request comes: its first hook is `on_hit`, or `on_acquire` if it hits nothing."""
+        if self._begun_at == self.tick:
+            return
+        self._begun_at = self.tick
         self._now += 1
         self._rhythm = None
         self._statistics.begin(self._now)
         self._shadow.begin(self._now)
+
+    def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
+        self._begin()
+        self._asked += -(-num_tokens // self.block_size)
+        allowed = _TOLERANCE * self._asked + _FREE_TRIAL
+        self._is_guarded = self._lost > (allowed * _RETURN if self._is_guarded else allowed)
         if self._now % _REFRESH_EVERY == 0:
             self._statistics.refresh(self._now)
             self._asked *= _BALANCE_DECAY
             self._lost *= _BALANCE_DECAY
 
     def on_hit(self, node: Node) -> None:
+        self._begin()
         run = node.data
         if run is None:
             return
