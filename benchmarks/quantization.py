@@ -11,8 +11,8 @@ Each setting answers the same prompts greedily, next to float32 weights with flo
                    answered ones, 8 at a time; the same requests, settings taking turns
     single         the same of one request at a time: time per token after the first
 
-Both speeds are medians of the rounds' ratios. With `--threads 1` the clock is the thread's own CPU time, which
-other programs disturb little; otherwise it is wall time, and the machine should have nothing else to do.
+Both speeds are medians of the rounds' ratios. With `--threads 1` the clock is the thread's own CPU time,
+which other programs disturb little; otherwise it is wall time, and nothing else should run on the machine.
 
     python -m benchmarks.quantization
     python -m benchmarks.quantization --threads 1 --json benchmarks/results/quantization.json
@@ -24,7 +24,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import random
 import statistics
 import time
@@ -200,7 +199,7 @@ def main() -> None:
         result = {
             "benchmark": "quantization",
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {**machine(), "load": os.getloadavg()[0]},
+            "machine": machine(),
             "rounds": args.rounds,
             "threads": args.threads,
             "clock": "thread CPU time" if args.threads == 1 else "wall",

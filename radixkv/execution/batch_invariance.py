@@ -46,7 +46,8 @@ def choose_row_multiple(model: nn.Module) -> int:
     """The smallest number of rows to pad to so that no row of any linear layer depends on the others.
 
     Returns:
-        A multiple from `ROW_MULTIPLES`, or 0 when none holds: then use `use_fixed_tiles`.
+        A multiple from `ROW_MULTIPLES`; 1 where all weights are int8, whose products do not need it; 0 when
+        none holds: then use `use_fixed_tiles`.
     """
     dtype = next(model.parameters()).dtype
     device = next(model.parameters()).device
@@ -54,6 +55,8 @@ def choose_row_multiple(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear):  # int8 products are exact
             layers.setdefault((module.in_features, module.out_features), module)
+    if not layers:
+        return 1
     for multiple in ROW_MULTIPLES:
         if all(_holds(layer, size[0], multiple, dtype, device) for size, layer in layers.items()):
             return multiple
