@@ -66,7 +66,7 @@ _EXP2 = (
 _EXP2_FLOOR = -125.0
 
 
-class _Emitter:
+class Emitter:
     """Float vectors on top of a numba function's IR builder. Addresses are int64 values."""
 
     def __init__(self, builder: Any) -> None:
@@ -161,7 +161,7 @@ def _largest_divisor(n: int, most: int) -> int:
 
 
 def emit_product(
-    e: _Emitter,
+    e: Emitter,
     a: Any,
     a_row: int,
     num_rows: Any,
@@ -223,7 +223,7 @@ def emit_product(
                 tile(rows, first, column)
 
 
-def _transposed(e: _Emitter, rows: list[Any]) -> list[Any]:
+def _transposed(e: Emitter, rows: list[Any]) -> list[Any]:
     """A square of vectors transposed: log2(n) rounds that exchange ever smaller off-diagonal squares."""
     n = len(rows)
     step = n // 2
@@ -239,14 +239,14 @@ def _transposed(e: _Emitter, rows: list[Any]) -> list[Any]:
 
 def _exp2_intrinsic(typing_context: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _Emitter(builder).exp2(args[0])
+        return Emitter(builder).exp2(args[0])
 
     return types.float32(types.float32), codegen
 
 
 def _fma_intrinsic(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _Emitter(builder).call("fma", *args)
+        return Emitter(builder).call("fma", *args)
 
     return types.float32(types.float32, types.float32, types.float32), codegen
 
@@ -258,7 +258,7 @@ def _transpose_intrinsic(
     element = ELEMENT_SIZES[kind.literal_value]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = _Emitter(builder)
+        e = Emitter(builder)
         source, target = args[0], args[1]
         # Each step reads square x square floats; as many elements of either run are asked for meanwhile.
         step = square * square * element
@@ -282,7 +282,7 @@ def _scores_intrinsic(
     head_size, row = size.literal_value, width.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = _Emitter(builder)
+        e = Emitter(builder)
         query, num_rows, keys, out = args[:4]
         emit_product(
             e, query, head_size * 4, num_rows,
@@ -307,7 +307,7 @@ def _weigh_intrinsic(
     head_size, row = size.literal_value, width.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = _Emitter(builder)
+        e = Emitter(builder)
         scores, num_rows, places, num_groups, target = args[:5]
 
         def value_rows(group: Any) -> Any:
@@ -324,7 +324,7 @@ def _weigh_intrinsic(
 
 def _softmax_intrinsic(typing_context: Any, row: Any, count: Any, top_at: Any, sum_at: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = _Emitter(builder)
+        e = Emitter(builder)
         address, vectors, top_at, sum_at = args
         kind = ir.VectorType(_FLOAT, STRANDS)
         top = e.variable(kind, e.constant(float("-inf"), kind))

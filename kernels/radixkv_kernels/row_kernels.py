@@ -92,10 +92,13 @@ class RowKernels:
         self._address = self._arguments.ctypes.data
         self._norm, self._rope = _norm_kernel(), _rope_kernel()
 
-    def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def rms_norm(
+        self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` per row; float32, contiguous, [..., W] -> [..., W]."""
         inputs = inputs.contiguous()
-        out = torch.empty_like(inputs)
+        if out is None:
+            out = torch.empty_like(inputs)
         a, width = self._arguments, inputs.shape[-1]
         a[WIDTH], a[ROWS] = width, inputs.numel() // width
         a[INPUT], a[OUTPUT], a[WEIGHT] = inputs.data_ptr(), out.data_ptr(), weight.data_ptr()

@@ -1,7 +1,8 @@
 """Matrix products whose rows do not depend on how many rows there are: what deterministic mode stands on.
 
 A BLAS library picks another algorithm for a few rows than for many, so a token's activations differ in their
-last bits between a decode step and a prompt chunk. With the number of rows padded to a multiple of 16 (or
+last bits between a decode step and a prompt chunk. Packed and int8 layers have rows that depend on nothing
+else. For what is left to a library: with the number of rows padded to a multiple of 16 (or
 more) the algorithms of the libraries tried keep one order of additions per row. That is a property of library
 and processor, not a promise: `choose_row_multiple` measures it for the model's own shapes when the engine
 starts, and where no padding helps every product runs in tiles of a fixed number of rows.
@@ -19,7 +20,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixkv.errors import ConfigError
-from radixkv.execution.packed_linear import PackedLinear
 
 # Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
 ROW_MULTIPLES = (16, 32, 64)
@@ -46,14 +46,14 @@ def choose_row_multiple(model: nn.Module) -> int:
     """The smallest number of rows to pad to so that no row of any linear layer depends on the others.
 
     Returns:
-        A multiple from `ROW_MULTIPLES`; 1 where all weights are int8, whose products do not need it; 0 when
-        none holds: then use `use_fixed_tiles`.
+        1 when no product is left to a library, a multiple from `ROW_MULTIPLES`, or 0 when none holds: then
+        use `use_fixed_tiles`.
     """
     dtype = next(model.parameters()).dtype
     device = next(model.parameters()).device
     layers: dict[tuple[int, int], nn.Module] = {}
     for module in model.modules():
-        if isinstance(module, nn.Linear | PackedLinear):  # int8 products are exact
+        if isinstance(module, nn.Linear):
             layers.setdefault((module.in_features, module.out_features), module)
     if not layers:
         return 1
@@ -93,5 +93,5 @@ def use_fixed_tiles(model: nn.Module) -> None:
         return forward
 
     for module in model.modules():
-        if isinstance(module, nn.Linear | PackedLinear):
+        if isinstance(module, nn.Linear):
             module.forward = tiled(module)  # type: ignore[method-assign,assignment]

@@ -1,13 +1,13 @@
 """Decoder layers of the Llama shape with fewer, larger operations, for float32 on a CPU.
 
-A transformers layer runs about forty torch operators, each a pass over its tensors. `FusedLayer` runs ten,
-on the same weights, behind the same call:
+A transformers layer runs about forty torch operators, each a pass over its tensors. `FusedLayer` runs nine
+compiled functions, on the same weights, behind the same call:
 
-    norm | q, k and v as one product | rope in place | write, attend | output product + residual
-    norm | gate product with SiLU    | up product times gate         | down product + residual
+    norm | q, k and v as one product | rope in place | write, attend | output product, added to the residual
+    norm | SiLU of the gate product times the up product             | down product, added to the residual
 
-SiLU, the multiplication and the residuals are part of the oneDNN products' last step. Only layers whose class
-is known to compute exactly this are replaced; every other model runs as transformers wrote it.
+Only layers whose class is known to compute exactly this are replaced; every other model runs as transformers
+wrote it. Each part works row by row: with attention that does not depend on the batch, nor do the results.
 """
 
 from __future__ import annotations
@@ -18,35 +18,58 @@ import torch
 from torch import nn
 
 from radixkv.execution.file_pages import address_ranges, release_file_pages
-from radixkv.execution.packed_linear import PackedLinear
 
 #: transformers' classes with this structure and nothing else (no windows, no norms on q and k).
 _LAYER_CLASSES = {("transformers.models.llama.modeling_llama", "LlamaDecoderLayer")}
 
 
+class Scratch:
+    """One float32 matrix that all layers write to in turn; grows to the largest batch."""
+
+    def __init__(self) -> None:
+        self._data = torch.empty(0)
+
+    def take(self, rows: int, width: int) -> torch.Tensor:
+        """[rows, width], with anything in it; valid until the next call."""
+        if self._data.numel() < rows * width:
+            self._data = torch.empty(rows * width)
+        return self._data[: rows * width].view(rows, width)
+
+
 class FusedLayer(nn.Module):
     """One layer; takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H].
 
+    The residual is added in place: the input's memory holds the result.
+
     Args:
-        layer: the transformers layer, its linear layers not packed yet.
-        merged: the product of q, k and v, packed.
+        layer: the transformers layer, for which `can_fuse` holds.
         kernels: `radixkv_kernels.row_kernels.RowKernels`.
+        scratch: a narrow and a wide one, shared by all layers of a model.
     """
 
-    def __init__(self, layer: Any, merged: PackedLinear, kernels: Any) -> None:
+    def __init__(self, layer: Any, kernels: Any, scratch: tuple[Scratch, Scratch]) -> None:
+        from radixkv_kernels.float_product import PackedFloat, PackedGate
+
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_index = attention.layer_idx
         self.scale = attention.scaling
         self.head_size = attention.head_dim
         self.num_heads = attention.o_proj.in_features // self.head_size
-        self.num_kv_heads = (merged.out_features // self.head_size - self.num_heads) // 2
-        self.norms = nn.ModuleList([layer.input_layernorm, layer.post_attention_layernorm])
-        self.merged = merged
-        self.output, self.gate, self.up, self.down = (
-            PackedLinear(linear) for linear in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        self.num_kv_heads = attention.k_proj.out_features // self.head_size
+        # A plain tuple: looking a submodule up costs as much as the norm of a row.
+        self.norms = tuple(
+            (norm.weight.detach(), norm.variance_epsilon)
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         )
-        self.kernels = kernels
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        self.merged = PackedFloat(torch.cat([part.weight for part in parts]), bias)
+        self.output = PackedFloat(attention.o_proj.weight, attention.o_proj.bias)
+        gate, up = mlp.gate_proj, mlp.up_proj
+        self.gated = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
+        self.down = PackedFloat(mlp.down_proj.weight, mlp.down_proj.bias)
+        self.kernels, self.scratch = kernels, scratch
 
     def forward(
         self,
@@ -57,11 +80,14 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         cosines, sines = position_embeddings
+        kernels, (narrow, wide) = self.kernels, self.scratch
         states = hidden_states[0]
-        rows = self.merged(self._norm(0, states))
+        count, width = states.shape
+        normed = kernels.rms_norm(states, *self.norms[0], out=narrow.take(count, width))
+        rows = self.merged.multiply(normed, wide.take(count, self.merged.out_features))
         rotated = self.num_heads + self.num_kv_heads
-        self.kernels.rotate(rows, rotated, cosines[0], sines[0])
-        heads = rows.view(rows.shape[0], -1, self.head_size)
+        kernels.rotate(rows, rotated, cosines[0], sines[0])
+        heads = rows.view(count, -1, self.head_size)
         attended = radixkv_step.attend(
             self.layer_index,
             heads[:, : self.num_heads],
@@ -69,23 +95,11 @@ class FusedLayer(nn.Module):
             heads[:, rotated:],
             scale=self.scale,
         )
-        states = _product(self.output, attended.reshape(rows.shape[0], -1), states, "add")
-        normed = self._norm(1, states)
-        gate = torch.ops.mkldnn._linear_pointwise(normed, self.gate.packed, self.gate.bias, "swish", [], "")
-        states = _product(self.down, _product(self.up, normed, gate, "mul"), states, "add")
-        return states[None]
-
-    def _norm(self, which: int, states: torch.Tensor) -> torch.Tensor:
-        norm: Any = self.norms[which]
-        out: torch.Tensor = self.kernels.rms_norm(states, norm.weight, norm.variance_epsilon)
-        return out
-
-
-def _product(linear: PackedLinear, inputs: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-        inputs, other, linear.packed, linear.bias, operation
-    )
-    return out
+        self.output.multiply(attended.reshape(count, -1), states, add=True)
+        normed = kernels.rms_norm(states, *self.norms[1], out=narrow.take(count, width))
+        gated = self.gated.multiply(normed, wide.take(count, self.gated.out_features))
+        self.down.multiply(gated, states, add=True)
+        return hidden_states
 
 
 @torch.no_grad()
@@ -94,9 +108,8 @@ def fuse_layers(model: nn.Module) -> int:
 
     Linear layers that are not part of a replaced layer stay as they are.
     """
-    if "binary" not in torch.ops.mkldnn._linear_pointwise.overloads():
-        return 0
     kernels: Any = None
+    scratch = (Scratch(), Scratch())
     layers = getattr(getattr(model, "model", None), "layers", [])
     count = 0
     for index, layer in enumerate(layers):
@@ -105,21 +118,10 @@ def fuse_layers(model: nn.Module) -> int:
                 from radixkv_kernels.row_kernels import RowKernels
 
                 kernels = RowKernels()
-            layers[index] = FusedLayer(layer, _merged_inputs(layer.self_attn), kernels)
+            layers[index] = FusedLayer(layer, kernels, scratch)
             release_file_pages(address_ranges(layer.parameters()))
             count += 1
     return count
-
-
-def _merged_inputs(attention: Any) -> PackedLinear:
-    """q, k and v as one packed product."""
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    rows = sum(part.out_features for part in parts)
-    whole = nn.Linear(parts[0].in_features, rows, bias=parts[0].bias is not None, device="meta")
-    whole.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
-    if parts[0].bias is not None:
-        whole.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
-    return PackedLinear(whole)
 
 
 def can_fuse(layer: Any) -> bool:

@@ -20,23 +20,11 @@ import torch
 from torch import nn
 
 from radixkv.execution.file_pages import address_ranges, release_file_pages
-from radixkv.execution.fused_layers import can_fuse
+from radixkv.execution.fused_layers import Scratch, can_fuse
 from radixkv.execution.quantized_linear import quantize_weight
 from radixkv_kernels.int8_product import PackedInt8
 from radixkv_kernels.int8_rows import Int8Rows
 from radixkv_kernels.row_kernels import RowKernels
-
-
-class _Buffer:
-    """One float32 matrix that all layers write to in turn; grows to the largest batch."""
-
-    def __init__(self) -> None:
-        self._data = torch.empty(0)
-
-    def take(self, rows: int, width: int) -> torch.Tensor:
-        if self._data.numel() < rows * width:
-            self._data = torch.empty(rows * width)
-        return self._data[: rows * width].view(rows, width)
 
 
 class Int8Layer(nn.Module):
@@ -49,7 +37,7 @@ class Int8Layer(nn.Module):
         kernels, rows, buffer: shared by all layers of a model.
     """
 
-    def __init__(self, layer: Any, kernels: RowKernels, rows: Int8Rows, buffer: _Buffer) -> None:
+    def __init__(self, layer: Any, kernels: RowKernels, rows: Int8Rows, buffer: Scratch) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_index = attention.layer_idx
@@ -112,7 +100,7 @@ def _pack(linears: Sequence[nn.Linear]) -> PackedInt8:
 def fuse_int8_layers(model: nn.Module, rows: Int8Rows) -> int:
     """Replace the layers that can be; returns how many. The model then needs `radixkv_step` in calls."""
     layers: Any = getattr(getattr(model, "model", None), "layers", [])
-    kernels, buffer = RowKernels(), _Buffer()
+    kernels, buffer = RowKernels(), Scratch()
     count = 0
     for index, layer in enumerate(layers):
         if can_fuse(layer):

@@ -106,8 +106,7 @@ class ModelRunner:
         if quantization is not None:
             quantize_linear_layers(loaded.model)
         elif self.device.type == "cpu":
-            # Deterministic mode keeps transformers' own operations: its probe of rows knows those.
-            pack_linear_layers(loaded.model, fuse=not deterministic)
+            pack_linear_layers(loaded.model)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
