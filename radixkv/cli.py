@@ -220,9 +220,12 @@ def _load(config: EngineConfig) -> Any:
 
 
 def _mount_replay() -> None:
-    from radixkv.replay.cli import add_commands
+    """Add the commands that live with what they run."""
+    from radixkv.bench import cli as bench
+    from radixkv.replay import cli as replay
 
-    add_commands(app)
+    bench.add_commands(app)
+    replay.add_commands(app)
 
 
 def main() -> None:

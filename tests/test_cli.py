@@ -15,7 +15,7 @@ from radixkv.cli_options import _help_texts, parse_size
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 
-COMMANDS = ("serve", "chat", "pull", "explain", "replay", "simulate")
+COMMANDS = ("serve", "chat", "pull", "explain", "bench", "replay", "simulate")
 
 
 def run(*arguments: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,1 @@
+"""Serving workloads over HTTP: `radixkv bench`, and what the scripts in benchmarks/ share."""
