@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from radixkv_kernels.kv_write import copy_kernel, write_kernel
-from radixkv_kernels.tiles import SEGMENT, Tile, choose_tile, launch_tile
+from radixkv_kernels.tiles import CDNA, SEGMENT, Tile, choose_tile, launch_tile
 from radixkv_kernels.unified_attention import attention_kernel, merge_kernel
 
 TARGETS = {
@@ -56,7 +56,7 @@ class Configuration:
 
     def tiles(self, target: str) -> tuple[Tile, Tile]:
         """The tile that work is cut for, and the one the kernel runs with, on a target."""
-        capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else 80
+        capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
         element = _BYTES[self.dtype]
         planned = choose_tile(self.head_size, self.heads[0] // self.heads[1], self.kind, element, capability)
         featured = self.window or self.softcap or self.alibi or self.kv_dtype is not None

@@ -36,7 +36,7 @@ HOPPER_TILES: dict[tuple[int, str], Tile] = {
     (256, "long"): Tile(32, 32, 8, 2),
 }
 
-#: The same below 9.0, and for everything that is not NVIDIA.
+#: The same below 9.0.
 AMPERE_TILES: dict[tuple[int, str], Tile] = {
     (64, "short"): Tile(16, 32, 4, 3),
     (64, "long"): Tile(128, 32, 8, 2),
@@ -44,6 +44,15 @@ AMPERE_TILES: dict[tuple[int, str], Tile] = {
     (128, "long"): Tile(64, 64, 8, 2),
     (256, "short"): Tile(16, 32, 4, 3),
     (256, "long"): Tile(32, 32, 8, 2),
+}
+
+#: Stands for a compute capability on AMD GPUs.
+CDNA = 0
+
+#: The same on AMD's MI300. Programs of four waves may use twice the registers that eight can.
+CDNA_TILES: dict[tuple[int, str], Tile] = AMPERE_TILES | {
+    (128, "long"): Tile(64, 32, 4, 2),
+    (256, "long"): Tile(32, 32, 4, 2),
 }
 
 #: Hopper's long tile of 64 < head size <= 128 where a feature needs more registers.
@@ -61,13 +70,14 @@ def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int, 
         group_size: query heads per KV head; rows grow to hold at least one token's whole group.
         kind: `short` or `long`.
         element_bytes: of queries. Four-byte types use small tiles: their products run outside tensor cores.
-        capability: compute capability x 10.
+        capability: compute capability x 10, or `CDNA`.
     """
     padded = max(64, 1 << (head_size - 1).bit_length())
     if element_bytes == 4:
         tile = Tile(16, 32, 8, 2) if kind == "short" or padded > 128 else Tile(32, 16, 8, 2)
     else:
-        tile = (HOPPER_TILES if capability >= 90 else AMPERE_TILES)[padded, kind]
+        tiles = HOPPER_TILES if capability >= 90 else CDNA_TILES if capability == CDNA else AMPERE_TILES
+        tile = tiles[padded, kind]
     rows = tile.rows
     while rows < group_size:
         rows *= 2

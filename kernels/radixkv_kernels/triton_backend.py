@@ -18,7 +18,7 @@ from radixkv_kernels import unified_attention as ua
 from radixkv_kernels.backend import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import QUANTIZED_MAX, PagedKV, _bytes
 from radixkv_kernels.kv_write import copy_kernel, write_kernel
-from radixkv_kernels.tiles import SEGMENT, Tile, bucket, choose_tile, launch_tile
+from radixkv_kernels.tiles import CDNA, SEGMENT, Tile, bucket, choose_tile, launch_tile
 from radixkv_kernels.work_plan import ITEM_WIDTH, WorkPlan, WorkSettings, build_work
 
 _COPY_CHUNK = 1024
@@ -34,11 +34,11 @@ def _programs(device: torch.device) -> int:
 
 @functools.cache
 def _capability(device: torch.device) -> int:
-    """Compute capability x 10; Hopper's for the interpreter, 80 for what is not NVIDIA."""
+    """Compute capability x 10; Hopper's for the interpreter, `CDNA` for AMD."""
     if device.type != "cuda":
         return 90
     if torch.version.hip is not None:
-        return 80
+        return CDNA
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

@@ -63,8 +63,10 @@ def test_the_other_kernels(target: str) -> None:
         assert report.registers <= 128
 
 
-def test_gfx942_compiles() -> None:
-    for c in aot.CONFIGURATIONS[:2]:
-        report = aot.inspect_kernel(aot.compile_attention(c, "gfx942"), "gfx942")
-        assert report.matrix_instruction == "MFMA"
-        assert report.shared_bytes <= aot.SHARED_PER_PROGRAM["gfx942"]
+@pytest.mark.parametrize("name", ["32:8 d128, short", "32:8 d128, long", "16:8 d256 window, softcap, long"])
+def test_gfx942(name: str) -> None:
+    c = next(c for c in aot.CONFIGURATIONS if c.name == name)
+    report = aot.inspect_kernel(aot.compile_attention(c, "gfx942"), "gfx942")
+    assert report.matrix_instruction == "MFMA"
+    assert report.spill_bytes <= SPILL_LIMIT
+    assert report.shared_bytes <= aot.SHARED_PER_PROGRAM["gfx942"]
