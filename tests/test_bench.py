@@ -30,9 +30,8 @@ class Handler(BaseHTTPRequestHandler):
         tokens, prompt = body["max_tokens"], len(body["prompt"].split())
         events: list[dict[str, Any]] = [{"choices": [{"text": "w "}]} for _ in range(tokens)]
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
-        events.append(
-            {"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": prompt // 2}}}
-        )
+        details = {"prompt_tokens_details": {"cached_tokens": prompt // 2}}
+        events.append({"choices": [], "usage": {**usage, **details}})
         self._send([*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n"])
 
     def _send(self, parts: list[str], kind: str = "text/event-stream") -> None:
@@ -89,7 +88,11 @@ def test_rounds_have_new_prompts_of_the_same_seed(server):
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    [(("--workloads", "W9"), "W9"), (("--url", "http://127.0.0.1:1", "--", "--block-size", "16"), "--url")],
+    [
+        (("--workloads", "W9"), "W9"),
+        (("--url", "http://127.0.0.1:1", "--", "--block-size", "16"), "--url"),
+        (("--url", "http://127.0.0.1:1"), "http://127.0.0.1:1"),
+    ],
 )
 def test_mistakes_are_one_paragraph(arguments, part):
     done = bench(*arguments)

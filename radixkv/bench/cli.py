@@ -41,6 +41,8 @@ def bench(
     W2: 4 conversations of 6 turns. W3: 16 prompts that share nothing, 8 at a time. single: 4 such prompts,
     one at a time. Greedy, 32 output tokens a request.
     """
+    import httpx
+
     from radixkv.bench.workloads import WORKLOADS, measure, medians, report, show
 
     chosen = [name.strip() for name in workloads.split(",")] if workloads else list(WORKLOADS)
@@ -50,15 +52,19 @@ def bench(
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Workloads", total=rounds * len(chosen))
-        results = measure(
-            url,
-            model=model,
-            chosen=chosen,
-            num_rounds=rounds,
-            seed=seed,
-            server_arguments=server or (),
-            on_done=lambda: progress.advance(task),
-        )
+        try:
+            results = measure(
+                url,
+                model=model,
+                chosen=chosen,
+                num_rounds=rounds,
+                seed=seed,
+                server_arguments=server or (),
+                on_done=lambda: progress.advance(task),
+            )
+        except httpx.HTTPError as error:
+            place = url or "the server that was started"
+            raise ConfigError(f"{place} does not answer: {error or type(error).__name__}") from error
     show(medians(results), f"Serving workloads, medians of {rounds} round{'s' if rounds > 1 else ''}")
     if json_file is not None:
         json_file.write_text(json.dumps(report(results), indent=2) + "\n", encoding="utf-8")
