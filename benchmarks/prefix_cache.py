@@ -3,15 +3,16 @@
     python -m benchmarks.prefix_cache [--json FILE] [--peer DIR | --install-peer] [--quick]
 
 Workload: 2,000 sequences, each one of 50 shared prompts of 2,048 random tokens followed by 512 tokens of its
-own (numpy seed 0, ids below 32,000), int32 arrays. For each: match, then acquire (given that match, as the
-scheduler does) + commit + release. Then evict 1,024 tokens at a time until the cache is empty. All figures
-are medians of thread CPU time.
+own (numpy seed 0, ids below 32,000). For each: match, then acquire (given that match, as the scheduler does),
+commit, release, which together are the insert. Then evict 1,024 tokens at a time until the cache is empty. All
+figures are medians of thread CPU time.
 
 SGLang's caches run beside it in the same process, call by call in turn, on the same tokens: its default
 cache (Rust tree core), that core alone, and its older tree in Python. `benchmarks/peers/sglang_tree.py` says
-how they are called. What they need built beforehand (keys from lists of ints, slot tensors) is not part of
-match and insert; `key` is what the keys cost, `match_list` is our match when given such a list. They are
-loaded from the wheel; none of SGLang's dependencies is needed:
+how they are called. What all of them are given is made beforehand: encoded prompts (`PrefixCache.encode`) and
+keys of SGLang's class, both from lists of ints, and slot tensors. `key` is what that takes; `match_array` and
+`match_list` are our match when given an int32 array or a list instead. SGLang is loaded from its wheel; none
+of its dependencies is needed:
 
     --install-peer   installs the wheel into the user's cache folder; later runs find it there
     --peer DIR       a folder that holds it: pip install --no-deps --target DIR sglang==0.5.23
@@ -29,7 +30,6 @@ import gc
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -42,13 +42,15 @@ import numpy as np
 from benchmarks.peers import sglang_tree
 from benchmarks.peers.environment import PeerUnavailable, environment_folder
 from benchmarks.peers.sglang_tree import TreePeer
+from benchmarks.server_process import machine
 from radixkv import PrefixCache
+from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512
 EVICTED = 1024  # tokens per call
-COMPARED = ("match_us", "insert_us", "evict_us")
+COMPARED = ("key_us", "match_us", "insert_us", "evict_us")
 PARTS = ("acquire", "commit", "release")  # of an insert
 
 Sample = list[int]
@@ -129,19 +131,23 @@ def workload(peers: list[TreePeer], count: int) -> dict[str, Any]:
     cache = PrefixCache(count * OWN // PAGE + PROMPTS * SHARED // PAGE + 1000)
     rivals = [Rival(peer) for peer in peers]
 
-    def acquire(tokens: np.ndarray, match: Match) -> Lease:
-        return cache.acquire(tokens, match=match)
+    def acquire(key: EncodedTokens, match: Match) -> Lease:
+        return cache.acquire(key, match=match)
 
-    t: dict[str, Sample] = {n: [] for n in ("match", "match_list", "insert", *PARTS, "evict")}
+    t: dict[str, Sample] = {
+        n: [] for n in ("key", "match", "match_array", "match_list", "insert", *PARTS, "evict")
+    }
     hits = 0
     for turn, tokens in enumerate(data):
-        match = timed(t["match"], cache.match, tokens)
+        token_ids = tokens.tolist()
+        key = timed(t["key"], cache.encode, token_ids)
+        match = timed(t["match"], cache.match, key)
         hits += match.num_tokens // PAGE * PAGE
-        lease = timed(t["acquire"], acquire, tokens, match)
+        lease = timed(t["acquire"], acquire, key, match)
         timed(t["commit"], lease.commit, lease.num_tokens)
         timed(t["release"], lease.release)
         t["insert"].append(sum(t[part][-1] for part in PARTS))
-        token_ids = tokens.tolist()
+        timed(t["match_array"], cache.match, tokens)
         timed(t["match_list"], cache.match, token_ids)
         for offset in range(len(rivals)):  # nobody always follows the same one
             rivals[(turn + offset) % len(rivals)].serve(token_ids)
@@ -203,13 +209,6 @@ def settle_memory(spare: int = 2**28) -> None:
         libc.mallopt(trim_threshold, 2**30)
         libc.mallopt(mmap_threshold, 2**30)
         np.ones(spare, np.uint8)
-
-
-def processor() -> str:
-    """The processor's name, and how many of its cores this process may use."""
-    with open("/proc/cpuinfo") as info:
-        names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def resident_bytes() -> int:
@@ -303,8 +302,7 @@ def main() -> None:
     scale = 10 if args.quick else 1
     figures: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "python": platform.python_version(),
-        "machine": processor(),
+        "machine": machine(),
     }
     for part in (
         lambda: workload(peers, 2000 // scale),
