@@ -16,13 +16,15 @@ backend
 
 Every workload runs on several layers' worth of cache in turn, as a step of a model does: one layer alone
 would stay in the processor's cache. Contenders run in turn, round after round, and each figure is the
-median round. With several threads on a busy machine, figures vary by factors: quote the ratios.
+median round. With `--threads 1` the clock is the thread's own CPU time, which other programs disturb little;
+with more it is wall time, which on a busy machine varies by factors: quote the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import json
 import platform
 import statistics
@@ -137,17 +139,19 @@ def interleaved_medians(
     for run in contenders.values():
         run(0)
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(rounds):
         for name, run in contenders.items():
-            start = time.perf_counter()
+            start = clock()
             for layer in range(layers):
                 run(layer)
-            times[name].append((time.perf_counter() - start) / layers * 1e3)
+            times[name].append((clock() - start) / layers * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def planning(requests: int, shared: int) -> float:
-    """Median microseconds to plan a step of decodes of the embedded model on contexts of 8,000."""
+    """Median microseconds (thread CPU time) to plan a step of decodes of the embedded model on contexts of
+    8,000."""
     work = make_workload(requests, 1, 8000, shared, 1) if requests * (8000 - shared) < 200_000 else None
     if work is None:
         # Tables alone: the cache would take gigabytes, and a plan never reads it.
@@ -161,10 +165,10 @@ def planning(requests: int, shared: int) -> float:
     backend = TorchBackend(config)
     starts, lengths = np.arange(requests + 1, dtype=np.int32), np.full(requests, 8000, np.int32)
     times = []
-    for _ in range(50):
-        start = time.perf_counter()
+    for _ in range(200):
+        start = time.thread_time_ns()
         backend.plan(starts, lengths, tables)
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append((time.thread_time_ns() - start) / 1e3)
     return statistics.median(times)
 
 
@@ -212,6 +216,16 @@ def show(results: dict[str, Any]) -> None:
         print(f"{'plan, ' + name:57s} {value:7.0f} us")
 
 
+def processor() -> str:
+    """The processor's name and widest vectors, where Linux tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    name = next((line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line), "")
+    return f"{name}, {'AVX-512' if ' avx512f' in text else 'AVX2' if ' avx2' in text else 'no AVX2'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
@@ -222,10 +236,18 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     results = measure(args.layers, args.rounds)
-    print(f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}, float32\n")
+    clock = "thread CPU time" if args.threads == 1 else "wall time"
+    print(f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}, float32, {clock}\n")
     show(results)
     if args.json:
-        setup = {"threads": args.threads, "layers": args.layers, "torch": torch.__version__}
+        setup = {
+            "date": datetime.date.today().isoformat(),
+            "processor": processor(),
+            "threads": args.threads,
+            "clock": clock,
+            "layers": args.layers,
+            "torch": torch.__version__,
+        }
         args.json.write_text(json.dumps({"setup": setup, "results": results}, indent=2) + "\n")
 
 

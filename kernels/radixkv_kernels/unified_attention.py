@@ -158,7 +158,8 @@ def attention_kernel(
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
 
-    `num_slots` is num_blocks * BLOCK, the rows of one head of one layer.
+    `num_slots` is num_blocks * BLOCK, the rows of one head of one layer. One long function: every value
+    below lives across the loops, and a helper would need most of them as arguments.
     """
     G: tl.constexpr = HQ // HKV
     index = tl.program_id(0) // SPLIT
