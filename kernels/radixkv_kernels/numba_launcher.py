@@ -90,6 +90,7 @@ class NumbaLauncher:
         self._partial_max = np.zeros(0, dtype=np.float32)
         self._partial_sum = np.zeros(0, dtype=np.float32)
         a = self._arguments
+        self._address = a.ctypes.data
         a[na.COUNTER] = self._counters.ctypes.data
         a[na.SCALARS] = self._scalars.ctypes.data
         a[na.NUM_KV_HEADS] = spec.num_kv_heads
@@ -100,6 +101,8 @@ class NumbaLauncher:
         rows = max(1, _TILE_ROWS // config.group_size) * config.group_size
         a[na.MAX_ROWS] = rows
         self._prepared: tuple[NumbaPlan, int | None] | None = None
+        self._kv: PagedKV | None = None
+        self._layers: list[tuple[int, ...]] = []  # of that cache: addresses of each layer's tensors
 
     def attend(
         self,
@@ -115,23 +118,27 @@ class NumbaLauncher:
         a, window = self._arguments, scoring.window
         if self._prepared is None or self._prepared[0] is not plan or self._prepared[1] != window:
             self._prepare(plan, window)
-        self._counters[:] = 0
+        self._counters.fill(0)
         self._scalars[0] = scoring.scale
         self._scalars[1] = 0.0 if scoring.softcap is None else scoring.softcap
         sinks, slopes = _float_rows(scoring.sinks), _float_rows(scoring.alibi_slopes)
         stride = query.stride()
         a[na.QUERY], a[na.OUTPUT] = query.data_ptr(), out.data_ptr()
         a[na.QUERY_TOKEN_STRIDE], a[na.QUERY_HEAD_STRIDE] = stride[0], stride[1]
-        a[na.KEY], a[na.VALUE] = kv.key[layer].data_ptr(), kv.value[layer].data_ptr()
-        if kv.key_scale is not None and kv.value_scale is not None:
-            a[na.KEY_SCALE] = kv.key_scale[layer].data_ptr()
-            a[na.VALUE_SCALE] = kv.value_scale[layer].data_ptr()
+        if self._kv is not kv:
+            self._kv = kv
+            self._layers = list(
+                zip(*([t.data_ptr() for t in tensor] for tensor in kv.tensors()), strict=True)
+            )
+        addresses = self._layers[layer]
+        a[na.KEY], a[na.VALUE] = addresses[:2]
+        if len(addresses) > 2:
+            a[na.KEY_SCALE], a[na.VALUE_SCALE] = addresses[2:]
         a[na.SINKS] = 0 if sinks is None else sinks.data_ptr()
         a[na.SLOPES] = 0 if slopes is None else slopes.data_ptr()
-        address = a.ctypes.data
-        run_parallel(self._attend, address)
+        run_parallel(self._attend, self._address)
         if a[na.NUM_MERGE]:
-            run_parallel(self._merge, address)
+            run_parallel(self._merge, self._address)
 
     def _prepare(self, plan: NumbaPlan, window: int | None) -> None:
         """Fill in what is the same for every layer of a plan and window."""

@@ -20,6 +20,7 @@ from radixkv_kernels.kv_cache import PagedKV, _bytes, quantize
 
 if TYPE_CHECKING:
     from radixkv_kernels.numba_launcher import NumbaLauncher
+    from radixkv_kernels.numba_write import FloatWriter
 
 
 def numba_available() -> bool:
@@ -55,6 +56,7 @@ class TorchBackend(AttentionBackend):
         if spec.device.type != "cpu":
             raise ValueError(f"the torch backend serves CPU caches, not {spec.device}")
         self._launcher: NumbaLauncher | None = None
+        self._writer: FloatWriter | None = None
         if numba_available() if use_numba is None else use_numba:
             from radixkv_kernels.numba_launcher import NumbaLauncher
 
@@ -84,6 +86,8 @@ class TorchBackend(AttentionBackend):
     ) -> None:
         if slots.numel() == 0:
             return
+        if self._launcher is not None and self._write_in_place(kv, layer, key, value, slots, rows):
+            return
         if int(slots.min()) < 0:
             valid = (slots >= 0).nonzero().squeeze(1)
             slots = slots.index_select(0, valid)
@@ -100,6 +104,25 @@ class TorchBackend(AttentionBackend):
                 stored, scale = quantize(new, quantization)
                 scales[layer].flatten(1).index_copy_(1, slots, scale.transpose(0, 1))
             _bytes(data).flatten(1, 2).index_copy_(1, slots, _bytes(stored).transpose(0, 1))
+
+    def _write_in_place(
+        self,
+        kv: PagedKV,
+        layer: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> bool:
+        """By the numba kernel, where all is float32; False: it is not."""
+        from radixkv_kernels.numba_write import FloatWriter
+
+        if not FloatWriter.accepts(kv, key, value):
+            return False
+        if self._writer is None or self._writer.kv is not kv:
+            self._writer = FloatWriter(kv)
+        self._writer.write(layer, key, value, slots, rows)
+        return True
 
     def _attend(
         self,
