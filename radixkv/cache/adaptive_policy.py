@@ -18,7 +18,7 @@ within each class, with rising ones it keeps what has waited longest, and classe
 The net
 -------
 `ShadowLRU` says, request by request, exactly what plain LRU would have hit. When the hits lost against it
-exceed 0.2 % of the blocks asked for (and 64), the order is LRU until that much is allowed again.
+exceed 0.15 % of the blocks asked for (and 64), the order is LRU until that much is allowed again.
 
 What it remembers
 -----------------
@@ -48,9 +48,9 @@ _USE_CLASSES = 6
 _USES_CLASS = [0, 0, 1, 2, 3, 3, 3, *([4] * 10)]  # by number of uses; more: 5
 _MANY_USES = len(_USES_CLASS)
 _REFRESH_EVERY = 64  # requests
-_TOLERANCE = 0.002  # hits that may be lost against LRU, as a share of the blocks asked for
+_TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
 _FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
-_RETURN = 0.95  # of what may be lost: below this, the learned order is tried again
+_RETURN = 0.97  # of what may be lost: below this, the learned order is tried again
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
 _LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
