@@ -202,6 +202,7 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads of a server may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = step()
         return graph.replay, result
