@@ -16,9 +16,7 @@ SLOTS = 8 * 16
 
 
 def cache() -> PagedKV:
-    spec = KVSpec(
-        num_layers=2, num_kv_heads=3, head_size=24, num_blocks=8, block_size=16, dtype=torch.float32
-    )
+    spec = KVSpec(2, 8, 16, 3, 24, torch.float32, torch.device("cpu"))
     kv = PagedKV(spec)
     kv.key.fill_(-1)
     kv.value.fill_(-2)
