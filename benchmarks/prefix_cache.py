@@ -4,8 +4,8 @@
 
 Workload: 2,000 sequences, each one of 50 shared prompts of 2,048 random tokens followed by 512 tokens of its
 own (numpy seed 0, ids below 32,000). For each: match, then acquire (given that match, as the scheduler does),
-commit, release, which together are the insert. Then evict 1,024 tokens at a time until the cache is empty. All
-figures are medians of thread CPU time.
+commit, release, which together are the insert. Then evict 1,024 tokens at a time until the cache is empty.
+All figures are medians of thread CPU time.
 
 SGLang's caches run beside it in the same process, call by call in turn, on the same tokens: its default
 cache (Rust tree core), that core alone, and its older tree in Python. `benchmarks/peers/sglang_tree.py` says
