@@ -167,6 +167,17 @@ def _plain_kernel() -> Any:
     return compile_kernel(product)
 
 
+# numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
+@njit(error_model="numpy", forceinline=True)
+def _gate(gates: Any, gate_bias: Any, ups: Any, up_bias: Any, out: Any) -> None:
+    """out = silu(gates + gate_bias) * (ups + up_bias), through exp of a non-positive argument."""
+    for c in range(len(out)):
+        gate, up = gates[c] + gate_bias[c], ups[c] + up_bias[c]
+        e = exp2(-abs(gate) * _LOG2E)
+        numerator = gate if gate >= np.float32(0.0) else gate * e
+        out[c] = numerator * up / (np.float32(1.0) + e)
+
+
 @functools.cache
 def _gate_kernel() -> Any:
     def product(address):  # type: ignore[no-untyped-def]
@@ -194,15 +205,10 @@ def _gate_kernel() -> Any:
                 _sums(n, x, stride, arg[GATE_WEIGHT] + offset, depth, gates_at)
                 for i in range(n):
                     out = f32_row(arg[OUTPUT] + (r + i) * out_stride + base * 4, count)
-                    for c in range(count):
-                        gate = gates[i * COLUMNS + c] + gate_bias[c]
-                        up = ups[i * COLUMNS + c] + up_bias[c]
-                        # Through exp of a non-positive argument, which cannot overflow.
-                        e = exp2(-abs(gate) * _LOG2E)
-                        numerator = gate if gate >= np.float32(0.0) else gate * e
-                        out[c] = numerator * up / (np.float32(1.0) + e)
+                    at = i * COLUMNS
+                    _gate(gates[at : at + COLUMNS], gate_bias, ups[at : at + COLUMNS], up_bias, out)
 
-    return compile_kernel(product, fast=False)
+    return compile_kernel(product)
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from radixkv_kernels.numba_attention import _compile, _f32_row, _pointer, _take
+from radixkv_kernels.numba_memory import compile_kernel, f32_row, pointer, take
 from radixkv_kernels.openmp import run_here, run_parallel
 
 # Places in the int64 argument block.
@@ -177,9 +177,9 @@ def _product_kernel(lanes: int) -> Any:
     one, two, three, four, five, six, seven, eight = (_make_tile(r, lanes) for r in range(1, 9))
     columns = _VECTORS * lanes
 
-    def product(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (16,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def product(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (16,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         rows, groups, width = arg[ROWS], arg[GROUPS], arg[WIDTH]
         stride, per_item = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM]
         step = groups * 4
@@ -187,7 +187,7 @@ def _product_kernel(lanes: int) -> Any:
         sums = np.int64(scratch.ctypes.data)
         parts = (rows + per_item - 1) // per_item
         while True:
-            item = _take(counter)
+            item = take(counter)
             if item >= arg[PANELS] * parts:
                 break
             panel = item // parts
@@ -195,8 +195,8 @@ def _product_kernel(lanes: int) -> Any:
             end = min(rows, begin + per_item)
             base = panel * columns
             count = min(columns, width - base)
-            scales = _f32_row(arg[COLUMN_SCALES] + base * 4, columns)
-            bias = _f32_row(arg[BIAS] + base * 4, columns)
+            scales = f32_row(arg[COLUMN_SCALES] + base * 4, columns)
+            bias = f32_row(arg[BIAS] + base * 4, columns)
             for r in range(begin, end, 8):
                 n = min(8, end - r)
                 for i in range(n):
@@ -224,7 +224,7 @@ def _product_kernel(lanes: int) -> Any:
                     else:
                         seven(x, stride, own, step, weight, starts, sums)
                 for i in range(n):
-                    out = _f32_row(arg[OUTPUT] + ((r + i) * arg[OUTPUT_STRIDE] + base) * 4, columns)
+                    out = f32_row(arg[OUTPUT] + ((r + i) * arg[OUTPUT_STRIDE] + base) * 4, columns)
                     if arg[ADD]:
                         for c in range(count):
                             out[c] += scratch[i, c] * scales[c] + bias[c]
@@ -232,7 +232,7 @@ def _product_kernel(lanes: int) -> Any:
                         for c in range(count):
                             out[c] = scratch[i, c] * scales[c] + bias[c]
 
-    return _compile(product)
+    return compile_kernel(product, fast=True)
 
 
 class PackedInt8:

@@ -19,7 +19,8 @@ import torch
 from numba import carray, njit
 
 from radixkv_kernels.int8_product import GROUP
-from radixkv_kernels.numba_attention import _FAST, _as_float, _compile, _exp2, _f32_row, _pointer, _take
+from radixkv_kernels.numba_memory import FAST, as_float, compile_kernel, f32_row, pointer, take
+from radixkv_kernels.numba_vectors import exp2
 from radixkv_kernels.openmp import run_here, run_parallel
 
 # Places in the int64 argument block.
@@ -40,67 +41,67 @@ def _largest(row: Any) -> Any:
     top = np.int32(0)
     for i in range(len(bits)):
         top = max(top, bits[i] & np.int32(0x7FFFFFFF))
-    return _as_float(np.int32(top))
+    return as_float(np.int32(top))
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@njit(fastmath=FAST, forceinline=True)
 def _store(row: Any, target: int, scales: int) -> None:
     """The row as bytes, the largest magnitude of each group as 127, and the groups' scales."""
     width = len(row)
     for g in range((width + GROUP - 1) // GROUP):
         group = row[g * GROUP : min(width, (g + 1) * GROUP)]
         top = max(_largest(group), _TINY)
-        _f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
+        f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
         factor = np.float32(127.0) / top
-        out = carray(_pointer(target + g * GROUP, np.uint8), (len(group),))
+        out = carray(pointer(target + g * GROUP, np.uint8), (len(group),))
         for i in range(len(group)):
             out[i] = np.uint8(np.int32(np.rint(group[i] * factor)) + np.int32(128))
 
 
 # numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
-@njit(fastmath=_FAST | {"nnan"}, error_model="numpy", forceinline=True)
+@njit(fastmath=FAST | {"nnan"}, error_model="numpy", forceinline=True)
 def _gate(gate: Any, up: Any, out: Any) -> None:
     """out = silu(gate) * up, through exp of a non-positive argument, which cannot overflow."""
     for i in range(len(out)):
         x = gate[i]
-        e = _exp2(-abs(x) * _LOG2E)
+        e = exp2(-abs(x) * _LOG2E)
         numerator = x if x >= 0 else x * e
         out[i] = numerator * up[i] / (np.float32(1.0) + e)
 
 
 @functools.cache
 def _plain_kernel() -> Any:
-    def plain(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (10,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def plain(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         step = arg[OUTPUT_STRIDE] // GROUP * 4
         while True:
-            first = _take(counter) * _CHUNK
+            first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                row = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
+                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
                 _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
-    return _compile(plain)
+    return compile_kernel(plain, fast=True)
 
 
 @functools.cache
 def _norm_kernel() -> Any:
-    def norm(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (10,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def norm(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
-        weight = _f32_row(arg[WEIGHT], width)
-        epsilon = _f32_row(arg[EPSILON], 1)[0]
+        weight = f32_row(arg[WEIGHT], width)
+        epsilon = f32_row(arg[EPSILON], 1)[0]
         own = np.empty(width, np.float32)
         while True:
-            first = _take(counter) * _CHUNK
+            first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                row = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
                 total = np.float32(0.0)
                 for i in range(width):
                     total += row[i] * row[i]
@@ -109,28 +110,28 @@ def _norm_kernel() -> Any:
                     own[i] = weight[i] * (row[i] * factor)
                 _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
-    return _compile(norm)
+    return compile_kernel(norm, fast=True)
 
 
 @functools.cache
 def _gated_kernel() -> Any:
-    def gated(pointer):  # type: ignore[no-untyped-def]
-        arg = carray(pointer, (10,), np.int64)
-        counter = _pointer(arg[COUNTER], np.int64)
+    def gated(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
         step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
         own = np.empty(width, np.float32)
         while True:
-            first = _take(counter) * _CHUNK
+            first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                gate = _f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
-                up = _f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
+                gate = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                up = f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
                 _gate(gate, up, own)
                 _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
 
-    return _compile(gated)
+    return compile_kernel(gated, fast=True)
 
 
 class Int8Rows:

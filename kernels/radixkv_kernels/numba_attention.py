@@ -35,7 +35,6 @@ import numpy as np
 from numba import carray, njit
 
 from radixkv_kernels.numba_memory import (
-    FAST,
     aligned,
     as_float,
     compile_kernel,
@@ -59,10 +58,6 @@ from radixkv_kernels.numba_vectors import (
 )
 
 SEGMENT = 256
-
-# The names under which other kernels of this package know the helpers of `numba_memory`.
-_FAST, _as_float, _exp2, _f32_row, _pointer, _take = FAST, as_float, exp2, f32_row, pointer, take
-_compile = functools.partial(compile_kernel, fast=True)
 
 # Storage kinds.
 FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
