@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.peers.environment import PeerUnavailable
 
-_SAMPLE_INTERVAL_S = 0.5
+_SAMPLE_INTERVAL_S = 1.0
 
 
 @dataclass
@@ -52,9 +52,20 @@ def memory_of_tree(pid: int) -> int:
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                total += int(process.memory_full_info().pss)
+            with contextlib.suppress(psutil.Error, OSError):
+                total += _proportional_set_size(process)
     return total
+
+
+def _proportional_set_size(process: psutil.Process) -> int:
+    """Where the kernel sums it up, that costs the measured process far less than a list of its mappings."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+    if not rollup.exists():
+        return int(process.memory_full_info().pss)
+    for line in rollup.read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def free_port() -> int:

@@ -18,13 +18,15 @@ from pathlib import Path
 
 import torch
 
-# Seconds between two looks at the counters.
-_WINDOW = 0.1
+# Seconds between two looks at the counters: short bursts of others are not worth a change.
+_WINDOW = 0.3
 # Of the time, summed over threads: more than this spent waiting for a core means that cores are short.
 _CONTENDED = 0.25
-# Seconds until more threads are tried again: the first time, and at most. It doubles with each failed trial.
+# Seconds until more threads are tried again: the first time, and at most. It doubles with each failed trial,
+# and starts again once a trial has gone well for as long.
 _FIRST_TRIAL = 0.5
 _LAST_TRIAL = 8.0
+_GONE_WELL = 1.5
 
 
 def seconds_waited(tasks: Path = Path("/proc/self/task")) -> float:
@@ -65,7 +67,7 @@ class ThreadControl:
         self.threads = most
         self._waited, self._clock, self._apply = waited, clock, apply
         self._pause = _FIRST_TRIAL
-        self._try_at = 0.0
+        self._try_at = self._tried_at = 0.0
         self._looked_at = clock()
         self._waited_then: float | None = None
         if most > 1:
@@ -73,7 +75,7 @@ class ThreadControl:
                 self._waited_then = waited()
 
     def before_step(self) -> None:
-        """Look, at most every tenth of a second, and change the number of threads if that seems right."""
+        """Look, if it is time to, and change the number of threads if that seems right."""
         if self._waited_then is None:
             return
         now = self._clock()
@@ -97,7 +99,8 @@ class ThreadControl:
             self._pause = min(2 * self._pause, _LAST_TRIAL)
         elif self.threads < self.most and now >= self._try_at:
             self._set(self.most)
-        elif self.threads == self.most and now >= self._try_at + _LAST_TRIAL:
+            self._tried_at = now
+        elif self.threads == self.most and now >= self._tried_at + _GONE_WELL:
             self._pause = _FIRST_TRIAL
 
     def _set(self, threads: int) -> None:

@@ -41,17 +41,17 @@ def test_alone_all_threads_compute() -> None:
 
 def test_one_program_beside_it_costs_one_thread() -> None:
     machine = Machine(4)
-    assert machine.compute(0.2, waiting=0.5) == 3
-    assert Machine(2).compute(0.2, waiting=0.5) == 1
+    assert machine.compute(0.5, waiting=0.5) == 3
+    assert Machine(2).compute(0.5, waiting=0.5) == 1
 
 
 def test_many_programs_leave_one_thread() -> None:
-    assert Machine(4).compute(1, waiting=6) == 1
+    assert Machine(4).compute(0.5, waiting=6) == 1
 
 
 def test_threads_come_back_when_the_other_program_ends() -> None:
     machine = Machine(2)
-    machine.compute(0.3, waiting=0.5)
+    machine.compute(0.5, waiting=0.5)
     assert machine.threads == 1
     assert machine.compute(1, waiting=0.0) == 2
 
@@ -62,7 +62,14 @@ def test_trials_become_rare_while_cores_stay_short() -> None:
     for _ in range(1500):  # 30 s of steps of 20 ms
         slow += machine.threads == 2
         machine.compute(0.02, waiting=0.5 if machine.threads == 2 else 0.0)
-    assert 5 < slow < 60
+    assert 15 < slow < 150
+
+
+def test_a_short_burst_of_another_program_changes_nothing() -> None:
+    machine = Machine(2)
+    for _ in range(20):
+        machine.compute(0.06, waiting=1.0)
+        assert machine.compute(0.44, waiting=0.0) == 2
 
 
 def test_a_step_is_not_interrupted_by_looking_too_often() -> None:
