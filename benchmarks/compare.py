@@ -19,7 +19,9 @@ import asyncio
 import contextlib
 import json
 import platform
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -287,6 +289,8 @@ def show(comparison: Comparison, chosen: Sequence[str]) -> None:
 
 
 def main() -> None:
+    # Ended from outside, it still ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
