@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.readme_tables import BEGIN, END, ROOT, comparison_table, replaced
 
-RESULT = json.loads((ROOT / "benchmarks/results/compare_round.json").read_text(encoding="utf-8"))
+RESULT = json.loads((ROOT / "benchmarks/results/compare.json").read_text(encoding="utf-8"))
 
 
 def rows(table):
@@ -18,7 +18,7 @@ def rows(table):
 
 
 def test_each_setting_has_a_row_with_its_figures_and_ratios():
-    table = rows(comparison_table(RESULT, "compare_round.json"))
+    table = rows(comparison_table(RESULT, "compare.json"))
     assert next(iter(table)) == "radixkv float32"
     assert set(table) == set(RESULT["medians"])
     for name, setting in RESULT["medians"].items():
