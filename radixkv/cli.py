@@ -70,7 +70,7 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
             f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
             f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
             f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
-            f"  memory     {resident_memory() / 1024**2:,.0f} MiB at rest; K/V takes its own as it is used",
+            f"  memory     {resident_memory() / 1024**2:,.0f} MiB at rest; K/V takes more as it is used",
             f"  started    in {summary.phases}",
             "  try it     "
             f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} "

@@ -118,6 +118,11 @@ class PagedKV:
             f"PagedKV({s.num_layers} layers, {s.num_blocks} blocks of {s.block_size}, {kind}, {size:.1f} MiB)"
         )
 
+    def clear(self, num_blocks: int) -> None:
+        """Set the first blocks to zero, in all layers. It makes the system provide their memory now."""
+        for tensor in self.tensors():
+            _bytes(tensor[:, :, :num_blocks]).zero_()
+
     def tensors(self) -> list[torch.Tensor]:
         """All storage tensors: key, value and, when quantised, their scales."""
         return [t for t in (self.key, self.value, self.key_scale, self.value_scale) if t is not None]
