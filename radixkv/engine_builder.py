@@ -21,8 +21,8 @@ from radixkv.scheduling.batch import Batch
 from radixkv.startup import StartupPhases, return_freed_memory
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
-# The first touch of a page costs microseconds, many times what is written to it: on a CPU, this much of the K/V
-# memory is touched before the first request.
+# The first touch of a page costs microseconds, many times what is written to it: on a CPU, this much of the
+# K/V memory is touched before the first request.
 _TOUCHED_KV_BYTES = 256 * 2**20
 
 
