@@ -339,12 +339,13 @@ class PrefixCache:
         """Forget what is cached of some tokens beyond the first `keep`, unless leases or pins need it.
 
         For tokens that turned out to be wrong, whoever contributed them. What continues them without a branch
-        goes with them; where cached prefixes branch off behind, they stay. Leaves no ghosts.
+        goes with them; where cached prefixes branch off behind, they stay. Nothing happens if no token behind
+        the first `keep` is cached. Leaves no ghosts.
 
         O(tokens + path).
         """
         walk = self._lookup.match(encode_tokens(token_ids), self._known_space(namespace))._walk
-        if walk is not None:
+        if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self, walk.source if walk.source is not None else walk.node, keep)
             if self._lagging:
                 self._resync()

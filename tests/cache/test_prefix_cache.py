@@ -287,6 +287,19 @@ def test_discard_spares_what_others_hold() -> None:
     assert cache.match(list(range(8))).num_tokens == 8
 
 
+@pytest.mark.parametrize(("tokens", "keep"), [([0], 1), ([0, 5, 6, 7, 8], 1), ([0, 0, 1, 1], 4)])
+def test_discard_of_tokens_that_are_not_cached_beyond_keep_forgets_nothing(
+    tokens: list[int], keep: int
+) -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, [0, 0, 1, 1, 0, 1, 1, 0])
+    cache.discard(tokens, keep=keep)
+    assert cache.match([0, 0, 1, 1, 0, 1, 1, 0]).num_tokens == 8
+    cache.discard([0, 0, 1, 1, 0], keep=2)
+    assert cache.match([0, 0, 1, 1, 0, 1, 1, 0]).num_tokens == 2
+    cache.check()
+
+
 def test_withdraw_makes_tokens_unshareable_at_once() -> None:
     cache = PrefixCache(64, 4)
     lease = cache.acquire(list(range(20)))
