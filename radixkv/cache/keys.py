@@ -7,6 +7,8 @@ bytes are adjacent in it, and the number of shared tokens is the number of share
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -45,6 +47,7 @@ Namespace = str | tuple[str, ...]
 NamespaceKey = tuple[str, ...]
 
 _INT32 = np.dtype("<i4")
+_NATIVE = sys.byteorder == "little" and array("i").itemsize == TOKEN_BYTES
 _SHORT = 8  # below this many tokens a Python loop is quicker than a numpy reduction
 _SMALL_BYTES = 256  # below this many bytes two big integers are compared quicker than two arrays
 
@@ -70,15 +73,25 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
         token = token_ids[0]
         if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
             return token.to_bytes(TOKEN_BYTES, "little")
+    if type(token_ids) is list and token_ids and type(token_ids[0]) is int and _NATIVE:
+        # Half the time of numpy's conversion, which looks for a common type first.
+        try:
+            quick = array("i", token_ids)
+        except (TypeError, OverflowError):
+            pass  # the general way says what is wrong
+        else:
+            numbers = np.frombuffer(quick, _INT32)
+            if numbers.item(numbers.argmin()) >= 0:
+                return quick.tobytes()
     if isinstance(token_ids, str | bytes | bytearray):
         raise InvalidRequestError("token ids must be integers, not text", param="token_ids")
     if not len(token_ids):
         return b""
     try:
-        array = np.asarray(token_ids)
+        converted = np.asarray(token_ids)
     except (OverflowError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"token ids must be integers: {error}", param="token_ids") from None
-    return _encode_array(array)
+    return _encode_array(converted)
 
 
 def encode_known(token_ids: TokenIds, known: bytes) -> bytes:
