@@ -18,6 +18,8 @@ from radixkv.cache.radix_tree import RadixTree, Walk
 FAMILY_TOKENS = 4
 COMPARED_TOKENS = 4096
 _CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an acquire
+_EXACT = 512  # divergences of a window that are all looked at; of later ones every eighth, counted as eight
+_STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,13 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int) -> bool:
 class Advisor:
     """Aggregates the divergences of about the last `window` to `2 * window` of them.
 
+    Counts are exact up to some hundred divergences and estimates beyond.
+
     Args:
         window: divergences after which older ones begin to be forgotten.
+
+    Attributes:
+        to_skip: divergences that need not be shown to `observe` before the next one that must.
     """
 
     def __init__(self, tree: RadixTree, window: int = 10_000) -> None:
@@ -93,6 +100,7 @@ class Advisor:
         self._now: dict[tuple[bytes, int], _Tally] = {}
         self._before: dict[tuple[bytes, int], _Tally] = {}
         self._seen = 0
+        self.to_skip = 0
         self._credit = 16.0  # comparisons that may be made at once
 
     def observe(self, data: bytes, walk: Walk) -> None:
@@ -104,8 +112,12 @@ class Advisor:
             if self._seen > self.window:
                 self._before, self._now, self._seen = self._now, {}, 0
             tally = self._now[key] = _Tally(found)
-        self._seen += 1
-        tally.count += 1
+        weight = 1
+        if self._seen >= _EXACT:
+            weight = _STRIDE
+            self.to_skip = _STRIDE - 1
+        self._seen += weight
+        tally.count += weight
         if found < tally.position:
             tally.position = found
         self._credit += _CREDIT

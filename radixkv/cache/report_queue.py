@@ -59,4 +59,7 @@ class ReportQueue:
                 if moment >= 0:
                     watch(reference, moment)
             if is_missing and found and walk[5]:
-                advisor.observe(data, walk)
+                if advisor.to_skip:
+                    advisor.to_skip -= 1
+                else:
+                    advisor.observe(data, walk)
