@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_scale import Stopwatch
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.engine_builder import engine_for_model

@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_process import machine
 from radixkv import EngineConfig, SamplingParams
+from radixkv.bench.server_process import machine
 from radixkv.engine import Engine
 from radixkv.engine_builder import build_engine
 

@@ -34,7 +34,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.engine_builder import build_engine

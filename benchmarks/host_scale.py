@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 import radixkv.engine
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine

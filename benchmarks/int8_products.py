@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.execution.packed_linear import PackedLinear
 from radixkv.execution.quantized_linear import has_dot_products, quantize_weight
 

@@ -42,8 +42,8 @@ import numpy as np
 from benchmarks.peers import sglang_tree
 from benchmarks.peers.environment import PeerUnavailable, environment_folder
 from benchmarks.peers.sglang_tree import TreePeer
-from benchmarks.server_process import machine
 from radixkv import PrefixCache
+from radixkv.bench.server_process import machine
 from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
 

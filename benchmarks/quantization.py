@@ -35,8 +35,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_process import WORDS, machine
 from radixkv import LLM, RadixKVError, SamplingParams
+from radixkv.bench.server_process import WORDS, machine
 from radixkv.execution.model_runner import ModelRunner
 
 TEXT = Path(__file__).with_name("data") / "text.txt"

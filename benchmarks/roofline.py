@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
 from radixkv.execution.model_loader import load_model
 from radixkv.execution.model_runner import ModelRunner

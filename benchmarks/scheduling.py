@@ -34,7 +34,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_process import machine
+from radixkv.bench.server_process import machine
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
 from radixkv.scheduling.request_state import Request

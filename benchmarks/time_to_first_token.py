@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.server_process import WORDS, machine, started_server
+from radixkv.bench.server_process import WORDS, machine, started_server
 
 
 @dataclass(frozen=True)

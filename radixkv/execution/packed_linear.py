@@ -46,10 +46,13 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def pack_linear_layers(model: nn.Module) -> bool:
+def pack_linear_layers(model: nn.Module, *, always: bool = False) -> bool:
     """Replace the float32 linear layers of a CPU model by packed ones, if that is faster here.
 
     Whole decoder layers are replaced where `fused_layers` knows them.
+
+    Args:
+        always: do it without timing, so that two starts never compute in different ways.
 
     Returns:
         Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
@@ -60,7 +63,7 @@ def pack_linear_layers(model: nn.Module) -> bool:
     largest_inner = max(
         (linear for linear in linears if linear.out_features < 16384), key=_size, default=linears[0]
     )
-    if not _is_faster(largest_inner):
+    if not always and not _is_faster(largest_inner):
         return False
     from radixkv.execution.fused_layers import fuse_layers
 
