@@ -38,7 +38,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend, reference_paged_attention
-from radixkv_kernels.torch_backend import TorchBackend
+from radixkv_kernels.cpu.attention.backend import TorchBackend
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 9, 3, 64, 16
 SCALE = HEAD_SIZE**-0.5

@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_scale import Stopwatch
-from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
-from radixkv.engine import Engine
-from radixkv.engine_builder import engine_for_model
-from radixkv.execution.model_loader import load_model
-from radixkv.execution.model_runner import ModelRunner
+from radixkv.engine.builder import engine_for_model
+from radixkv.engine.engine import Engine
+from radixkv.model.loading.loader import load_model
+from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams
+from radixkv.tools.bench.server_process import machine
 
 REQUESTS, PROMPT, OUTPUT, AT_ONCE = 16, 256, 32, 8
 NUM_BLOCKS = 640  # a round takes 288

@@ -36,8 +36,8 @@ from benchmarks.peers import hf_transformers, llama_cpp, vllm_cpu
 from benchmarks.peers.engines import Peer, Places, Setting, radixkv_settings, threads
 from benchmarks.peers.environment import PeerUnavailable
 from benchmarks.peers.process import RunningServer
-from radixkv.bench.server_process import machine
-from radixkv.bench.workloads import WORKLOADS, Result, run_workloads, served_model
+from radixkv.tools.bench.server_process import machine
+from radixkv.tools.bench.workloads import WORKLOADS, Result, run_workloads, served_model
 
 PEERS: dict[str, Callable[[Places], Peer]] = {
     "vllm": vllm_cpu.prepare,
@@ -320,8 +320,8 @@ def main() -> None:
     wanted = [name.strip() for name in args.settings.split(";")] if args.settings else None
 
     from radixkv.config import EMBEDDED_MODEL
-    from radixkv.execution.embedded_model import fetch_gguf, find_embedded, prepare_embedded
-    from radixkv.execution.model_cache import cache_home
+    from radixkv.model.loading.embedded_model import fetch_gguf, find_embedded, prepare_embedded
+    from radixkv.model.loading.model_cache import cache_home
 
     embedded = find_embedded(EMBEDDED_MODEL)
     assert embedded is not None

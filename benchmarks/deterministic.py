@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv import EngineConfig, SamplingParams
-from radixkv.bench.server_process import machine
-from radixkv.engine import Engine
-from radixkv.engine_builder import build_engine
+from radixkv.engine.builder import build_engine
+from radixkv.engine.engine import Engine
+from radixkv.tools.bench.server_process import machine
 
 CONTEXT = 500
 CASES = {"decode, batch 1": 1, "decode, batch 8": 8, "prompt of 512 tokens": 0}

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from radixkv.replay.bounds import offline_optimum
-from radixkv.replay.driver import replay
-from radixkv.replay.readers import read_trace
-from radixkv.replay.trace import Trace, TraceBuilder
+from radixkv.tools.replay.bounds import offline_optimum
+from radixkv.tools.replay.driver import replay
+from radixkv.tools.replay.readers import read_trace
+from radixkv.tools.replay.trace import Trace, TraceBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONTENDED = 0.995

@@ -34,15 +34,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
-from radixkv.engine import Engine
-from radixkv.engine_builder import build_engine
-from radixkv.replay.pool_usage import PoolUsage, measure_pool
-from radixkv.replay.simulate import simulate
-from radixkv.replay.trace import TraceBuilder
-from radixkv.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
+from radixkv.engine.builder import build_engine
+from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
+from radixkv.tools.bench.server_process import machine
+from radixkv.tools.replay.pool_usage import PoolUsage, measure_pool
+from radixkv.tools.replay.simulate import simulate
+from radixkv.tools.replay.trace import TraceBuilder
+from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
 
 TARGET = 0.04
 VOCABULARY = 320

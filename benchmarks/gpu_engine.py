@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from radixkv.config import EngineConfig
-from radixkv.execution.attention_hook import register_attention_hook
-from radixkv.execution.model_loader import LoadedModel
-from radixkv.execution.model_runner import ModelRunner
+from radixkv.model.attention_hook import register_attention_hook
+from radixkv.model.loading.loader import LoadedModel
+from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv.tokenization import Tokenizer
+from radixkv.text.tokenizer import Tokenizer
 from radixkv_kernels import KVSpec
 
 BLOCK = 16

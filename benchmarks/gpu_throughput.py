@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.gpu_engine import SHAPES, TOY_SHAPES, engine_config, loaded_model, random_model
 from radixkv import LLM, SamplingParams
-from radixkv.engine_builder import engine_for_model
+from radixkv.engine.builder import engine_for_model
 
 CONCURRENCY = 64
 

@@ -39,13 +39,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import radixkv.engine
-from radixkv.bench.server_process import machine
+import radixkv.engine.engine
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine import Engine
+from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.tools.bench.server_process import machine
 
 BLOCK = 16
 VOCABULARY = 1024
@@ -96,19 +96,19 @@ class Stopwatch:
 
 
 class _Patched(AbstractContextManager[None]):
-    """`radixkv.engine.sample`, timed."""
+    """`radixkv.engine.engine.sample`, timed."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        self._original = radixkv.engine.sample
+        self._original = radixkv.engine.engine.sample
         self._timed = watch.wrap("sampling", self._original)
 
     def __enter__(self) -> None:
-        radixkv.engine.sample = self._timed
+        radixkv.engine.engine.sample = self._timed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        radixkv.engine.sample = self._original
+        radixkv.engine.engine.sample = self._original
 
 
 def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:

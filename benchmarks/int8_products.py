@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from radixkv.bench.server_process import machine
-from radixkv.execution.packed_linear import PackedLinear
-from radixkv.execution.quantized_linear import has_dot_products, quantize_weight
+from radixkv.model.cpu.packed_linear import PackedLinear
+from radixkv.model.cpu.quantized_linear import has_dot_products, quantize_weight
+from radixkv.tools.bench.server_process import machine
 
 # (inputs, outputs, layers): q, k and v together; output; gate and up together; down; lm_head.
 SHAPES = ((576, 960, 30), (576, 576, 30), (576, 3072, 30), (1536, 576, 30), (576, 49152, 1))
@@ -35,8 +35,8 @@ Way = Callable[[int], object]
 
 
 def own_products(weights: list[tuple[torch.Tensor, torch.Tensor]], inputs: torch.Tensor) -> Way:
-    from radixkv_kernels.int8_product import PackedInt8
-    from radixkv_kernels.int8_rows import Int8Rows
+    from radixkv_kernels.cpu.linear.int8_product import PackedInt8
+    from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 
     products = [PackedInt8(weight, scales) for weight, scales in weights]
     rows, scales = Int8Rows().quantize(inputs, products[0].row_bytes)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import triton
 
-from radixkv_kernels import aot
+from radixkv_kernels.triton import ahead_of_time as aot
 
 PAGE = Path(__file__).parent.parent / "docs" / "kernels.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"

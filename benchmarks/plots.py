@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from radixkv.bench.server_process import machine, started_server
-from radixkv.bench.workloads import OUTPUT_TOKENS, Client, served_model, words
+from radixkv.tools.bench.server_process import machine, started_server
+from radixkv.tools.bench.workloads import OUTPUT_TOKENS, Client, served_model, words
 
 HIT_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)

@@ -43,9 +43,9 @@ from benchmarks.peers import sglang_tree
 from benchmarks.peers.environment import PeerUnavailable, environment_folder
 from benchmarks.peers.sglang_tree import TreePeer
 from radixkv import PrefixCache
-from radixkv.bench.server_process import machine
 from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
+from radixkv.tools.bench.server_process import machine
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512

@@ -36,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv import LLM, RadixKVError, SamplingParams
-from radixkv.bench.server_process import WORDS, machine
-from radixkv.execution.model_runner import ModelRunner
+from radixkv.model.runner import ModelRunner
+from radixkv.tools.bench.server_process import WORDS, machine
 
 TEXT = Path(__file__).with_name("data") / "text.txt"
 BASELINE = "float32"

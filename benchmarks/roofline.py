@@ -35,12 +35,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from radixkv.bench.server_process import machine
 from radixkv.config import EngineConfig
-from radixkv.execution.model_loader import load_model
-from radixkv.execution.model_runner import ModelRunner
-from radixkv.execution.packed_linear import PackedLinear
+from radixkv.model.cpu.packed_linear import PackedLinear
+from radixkv.model.loading.loader import load_model
+from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
+from radixkv.tools.bench.server_process import machine
 from radixkv_kernels import KVSpec
 
 ROWS = (1, 8, 64, 512)

@@ -34,11 +34,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.bench.server_process import machine
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.tools.bench.server_process import machine
 
 POLICIES = ("prefix", "lpm", "fcfs")
 BLOCK = 16

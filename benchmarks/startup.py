@@ -24,8 +24,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.bench.server_process import machine, started_process
-from radixkv.bench.workloads import served_model
+from radixkv.tools.bench.server_process import machine, started_process
+from radixkv.tools.bench.workloads import served_model
 
 TARGET_S = 15.0
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from radixkv.bench.server_process import WORDS, machine, started_server
+from radixkv.tools.bench.server_process import WORDS, machine, started_server
 
 
 @dataclass(frozen=True)

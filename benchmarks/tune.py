@@ -18,7 +18,7 @@ import sys
 import torch
 
 from benchmarks.gpu import Bench, Sizes, milliseconds
-from radixkv_kernels.tiles import Tile
+from radixkv_kernels.triton.tiles import Tile
 
 
 def candidates(kind: str, head_size: int) -> list[Tile]:
@@ -45,7 +45,7 @@ def make_bench(sizes: Sizes, kind: str, heads: tuple[int, int], head_size: int, 
 
 def time_tile(bench: Bench, kind: str, tile: Tile, sizes: Sizes, expected: torch.Tensor) -> float:
     """Milliseconds with a tile in place of the shipped one. Raises where it fails or differs."""
-    from radixkv_kernels import triton_backend
+    from radixkv_kernels.triton import backend as triton_backend
 
     group = bench.backend.config.group_size
     if tile.rows < group:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from radixkv.async_engine import AsyncEngine
     from radixkv.cache.prefix_cache import Lease, PrefixCache
     from radixkv.config import EngineConfig
-    from radixkv.engine import Engine
+    from radixkv.engine.engine import Engine
     from radixkv.errors import (
         ConfigError,
         ContextLengthExceededError,
@@ -33,7 +33,7 @@ _HOMES = {
     "CompletionOutput": "radixkv.request",
     "ConfigError": "radixkv.errors",
     "ContextLengthExceededError": "radixkv.errors",
-    "Engine": "radixkv.engine",
+    "Engine": "radixkv.engine.engine",
     "EngineConfig": "radixkv.config",
     "InvalidRequestError": "radixkv.errors",
     "LLM": "radixkv.llm",

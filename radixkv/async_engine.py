@@ -17,7 +17,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from radixkv.config import EngineConfig
-from radixkv.engine import Engine
+from radixkv.engine.engine import Engine
+from radixkv.engine.request_group import EngineStats, StepResult
 from radixkv.errors import (
     EngineOverloadedError,
     EngineStoppedError,
@@ -25,12 +26,11 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv.request_group import EngineStats, StepResult
 from radixkv.scheduling.request_state import Namespace
 
 if TYPE_CHECKING:
-    from radixkv.engine_builder import EngineSummary
-    from radixkv.tokenization import Tokenizer
+    from radixkv.engine.builder import EngineSummary
+    from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
 
@@ -82,9 +82,9 @@ class AsyncEngine:
         """Load the model and start. Blocks until ready.
 
         Raises:
-            ConfigError, ModelLoadError: see `radixkv.engine_builder.build_engine`.
+            ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
         """
-        from radixkv.engine_builder import build_engine
+        from radixkv.engine.builder import build_engine
 
         return cls(lambda: build_engine(config))
 

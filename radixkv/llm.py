@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from radixkv.beam_search import BeamSearchParams
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.engine import Engine
+from radixkv.engine.beam_search import BeamSearchParams
+from radixkv.engine.engine import Engine
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.scheduling.request_state import Namespace
@@ -28,7 +28,7 @@ class LLM:
         options: any field of `EngineConfig`.
 
     Raises:
-        ConfigError, ModelLoadError: see `radixkv.engine_builder.build_engine`.
+        ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
 
     Example::
 
@@ -38,7 +38,7 @@ class LLM:
     """
 
     def __init__(self, model: str = EMBEDDED_MODEL, **options: Any) -> None:
-        from radixkv.engine_builder import build_engine
+        from radixkv.engine.builder import build_engine
 
         self.engine: Engine = build_engine(EngineConfig.from_options(model, options))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from radixkv.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from radixkv.cache.explain import MissReport
+    from radixkv.cache.insight.explain import MissReport
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

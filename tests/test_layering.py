@@ -15,27 +15,46 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "radixkv.errors": (),
     "radixkv.config": ("radixkv.errors",),
-    "radixkv.request": ("radixkv.errors", "radixkv.cache"),
     "radixkv.cache": ("radixkv.errors", "radixkv.cache"),
+    "radixkv.request": ("radixkv.errors", "radixkv.cache"),
+    "radixkv.text": ("radixkv.errors", "radixkv.text"),
     "radixkv.scheduling": ("radixkv.errors", "radixkv.request", "radixkv.cache", "radixkv.scheduling"),
-    "radixkv.replay": ("radixkv.errors", "radixkv.cache", "radixkv.replay", "radixkv.tokenization"),
-    "radixkv.execution": (
+    "radixkv.sampling": ("radixkv.errors", "radixkv.request", "radixkv.sampling"),
+    "radixkv.model": (
         "radixkv.errors",
         "radixkv.config",
-        "radixkv.request",
-        "radixkv.execution",
-        "radixkv.tokenization",
+        "radixkv.model",
+        "radixkv.text",
         "radixkv.scheduling.batch",
         "radixkv_kernels",
     ),
+    "radixkv.engine": (
+        "radixkv.errors",
+        "radixkv.config",
+        "radixkv.request",
+        "radixkv.text",
+        "radixkv.cache",
+        "radixkv.scheduling",
+        "radixkv.sampling",
+        "radixkv.model",
+        "radixkv.engine",
+        "radixkv_kernels",
+    ),
+    "radixkv.tools.replay": ("radixkv.errors", "radixkv.cache", "radixkv.tools.replay", "radixkv.text"),
     "radixkv": ("radixkv", "radixkv_kernels"),
     "radixkv_kernels": ("radixkv_kernels",),
     "radixkv_server": ("radixkv_server", "radixkv"),
 }
 # The command line starts the server: the one place where radixkv names radixkv_server.
-EXCEPTIONS = {("radixkv.cli", "radixkv_server")}
+EXCEPTIONS = {("radixkv.tools.cli", "radixkv_server")}
 OURS = ("radixkv", "radixkv_kernels", "radixkv_server")
-TORCH_FREE = ("radixkv.cache", "radixkv.scheduling", "radixkv.replay", "radixkv.request", "radixkv.config")
+TORCH_FREE = (
+    "radixkv.cache",
+    "radixkv.scheduling",
+    "radixkv.tools.replay",
+    "radixkv.request",
+    "radixkv.config",
+)
 
 
 def modules() -> dict[str, Path]:

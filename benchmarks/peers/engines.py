@@ -67,7 +67,7 @@ def radixkv_settings(places: Places) -> list[Setting]:
 
     def start(*options: str) -> contextlib.AbstractContextManager[RunningServer]:
         port = free_port()
-        command = [sys.executable, "-m", "radixkv.cli", "serve", str(places.model_folder)]
+        command = [sys.executable, "-m", "radixkv", "serve", str(places.model_folder)]
         command += ["--port", str(port), *options]
         return running_server(command, port, log=places.logs / "radixkv.log", timeout=places.start_timeout)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixkv.execution.model_cache import cache_home
+from radixkv.model.loading.model_cache import cache_home
 
 
 class PeerUnavailable(Exception):

@@ -8,7 +8,7 @@
 Triton and numba load only when a backend that needs them is made.
 """
 
-from radixkv_kernels.backend import BACKENDS, AttentionBackend, AttentionPlan, make_backend
+from radixkv_kernels.interface import BACKENDS, AttentionBackend, AttentionPlan, make_backend
 from radixkv_kernels.kv_cache import KVSpec, PagedKV
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
 

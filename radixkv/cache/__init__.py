@@ -1,3 +1,3 @@
 """The prefix cache: radix tree, block pool, eviction, retention and explanation. Imports no torch."""
 
-from radixkv.cache import adaptive_policy as adaptive_policy  # registers the policy
+from radixkv.cache.eviction import adaptive as adaptive  # registers the policy

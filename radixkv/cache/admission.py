@@ -15,17 +15,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from radixkv.cache.explain import DueReport
+from radixkv.cache.insight.explain import DueReport
+from radixkv.cache.insight.report_queue import BATCH
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import Walk
-from radixkv.cache.report_queue import BATCH
 from radixkv.errors import OutOfBlocks
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.cache.retention import QuotaGroup
+    from radixkv.cache.retention.retention import QuotaGroup
 
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 

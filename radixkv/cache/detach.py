@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.holding import hold
 from radixkv.cache.node import Node
-from radixkv.cache.retention import QuotaGroup
+from radixkv.cache.retention.retention import QuotaGroup
 
 if TYPE_CHECKING:
     from radixkv.cache.lease import Lease

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach_from
-from radixkv.cache.explain import DueReport, MissReport
 from radixkv.cache.holding import end, hold, unprotect
+from radixkv.cache.insight.explain import DueReport, MissReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
 from radixkv.cache.node import Node, Space
 from radixkv.errors import LeaseError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
 from radixkv.cache.node import Node, Space
-from radixkv.cache.public_prefixes import PublicPrefixes
 from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
 
 
 class Match:

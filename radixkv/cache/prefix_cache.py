@@ -23,17 +23,18 @@ from collections.abc import Callable, Mapping
 import xxhash
 
 from radixkv.cache.admission import admit, check_room
-from radixkv.cache.advisor import Advisor, BreakPoint
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats
-from radixkv.cache.capacity import Capacity
 from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach
-from radixkv.cache.events import EventStream, Listener
-from radixkv.cache.eviction import EvictionPolicy, hook, make_policy
-from radixkv.cache.explain import CACHE_IS_OFF, Explainer, MissReport
-from radixkv.cache.ghost import GhostIndex
+from radixkv.cache.eviction.policies import EvictionPolicy, hook, make_policy
 from radixkv.cache.holding import discard_from
+from radixkv.cache.insight.advisor import Advisor, BreakPoint
+from radixkv.cache.insight.events import EventStream, Listener
+from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
+from radixkv.cache.insight.ghost import GhostIndex
+from radixkv.cache.insight.prefix_hash import space_seed
+from radixkv.cache.insight.report_queue import ReportQueue
 from radixkv.cache.integrity import check_cache, show_tree
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -48,12 +49,11 @@ from radixkv.cache.keys import (
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.node import HashFunction, Node, Space
-from radixkv.cache.pinning import PinBoard
-from radixkv.cache.prefix_hash import space_seed
-from radixkv.cache.public_prefixes import PublicPrefixes
 from radixkv.cache.radix_tree import RadixTree, Walk
-from radixkv.cache.report_queue import ReportQueue
-from radixkv.cache.retention import Quota, QuotaGroup, quota_groups
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pinning import PinBoard
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.retention.retention import Quota, QuotaGroup, quota_groups
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -78,7 +78,7 @@ class PrefixCache:
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block, at least 1.
-        policy: order of eviction: a name from `radixkv.cache.eviction.POLICIES`, or a policy object.
+        policy: order of eviction: a name from `radixkv.cache.eviction.policies.POLICIES`, or a policy object.
         enabled: False: nothing is ever matched or kept.
         clock: seconds, for TTLs and ages.
         ghost_blocks: evicted blocks to remember (hashes only); None: 4 * num_blocks; 0: none.
@@ -445,7 +445,7 @@ class PrefixCache:
         )
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
-        """Call `listener` with every block stored or removed from now on; see `radixkv.cache.events`.
+        """Call `listener` with every block stored or removed from now on; see `radixkv.cache.insight.events`.
 
         Args:
             replay: first tell it what is cached already.

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from radixkv.cache.eviction import EvictionPolicy, hook
+from radixkv.cache.eviction.policies import EvictionPolicy, hook
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, HashFunction, Node, Space
 
 if TYPE_CHECKING:
-    from radixkv.cache.events import EventStream
+    from radixkv.cache.insight.events import EventStream
 
 
 class Walk(NamedTuple):

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from radixkv.request import FinishReason, RequestTimes, SamplingParams
 
 if TYPE_CHECKING:
-    from radixkv.cache.explain import MissReport
+    from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.prefix_cache import Lease, Match
 
 Namespace = str | tuple[str, ...]

@@ -22,13 +22,15 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from radixkv.config import EngineConfig
-from radixkv_server import openai_chat, openai_completions, service_api
-from radixkv_server.auth import AuthMiddleware, KeyRing
+from radixkv_server.apis.openai import chat as openai_chat
+from radixkv_server.apis.openai import completions as openai_completions
+from radixkv_server.apis.service import routes as service_api
 from radixkv_server.context import ServerContext
-from radixkv_server.errors import ErrorBoundary, http_exception_response
-from radixkv_server.limits import BodyLimitMiddleware, HostOriginMiddleware
-from radixkv_server.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
-from radixkv_server.observe import ObserveMiddleware
+from radixkv_server.http.auth import AuthMiddleware, KeyRing
+from radixkv_server.http.errors import ErrorBoundary, http_exception_response
+from radixkv_server.http.limits import BodyLimitMiddleware, HostOriginMiddleware
+from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
+from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.settings import ServerSettings, make_settings
 
 if TYPE_CHECKING:

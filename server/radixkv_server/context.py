@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 import radixkv
-from radixkv_server.errors import ApiError
-from radixkv_server.metrics import ServerMetrics
-from radixkv_server.openai_responses import LogprobsFormat
+from radixkv_server.apis.openai.rendering import LogprobsFormat
+from radixkv_server.http.errors import ApiError
+from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv_server.auth import namespace_for
+from radixkv_server.apis.openai.rendering import Usage
+from radixkv_server.apis.openai.schemas import GenerationRequest
 from radixkv_server.context import ServerContext
-from radixkv_server.errors import ApiError
-from radixkv_server.observe import RequestRecord
-from radixkv_server.openai_models import GenerationRequest
-from radixkv_server.openai_responses import Usage
-from radixkv_server.streaming import gather_or_cancel, merge
+from radixkv_server.http.auth import namespace_for
+from radixkv_server.http.errors import ApiError
+from radixkv_server.http.observation import RequestRecord
+from radixkv_server.http.streaming import gather_or_cancel, merge
 
 if TYPE_CHECKING:
-    from radixkv.cache.explain import MissReport
+    from radixkv.cache.insight.explain import MissReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-from model import ModelledCache, Run
+from cache_model import ModelledCache, Run
 
 from radixkv import PrefixCache
 
@@ -28,7 +28,7 @@ class Fuzzer:
     """One random walk over the operations; the configuration itself is drawn from the seed."""
 
     def __init__(self, seed: int, policy: str | None = None) -> None:
-        from radixkv.cache.eviction import POLICIES
+        from radixkv.cache.eviction.policies import POLICIES
 
         self.random = random.Random(seed)
         rnd = self.random

@@ -113,7 +113,7 @@ MUTATIONS = [
     ),
     Mutation(
         "evict the most recently used first",
-        "eviction.py",
+        "eviction/policies.py",
         "    def priority(self, node: Node) -> Any:\n        return node.last_access\n",
         "    def priority(self, node: Node) -> Any:\n        return -node.last_access\n",
     ),
@@ -131,19 +131,19 @@ MUTATIONS = [
     ),
     Mutation(
         "let pins exceed their budget",
-        "pinning.py",
+        "retention/pinning.py",
         "            count = min(wanted, budget)\n",
         "            count = wanted\n",
     ),
     Mutation(
         "let a pin live on",
-        "retention.py",
+        "retention/retention.py",
         "        while self._heap and self._heap[0][0] <= now:",
         "        while self._heap and self._heap[0][0] <= now - 1000:",
     ),
     Mutation(
         "push a tenant under its floor",
-        "capacity.py",
+        "retention/capacity.py",
         "                limit = min(limit, max(1, victim_group.yields()))\n",
         "                pass\n",
     ),
@@ -161,7 +161,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ghosts ignore the prefix",
-        "prefix_hash.py",
+        "insight/prefix_hash.py",
         "        return _hash(data[start:end], chain)\n",
         "        return _hash(data[max(start, end - 4) : end], 0)\n",
     ),
@@ -231,9 +231,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         shutil.copytree(ROOT / "radixkv", folder / "radixkv", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(
-            ROOT / "tests/cache", folder / "tests/cache", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        for tests in ("tests/cache", "tests/support"):
+            shutil.copytree(ROOT / tests, folder / tests, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if not run_tests(folder):
             sys.exit("the tests fail without any mutation")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model import FakeClock
+from cache_model import FakeClock
 
 from radixkv import PrefixCache
-from radixkv.cache.events import BlockRemoved, BlockStored, Residency
-from radixkv.cache.explain import REASONS
+from radixkv.cache.insight.events import BlockRemoved, BlockStored, Residency
+from radixkv.cache.insight.explain import REASONS
 
 
 def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:

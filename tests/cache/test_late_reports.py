@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from model import FakeClock
+from cache_model import FakeClock
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.prefix_cache import Lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from model import FakeClock
+from cache_model import FakeClock
 
 from radixkv import InvalidRequestError, OutOfBlocks, PrefixCache
 

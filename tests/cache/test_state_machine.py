@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable
 
 import pytest
+from cache_model import ModelledCache, Run
 from fuzz import DAMAGES, Fuzzer, fuzz
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
-from model import ModelledCache, Run
 
 from radixkv import PrefixCache
-from radixkv.cache.eviction import POLICIES
+from radixkv.cache.eviction.policies import POLICIES
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NAMESPACES = st.sampled_from(["", "tenant", ("tenant", "salt")])

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
-from radixkv.beam_search import BeamSearchParams
-from radixkv.engine_builder import engine_for_model
-from radixkv.execution.model_loader import LoadedModel, load_model, pull
+from radixkv.engine.beam_search import BeamSearchParams
+from radixkv.engine.builder import engine_for_model
+from radixkv.model.loading.loader import LoadedModel, load_model, pull
 
 NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)

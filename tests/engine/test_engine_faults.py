@@ -9,10 +9,10 @@ import pytest
 import torch
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
-from radixkv.beam_search import BeamSearchParams
+from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.errors import InvalidRequestError
-from radixkv.execution.sampler import SamplingState
 from radixkv.request import SamplingParams
+from radixkv.sampling.sampler import SamplingState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 
-from radixkv.beam_search import BeamSearch, BeamSearchParams
+from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
 from radixkv.request import SamplingParams
 
 

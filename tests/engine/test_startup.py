@@ -5,9 +5,9 @@ import re
 from tiny_models import save_tiny_model
 
 from radixkv.config import EngineConfig
-from radixkv.engine_builder import EngineSummary, build_engine
+from radixkv.engine.builder import EngineSummary, build_engine
+from radixkv.engine.startup import StartupPhases, resident_memory
 from radixkv.request import SamplingParams
-from radixkv.startup import StartupPhases, resident_memory
 
 
 def test_phases_add_up_and_are_printed_in_order():

@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
 
-from radixkv_kernels import aot  # noqa: E402
+from radixkv_kernels.triton import ahead_of_time as aot  # noqa: E402
 
 #: The table is chosen with the assembler of triton 3.9. Older ones spill a few words of bookkeeping in
 #: places.

@@ -11,9 +11,9 @@ import torch
 from attention_batches import Batch, assert_close, fill_nan, make_batch
 
 from radixkv_kernels import PagedKV
-from radixkv_kernels.backend import AttentionBackend
-from radixkv_kernels.numba_launcher import NumbaPlan
-from radixkv_kernels.torch_backend import TorchBackend
+from radixkv_kernels.cpu.attention.backend import TorchBackend
+from radixkv_kernels.cpu.attention.launcher import NumbaPlan
+from radixkv_kernels.interface import AttentionBackend
 
 FEATURES: list[dict[str, Any]] = [
     {},

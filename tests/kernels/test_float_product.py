@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from radixkv_kernels.float_product import PackedFloat, PackedGate
+from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
 
 #: Relative to the sum of the products' magnitudes: float32 sums of up to 400 terms, in order.
 TOLERANCE = 400 * torch.finfo(torch.float32).eps / 4

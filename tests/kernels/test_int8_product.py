@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from radixkv_kernels.int8_product import GROUP, PackedInt8, vector_lanes
-from radixkv_kernels.int8_rows import Int8Rows
+from radixkv_kernels.cpu.linear.int8_product import GROUP, PackedInt8, vector_lanes
+from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 
 pytestmark = pytest.mark.skipif(vector_lanes() == 0, reason="no int8 dot products on this processor")
 LANES = [lanes for lanes in (8, 16) if lanes <= vector_lanes()]

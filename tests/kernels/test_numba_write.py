@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from radixkv_kernels import KVSpec, PagedKV
-from radixkv_kernels.numba_write import FloatWriter
+from radixkv_kernels.cpu.attention.kv_write import FloatWriter
 
 SLOTS = 8 * 16
 

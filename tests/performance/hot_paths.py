@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.execution.sampler import SamplingState, sample
 from radixkv.request import SamplingParams
+from radixkv.sampling.sampler import SamplingState, sample
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv_kernels import KVSpec, make_backend

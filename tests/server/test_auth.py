@@ -10,7 +10,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import keys_from_environment, parse_api_key
+from radixkv_server.http.api_keys import keys_from_environment, parse_api_key
 from radixkv_server.settings import ServerSettings, make_settings
 
 KEYS = ("alice=key-a", "alice=key-a2", "bob=key-b", "bare-key")

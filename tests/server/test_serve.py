@@ -19,7 +19,7 @@ from scripted_engine import ScriptedEngine
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.app import check_port_is_free, serve
-from radixkv_server.listener import bind_socket
+from radixkv_server.http.listener import bind_socket
 
 # Serves a scripted engine whose answers stop after two tokens until a line arrives on standard input.
 PROGRAM = """
@@ -53,7 +53,7 @@ class Process:
     """A serving process and its port."""
 
     def __init__(self, grace: float) -> None:
-        folder = str(Path(__file__).parent)
+        folder = str(Path(__file__).parent.parent / "support")
         self.popen = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(folder=folder, grace=grace)],
             stdin=subprocess.PIPE,

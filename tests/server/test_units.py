@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixkv_server.errors import ApiError, ErrorBoundary
-from radixkv_server.json_body import json_depth, parse_json
-from radixkv_server.limits import HostOriginMiddleware, split_host
-from radixkv_server.observe import RequestRecord, access_line
-from radixkv_server.streaming import gather_or_cancel, merge, run_until_disconnect
+from radixkv_server.http.errors import ApiError, ErrorBoundary
+from radixkv_server.http.json_body import json_depth, parse_json
+from radixkv_server.http.limits import HostOriginMiddleware, split_host
+from radixkv_server.http.observation import RequestRecord, access_line
+from radixkv_server.http.streaming import gather_or_cancel, merge, run_until_disconnect
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),

@@ -12,10 +12,12 @@ from attention_batches import Batch, assert_close, fill_nan, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv_kernels import KVSpec, PagedKV, make_backend, triton_backend, unified_attention
+from radixkv_kernels import KVSpec, PagedKV, make_backend
 from radixkv_kernels.kv_cache import quantize
-from radixkv_kernels.tiles import Tile
-from radixkv_kernels.triton_backend import TritonBackend, TritonPlan, bucket
+from radixkv_kernels.triton import backend as triton_backend
+from radixkv_kernels.triton import unified_attention
+from radixkv_kernels.triton.backend import TritonBackend, TritonPlan, bucket
+from radixkv_kernels.triton.tiles import Tile
 
 MIXED = [(1, 130), (20, 70), (0, 40), (1, 1), (5, 129)]
 SEGMENT = 64

@@ -1,0 +1,1 @@
+"""Everything compiled for a CPU (numba): attention over paged K/V, and products with packed weights."""

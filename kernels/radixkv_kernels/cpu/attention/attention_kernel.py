@@ -1,0 +1,473 @@
+"""The CPU attention kernel: reads cache blocks in place, compiled by numba per head size and storage.
+
+The algorithm, for one item (see `work_plan`) and one KV head::
+
+    rows = tokens of the item x query heads of the group, packed and scaled once
+    for each segment k of the item:
+        for each 64 keys:     transpose them; scores[rows, keys] = rows . keys            a matrix product
+        per row:              hide what it does not see; m = max, p = 2 ** (scores - m), l = sum(p)
+        for each 64 keys:     acc[rows] += p[rows, keys] . values                         a matrix product
+        fold (m, l, acc) into the row's running state, or store it as a partial
+
+Transposed keys make a query row meet 16 keys per instruction, without a sum across a vector at the end; a
+tile of rows shares the transposition. Values serve as they lie in the cache.
+
+Numerics: no operation mixes rows. A score is one chain of fused multiply-adds over the head's elements, an
+output element one chain over the segment's keys, the softmax's sum has 16 strands by position: all in an
+order fixed by absolute positions, spelled out in vector code (`vectors.py`) and compiled without
+reordering. A row's bits depend on its query and its visible keys and values only: not on its tile, its
+companions, the chunk it came in, nor where its blocks lie.
+
+Threads take (item, head) pairs from a shared counter, so a slow core takes fewer.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from radixkv_kernels.cpu.memory import (
+    aligned,
+    as_float,
+    compile_kernel,
+    f32,
+    f32_row,
+    i32,
+    pointer,
+    take,
+)
+from radixkv_kernels.cpu.vectors import (
+    CHUNK,
+    GROUP,
+    LANES,
+    STRANDS,
+    exp2,
+    fma,
+    scores,
+    softmax,
+    transpose,
+    weigh,
+)
+
+SEGMENT = 256
+
+# Storage kinds.
+FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
+
+# Places in the int64 argument block.
+(
+    COUNTER,
+    NUM_ITEMS,
+    NUM_KV_HEADS,
+    GROUP_SIZE,
+    NUM_BLOCKS,
+    QUERY,
+    QUERY_TOKEN_STRIDE,
+    QUERY_HEAD_STRIDE,
+    OUTPUT,
+    KEY,
+    VALUE,
+    KEY_SCALE,
+    VALUE_SCALE,
+    ITEMS,
+    TOKENS,
+    POSITIONS,
+    TABLES,
+    PARTIAL_BASE,
+    PARTIAL_OUT,
+    PARTIAL_MAX,
+    PARTIAL_SUM,
+    SINKS,
+    SLOPES,
+    MERGE_TOKENS,
+    NUM_MERGE,
+    WINDOW,
+    SCALARS,
+    MAX_ROWS,
+    BLOCK_SIZE,
+    BLOCK_SHIFT,
+    NUM_ARGUMENTS,
+) = range(31)
+
+_LOG2E = np.float32(1.4426950408889634)
+_NEG_INF = np.float32(-np.inf)
+_LOG2E = np.float32(1.4426950408889634)
+_NEG_INF = np.float32(-np.inf)
+
+#: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
+#: constant of that function, makes it compile anew when they change.
+_REVISION = LANES
+for _name in ("memory.py", "vectors.py"):
+    _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
+
+
+@njit(forceinline=True)
+def _fold(state: Any, r: int, out: Any, seg_max: Any, seg_sum: Any, seg_out: Any) -> None:
+    """Fold one segment's partial into row r: state[0] maxima, state[1] sums, out the weighted values."""
+    new = max(state[0, r], seg_max)
+    a = exp2(state[0, r] - new) if state[0, r] > _NEG_INF else np.float32(0.0)
+    b = exp2(seg_max - new)
+    state[1, r] = fma(seg_sum, b, state[1, r] * a)
+    state[0, r] = new
+    for i in range(len(out)):
+        out[i] = fma(seg_out[i], b, out[i] * a)
+
+
+@njit(forceinline=True)
+def _finish(maximum: Any, total: Any, acc: Any, out: Any, sinks: int, head: int) -> None:
+    """Write acc / total, with the sink's logit (natural units; `sinks` is an address or 0) in the
+    denominator."""
+    factor = np.float32(1.0)
+    if sinks != 0:
+        logit = f32(sinks + head * 4)[0] * _LOG2E
+        new = max(maximum, logit)
+        factor = exp2(maximum - new)
+        total = fma(total, factor, exp2(logit - new))
+    factor = factor / total
+    for i in range(len(out)):
+        out[i] = acc[i] * factor
+
+
+@njit(forceinline=True)
+def _element_size(kind: int) -> int:
+    """Bytes of a stored element."""
+    if kind == FLOAT32:
+        return 4
+    return 2 if kind <= FLOAT16 else 1
+
+
+@njit(forceinline=True)
+def _widen(kind: int, address: int, scale: int, count: int, rows: Any) -> None:
+    """Stored rows as float32, times their scales if quantised; rows from `count` on become zero."""
+    size = rows.shape[1]
+    n = count * size
+    flat = f32_row(np.int64(rows.ctypes.data), rows.size)
+    if kind == FLOAT32:
+        wide = f32_row(address, n)
+        for i in range(n):
+            flat[i] = wide[i]
+    elif kind == BFLOAT16:
+        half = carray(pointer(address, np.uint16), (n,))
+        for i in range(n):
+            flat[i] = as_float(np.int32(half[i]) << np.int32(16))
+    elif kind == FLOAT16:
+        half = carray(pointer(address, np.uint16), (n,))
+        for i in range(n):
+            x = np.int32(half[i])
+            # The exponent's bias moves from 15 to 127; subnormals come out right as well.
+            moved = ((x & np.int32(0x7FFF)) << np.int32(13)) | ((x & np.int32(0x8000)) << np.int32(16))
+            flat[i] = as_float(np.int32(moved)) * np.float32(2.0**112)
+    elif kind == INT8:
+        small = carray(pointer(address, np.int8), (n,))
+        for i in range(n):
+            flat[i] = np.float32(small[i])
+    else:
+        byte = carray(pointer(address, np.uint8), (n,))
+        shift = np.int32(20) if kind == FP8_E4M3 else np.int32(21)
+        bias = np.float32(2.0**120) if kind == FP8_E4M3 else np.float32(2.0**112)
+        for i in range(n):
+            x = np.int32(byte[i])
+            moved = ((x & np.int32(0x7F)) << shift) | ((x & np.int32(0x80)) << np.int32(24))
+            flat[i] = as_float(np.int32(moved)) * bias
+    if kind >= INT8:
+        factors = f32_row(scale, count)
+        for r in range(count):
+            for i in range(size):
+                rows[r, i] *= factors[r]
+    for i in range(n, rows.size):
+        flat[i] = np.float32(0.0)
+
+
+@njit(forceinline=True)
+def _shape_logits(row: Any, position: int, low: int, softcap: Any, slope: Any) -> None:
+    """Softcap and ALiBi on a row of base-2 logits; column c is key position low + c."""
+    if softcap > 0:
+        cap = softcap * _LOG2E
+        for c in range(len(row)):
+            # tanh through 2 ** x of a non-positive argument, which cannot overflow.
+            x = row[c] / cap
+            t = exp2(abs(x) * (np.float32(-2.0) * _LOG2E))
+            y = (np.float32(1.0) - t) / (np.float32(1.0) + t)
+            row[c] = cap * (y if x >= 0 else -y)
+    if slope != 0:
+        for c in range(len(row)):
+            row[c] = fma(slope * _LOG2E, np.float32(low + c - position), row[c])
+
+
+@functools.cache
+def attention_kernels(head_size: int, kind: int, block_size: int) -> tuple[int, int]:
+    """Addresses of the compiled (attend, merge) functions, each `void (int64 *arguments)`.
+
+    The first call for a combination compiles for a few seconds; the result is cached on disk (numba's cache
+    folder, or NUMBA_CACHE_DIR).
+    """
+    # Keys are transposed in squares of a vector's width, where a block and a head have room for one.
+    square = LANES if block_size % LANES == 0 and head_size % LANES == 0 else GROUP
+    attend, merge = _make_attend(head_size, kind, square, _REVISION), _make_merge(head_size, _REVISION)
+    _keep.extend((attend, merge))
+    return attend.address, merge.address
+
+
+_keep: list[Any] = []
+
+
+def _make_attend(head_size: int, kind: int, square: int, revision: int) -> Any:
+    def attend(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (NUM_ARGUMENTS,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        max_rows = arg[MAX_ROWS] + 0 * revision
+        scratch = (
+            aligned(max_rows * head_size).reshape((max_rows, head_size)),
+            aligned(max_rows * SEGMENT).reshape((max_rows, SEGMENT)),
+            aligned(max_rows * head_size).reshape((max_rows, head_size)),
+            aligned(max_rows * head_size).reshape((max_rows, head_size)),
+            np.empty((2, max_rows), np.float32),
+            np.empty((2, max_rows), np.float32),
+            aligned(head_size * CHUNK),
+            aligned(CHUNK * head_size).reshape((CHUNK, head_size)),
+            np.empty(CHUNK // GROUP, np.int64),
+        )
+        while True:
+            work = take(counter)
+            if work >= arg[NUM_ITEMS] * arg[NUM_KV_HEADS]:
+                break
+            _run_item(arg, work, scratch, head_size, kind, square)
+
+    return compile_kernel(attend)
+
+
+@njit(inline="always")
+def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, square: int) -> None:
+    """One item of one KV head: load its rows, then segment after segment."""
+    q, weights, seg_out, acc, state, seg, _, _, _ = scratch
+    kv_heads, group, window = arg[NUM_KV_HEADS], arg[GROUP_SIZE], arg[WINDOW]
+    head = work % kv_heads
+    item = carray(pointer(arg[ITEMS] + (work // kv_heads) * 32, np.int32), (8,))
+    count = np.int64(item[1])
+    rows = count * group
+    tokens = carray(pointer(arg[TOKENS] + np.int64(item[0]) * 4, np.int32), (count,))
+    factor = f32(arg[SCALARS])[0] * _LOG2E
+    min_pos, max_pos = np.int64(1 << 40), np.int64(-1)
+    for t in range(count):
+        token = np.int64(tokens[t])
+        pos = i32(arg[POSITIONS] + token * 4)
+        min_pos, max_pos = min(min_pos, pos), max(max_pos, pos)
+        for g in range(group):
+            r = t * group + g
+            place = token * arg[QUERY_TOKEN_STRIDE] + (head * group + g) * arg[QUERY_HEAD_STRIDE]
+            source = f32_row(arg[QUERY] + place * 4, head_size)
+            for i in range(head_size):
+                q[r, i] = source[i] * factor
+                acc[r, i] = np.float32(0.0)
+            state[0, r] = _NEG_INF
+            state[1, r] = np.float32(0.0)
+    first_visible = max(np.int64(0), min_pos - window + 1) if window > 0 else np.int64(0)
+    tables = carray(pointer(arg[TABLES] + np.int64(item[2]) * 4, np.int32), (max_pos // arg[BLOCK_SIZE] + 1,))
+    for k in range(np.int64(item[3]), np.int64(item[4])):
+        low = k * SEGMENT
+        high = min(low + SEGMENT, max_pos + 1)
+        begin = max(low, first_visible)
+        if begin >= high:
+            continue
+        _score_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind, square)
+        _softmax_segment(arg, head, tokens, begin, high, weights, seg, group, window)
+        _weigh_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind)
+        for r in range(rows):
+            if seg[0, r] == _NEG_INF:
+                continue
+            if item[5] != 0:
+                _fold(state, r, acc[r], seg[0, r], seg[1, r], seg_out[r])
+            else:
+                token = np.int64(tokens[r // group])
+                base = i32(arg[PARTIAL_BASE] + token * 4)
+                slot = (base + k) * (kv_heads * group) + head * group + r % group
+                f32(arg[PARTIAL_MAX] + slot * 4)[0] = seg[0, r]
+                f32(arg[PARTIAL_SUM] + slot * 4)[0] = seg[1, r]
+                target = f32_row(arg[PARTIAL_OUT] + slot * head_size * 4, head_size)
+                for i in range(head_size):
+                    target[i] = seg_out[r, i]
+    if item[5] != 0:
+        for r in range(rows):
+            h = head * group + r % group
+            place = np.int64(tokens[r // group]) * (kv_heads * group) + h
+            target = f32_row(arg[OUTPUT] + place * head_size * 4, head_size)
+            _finish(state[0, r], state[1, r], acc[r], target, arg[SINKS], h)
+
+
+@njit(forceinline=True)
+def _cache_row(arg: Any, head: int, tables: Any, n: int) -> Any:
+    """Row of the layer's storage, counted in head sizes, that holds key position n of a head."""
+    block = np.int64(tables[n >> arg[BLOCK_SHIFT]])
+    return ((head * arg[NUM_BLOCKS] + block) << arg[BLOCK_SHIFT]) + (n & (arg[BLOCK_SIZE] - 1))
+
+
+@njit(inline="always")
+def _score_segment(
+    arg: Any,
+    head: int,
+    tables: Any,
+    begin: int,
+    high: int,
+    rows: int,
+    scratch: Any,
+    head_size: int,
+    kind: int,
+    square: int,
+) -> None:
+    """weights[:rows, :] = q . keys for the chunks of a segment that hold positions begin to high.
+
+    Columns before begin and from high on get any value. Keys are transposed in squares of `square`.
+    """
+    q, weights, _, _, _, _, columns, wide, _ = scratch
+    row_bytes = head_size * _element_size(kind)
+    columns_at = np.int64(columns.ctypes.data)
+    for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
+        first = max(begin // square * square, chunk)
+        for n in range(first, min(chunk + CHUNK, high), square):
+            row = _cache_row(arg, head, tables, n)
+            after = n + square
+            key_at = arg[KEY] + row * row_bytes
+            # Memory is what limits a few rows: ask for the next keys, and for these keys' values.
+            next_key = key_at
+            if after < high:
+                next_key = arg[KEY] + _cache_row(arg, head, tables, after) * row_bytes
+            value_at = arg[VALUE] + row * row_bytes
+            if kind != FLOAT32:
+                _widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide[:square])
+                key_at = np.int64(wide.ctypes.data)
+            transpose(
+                key_at,
+                columns_at + (n - chunk) * 4,
+                head_size,
+                square,
+                kind,
+                next_key,
+                value_at,
+            )
+        scores(
+            np.int64(q.ctypes.data),
+            rows,
+            columns_at,
+            np.int64(weights.ctypes.data) + (chunk % SEGMENT) * 4,
+            head_size,
+            SEGMENT,
+        )
+
+
+@njit(inline="always")
+def _softmax_segment(
+    arg: Any, head: int, tokens: Any, begin: int, high: int, weights: Any, seg: Any, group: int, window: int
+) -> None:
+    """Rows of logits to weights, their maxima and sums to `seg`. A row that sees nothing has maximum -inf."""
+    low = begin // SEGMENT * SEGMENT
+    first = (begin - low) // STRANDS * STRANDS
+    count = (high - low - first + STRANDS - 1) // STRANDS
+    end_column = first + count * STRANDS
+    softcap = f32(arg[SCALARS] + 4)[0]
+    top_at, sum_at = np.int64(seg.ctypes.data), np.int64(seg[1].ctypes.data)
+    for t in range(len(tokens)):
+        pos = i32(arg[POSITIONS] + np.int64(tokens[t]) * 4)
+        start = max(low, pos - window + 1) - low if window > 0 else np.int64(0)
+        end = min(high, pos + 1) - low
+        for g in range(group):
+            r = t * group + g
+            row = weights[r]
+            if start >= end:
+                seg[0, r] = _NEG_INF
+                row[first:end_column] = np.float32(0.0)
+                continue
+            slope = np.float32(0.0)
+            if arg[SLOPES] != 0:
+                slope = f32(arg[SLOPES] + (head * group + g) * 4)[0]
+            _shape_logits(row[first:end_column], pos, low + first, softcap, slope)
+            for c in range(first, start):
+                row[c] = _NEG_INF
+            for c in range(end, end_column):
+                row[c] = _NEG_INF
+            softmax(np.int64(row.ctypes.data) + first * 4, count, top_at + r * 4, sum_at + r * 4)
+
+
+@njit(inline="always")
+def _weigh_segment(
+    arg: Any,
+    head: int,
+    tables: Any,
+    begin: int,
+    high: int,
+    rows: int,
+    scratch: Any,
+    head_size: int,
+    kind: int,
+) -> None:
+    """seg_out[:rows] = weights . values over positions begin to high of one segment."""
+    _, weights, seg_out, _, _, _, _, wide, places = scratch
+    row_bytes = head_size * _element_size(kind)
+    for r in range(rows):
+        for i in range(head_size):
+            seg_out[r, i] = np.float32(0.0)
+    for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
+        first = max(begin // GROUP * GROUP, chunk)
+        groups = np.int64(0)
+        for n in range(first, min(chunk + CHUNK, high), GROUP):
+            row = _cache_row(arg, head, tables, n)
+            value_at = arg[VALUE] + row * row_bytes
+            written = min(high - n, np.int64(GROUP))
+            # Slots past the context may hold NaN, which zero weights would not cancel.
+            if kind != FLOAT32 or written < GROUP:
+                target = wide[groups * GROUP : (groups + 1) * GROUP]
+                _widen(kind, value_at, arg[VALUE_SCALE] + row * 4, written, target)
+                value_at = np.int64(target.ctypes.data)
+            places[groups] = value_at
+            groups += 1
+        weigh(
+            np.int64(weights.ctypes.data) + (first % SEGMENT) * 4,
+            rows,
+            np.int64(places.ctypes.data),
+            groups,
+            np.int64(seg_out.ctypes.data),
+            head_size,
+            SEGMENT,
+        )
+
+
+def _make_merge(head_size: int, revision: int) -> Any:
+    def merge(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (NUM_ARGUMENTS,), np.int64)
+        counter = pointer(arg[COUNTER] + 8, np.int64)
+        heads = arg[NUM_KV_HEADS] * arg[GROUP_SIZE] + 0 * revision
+        state = np.empty((2, 1), np.float32)
+        acc = np.empty(head_size, np.float32)
+        merge_tokens = carray(pointer(arg[MERGE_TOKENS], np.int32), (arg[NUM_MERGE],))
+        while True:
+            work = take(counter)
+            if work >= arg[NUM_MERGE]:
+                break
+            token = np.int64(merge_tokens[work])
+            pos = i32(arg[POSITIONS] + token * 4)
+            base = i32(arg[PARTIAL_BASE] + token * 4)
+            first = np.int64(0)
+            if arg[WINDOW] > 0:
+                first = max(np.int64(0), pos - arg[WINDOW] + 1) // SEGMENT
+            for h in range(heads):
+                state[0, 0] = _NEG_INF
+                state[1, 0] = np.float32(0.0)
+                for i in range(head_size):
+                    acc[i] = np.float32(0.0)
+                for k in range(first, pos // SEGMENT + 1):
+                    slot = (base + k) * heads + h
+                    seg_out = f32_row(arg[PARTIAL_OUT] + slot * head_size * 4, head_size)
+                    seg_max = f32(arg[PARTIAL_MAX] + slot * 4)[0]
+                    seg_sum = f32(arg[PARTIAL_SUM] + slot * 4)[0]
+                    _fold(state, 0, acc, seg_max, seg_sum, seg_out)
+                target = f32_row(arg[OUTPUT] + (token * heads + h) * head_size * 4, head_size)
+                _finish(state[0, 0], state[1, 0], acc, target, arg[SINKS], h)
+
+    return compile_kernel(merge)

@@ -1,0 +1,137 @@
+"""Store new float32 keys and values in the paged cache, compiled by numba: one pass, one call per layer."""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+
+from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.openmp import run_here, run_parallel
+from radixkv_kernels.kv_cache import PagedKV
+
+# Places in the int64 argument block. Strides are in bytes.
+(
+    COUNTER,
+    COUNT,
+    SLOTS,
+    SOURCE_ROWS,
+    NUM_KV_HEADS,
+    HEAD_SIZE,
+    HEAD_BYTES,
+    KEY,
+    KEY_TOKEN_STRIDE,
+    KEY_HEAD_STRIDE,
+    VALUE,
+    VALUE_TOKEN_STRIDE,
+    VALUE_HEAD_STRIDE,
+    CACHED_KEY,
+    CACHED_VALUE,
+    NUM_SLOTS,
+    REFUSED,
+) = range(17)
+_NUM_ARGUMENTS = 17
+#: Tokens a thread takes at a time.
+_CHUNK = 16
+#: Tokens below which waking the other threads costs more than they save.
+_SMALL = 64
+
+
+@functools.cache
+def _kernel() -> Any:
+    def write(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (17,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        count, size = arg[COUNT], arg[HEAD_SIZE]
+        slots = carray(pointer(arg[SLOTS], np.int64), (count,))
+        while True:
+            first = take(counter) * _CHUNK
+            if first >= count:
+                break
+            for i in range(first, min(first + _CHUNK, count)):
+                slot = slots[i]
+                if slot < 0:
+                    continue
+                if slot >= arg[NUM_SLOTS]:
+                    arg[REFUSED] = slot
+                    continue
+                row = i
+                if arg[SOURCE_ROWS]:
+                    row = carray(pointer(arg[SOURCE_ROWS], np.int64), (count,))[i]
+                for h in range(arg[NUM_KV_HEADS]):
+                    target = h * arg[HEAD_BYTES] + slot * size * 4
+                    key = f32_row(arg[KEY] + row * arg[KEY_TOKEN_STRIDE] + h * arg[KEY_HEAD_STRIDE], size)
+                    value = f32_row(
+                        arg[VALUE] + row * arg[VALUE_TOKEN_STRIDE] + h * arg[VALUE_HEAD_STRIDE], size
+                    )
+                    cached_key = f32_row(arg[CACHED_KEY] + target, size)
+                    cached_value = f32_row(arg[CACHED_VALUE] + target, size)
+                    for d in range(size):
+                        cached_key[d] = key[d]
+                        cached_value[d] = value[d]
+
+    return compile_kernel(write)
+
+
+class FloatWriter:
+    """Writes to one cache of float32 on the CPU; not thread-safe."""
+
+    def __init__(self, kv: PagedKV) -> None:
+        spec = kv.spec
+        self.kv = kv
+        self._counter = np.zeros(1, dtype=np.int64)
+        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
+        a[COUNTER] = self._counter.ctypes.data
+        a[NUM_KV_HEADS], a[HEAD_SIZE] = spec.num_kv_heads, spec.head_size
+        a[HEAD_BYTES] = 4 * kv.key.stride(1)
+        a[NUM_SLOTS] = spec.num_blocks * spec.block_size
+        self._layers = [
+            (key.data_ptr(), value.data_ptr()) for key, value in zip(kv.key, kv.value, strict=True)
+        ]
+        self._address = a.ctypes.data
+        self._run = _kernel().address
+
+    @staticmethod
+    def accepts(kv: PagedKV, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether all of it is float32, and heads lie in one piece."""
+        return (
+            kv.key.dtype == torch.float32
+            and key.dtype == torch.float32
+            and value.dtype == torch.float32
+            and key.stride(2) == 1
+            and value.stride(2) == 1
+        )
+
+    def write(
+        self,
+        layer: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> None:
+        """See `AttentionBackend.write`.
+
+        Raises:
+            IndexError: a slot lies outside the cache; the others have been written.
+        """
+        a = self._arguments
+        slots = slots.contiguous()
+        rows = None if rows is None else rows.contiguous()
+        count = slots.shape[0]
+        a[COUNT], a[SLOTS], a[SOURCE_ROWS] = count, slots.data_ptr(), 0 if rows is None else rows.data_ptr()
+        token, head, _ = key.stride()
+        a[KEY], a[KEY_TOKEN_STRIDE], a[KEY_HEAD_STRIDE] = key.data_ptr(), 4 * token, 4 * head
+        token, head, _ = value.stride()
+        a[VALUE], a[VALUE_TOKEN_STRIDE], a[VALUE_HEAD_STRIDE] = value.data_ptr(), 4 * token, 4 * head
+        a[CACHED_KEY], a[CACHED_VALUE] = self._layers[layer]
+        a[REFUSED] = self._counter[0] = 0
+        (run_here if count < _SMALL else run_parallel)(self._run, self._address)
+        if a[REFUSED]:
+            raise IndexError(f"slot {a[REFUSED]} of a cache with {a[NUM_SLOTS]} slots")

@@ -1,0 +1,179 @@
+"""Rows of activations to int8 on a CPU, alone or at the end of an RMS norm or a gated SiLU; by numba.
+
+Symmetric, one scale per row and group of 64 columns: `x = scale * (q - 128)` with q in [1, 255], the form
+that `int8_product` multiplies. With one scale for a whole row, its few large values would leave the others
+too few steps (docs/log.md). Each function reads its rows once from memory. No operation mixes rows, so a
+row's bits depend on that row only.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from radixkv_kernels.cpu.linear.int8_product import GROUP
+from radixkv_kernels.cpu.memory import FAST, as_float, compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.openmp import run_here, run_parallel
+from radixkv_kernels.cpu.vectors import exp2
+
+# Places in the int64 argument block.
+COUNTER, ROWS, WIDTH, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, SCALES, WEIGHT, EPSILON = range(10)
+_NUM_ARGUMENTS = 10
+#: Rows a thread takes at a time.
+_CHUNK = 8
+#: Elements below which waking the other threads costs more than they save.
+_SMALL = 16_384
+_LOG2E = np.float32(1.4426950408889634)
+_TINY = np.float32(1e-30)
+
+
+@njit(forceinline=True)
+def _largest(row: Any) -> Any:
+    """The largest magnitude: magnitudes of floats order as their bits do, and integer maxima use vectors."""
+    bits = row.view(np.int32)
+    top = np.int32(0)
+    for i in range(len(bits)):
+        top = max(top, bits[i] & np.int32(0x7FFFFFFF))
+    return as_float(np.int32(top))
+
+
+@njit(fastmath=FAST, forceinline=True)
+def _store(row: Any, target: int, scales: int) -> None:
+    """The row as bytes, the largest magnitude of each group as 127, and the groups' scales."""
+    width = len(row)
+    for g in range((width + GROUP - 1) // GROUP):
+        group = row[g * GROUP : min(width, (g + 1) * GROUP)]
+        top = max(_largest(group), _TINY)
+        f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
+        factor = np.float32(127.0) / top
+        out = carray(pointer(target + g * GROUP, np.uint8), (len(group),))
+        for i in range(len(group)):
+            out[i] = np.uint8(np.int32(np.rint(group[i] * factor)) + np.int32(128))
+
+
+# numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
+@njit(fastmath=FAST | {"nnan"}, error_model="numpy", forceinline=True)
+def _gate(gate: Any, up: Any, out: Any) -> None:
+    """out = silu(gate) * up, through exp of a non-positive argument, which cannot overflow."""
+    for i in range(len(out)):
+        x = gate[i]
+        e = exp2(-abs(x) * _LOG2E)
+        numerator = x if x >= 0 else x * e
+        out[i] = numerator * up[i] / (np.float32(1.0) + e)
+
+
+@functools.cache
+def _plain_kernel() -> Any:
+    def plain(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
+        while True:
+            first = take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
+                _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+
+    return compile_kernel(plain, fast=True)
+
+
+@functools.cache
+def _norm_kernel() -> Any:
+    def norm(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
+        width = arg[WIDTH]
+        weight = f32_row(arg[WEIGHT], width)
+        epsilon = f32_row(arg[EPSILON], 1)[0]
+        own = np.empty(width, np.float32)
+        while True:
+            first = take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                total = np.float32(0.0)
+                for i in range(width):
+                    total += row[i] * row[i]
+                factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
+                for i in range(width):
+                    own[i] = weight[i] * (row[i] * factor)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+
+    return compile_kernel(norm, fast=True)
+
+
+@functools.cache
+def _gated_kernel() -> Any:
+    def gated(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (10,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        step = arg[OUTPUT_STRIDE] // GROUP * 4
+        width = arg[WIDTH]
+        own = np.empty(width, np.float32)
+        while True:
+            first = take(counter) * _CHUNK
+            if first >= arg[ROWS]:
+                break
+            for r in range(first, min(first + _CHUNK, arg[ROWS])):
+                gate = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                up = f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
+                _gate(gate, up, own)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+
+    return compile_kernel(gated, fast=True)
+
+
+class Int8Rows:
+    """The three functions with their argument block; not thread-safe.
+
+    Each returns the bytes, uint8 [T, row_bytes], of which the first W of a row are written, and the scales,
+    float32 [T, row_bytes / 64]; `row_bytes` is that of the product they go to.
+    """
+
+    def __init__(self) -> None:
+        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
+        self._counter = np.zeros(1, dtype=np.int64)
+        self._epsilon = np.zeros(1, dtype=np.float32)
+        a[COUNTER], a[EPSILON] = self._counter.ctypes.data, self._epsilon.ctypes.data
+        self._address = a.ctypes.data
+        self._plain, self._norm, self._gated = _plain_kernel(), _norm_kernel(), _gated_kernel()
+
+    def quantize(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [T, W], last dimension contiguous."""
+        return self._run(self._plain, rows, rows.shape[1], row_bytes)
+
+    def norm(
+        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, row_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight [W], contiguous."""
+        self._arguments[WEIGHT] = weight.data_ptr()
+        self._epsilon[0] = epsilon
+        return self._run(self._norm, rows, rows.shape[1], row_bytes)
+
+    def gated(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
+        return self._run(self._gated, rows, rows.shape[1] // 2, row_bytes)
+
+    def _run(
+        self, kernel: Any, rows: torch.Tensor, width: int, row_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = rows.shape[0]
+        out = torch.empty(count, row_bytes, dtype=torch.uint8)
+        scales = torch.empty(count, row_bytes // GROUP)
+        a = self._arguments
+        a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
+        a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_bytes, scales.data_ptr()
+        self._counter[0] = 0
+        (run_here if count * width < _SMALL else run_parallel)(kernel.address, self._address)
+        return out, scales

@@ -1,0 +1,1 @@
+"""The GPU backend of the attention interface, its kernels, tiles and ahead-of-time compilation."""

@@ -1,0 +1,288 @@
+"""Compile the Triton kernels ahead of time for a GPU that is not there, and read what the compiler made of
+them.
+
+`compile_attention` compiles one configuration of the shipped tile table for one target; `inspect_kernel`
+reads registers, spills, shared memory and matrix instructions from the result. `CONFIGURATIONS` is what
+docs/kernels.md lists and the tests hold to bounds. Works with triton 3.6 to 3.9, with no GPU and no CUDA
+toolkit: the assembler and disassembler are those in triton's wheel.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from radixkv_kernels.triton.kv_write import copy_kernel, write_kernel
+from radixkv_kernels.triton.tiles import CDNA, SEGMENT, Tile, choose_tile, launch_tile
+from radixkv_kernels.triton.unified_attention import attention_kernel, merge_kernel
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+#: Shared memory of one multiprocessor and the most one program may take, in bytes.
+SHARED_PER_SM = {"sm_80": 164 << 10, "sm_90": 228 << 10, "gfx942": 64 << 10}
+SHARED_PER_PROGRAM = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
+_REGISTERS_PER_SM = 65536
+_THREADS_PER_SM = {"sm_80": 2048, "sm_90": 2048}
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One specialisation of the attention kernel, as `TritonBackend` would launch it."""
+
+    name: str
+    heads: tuple[int, int]
+    head_size: int
+    kind: str
+    dtype: str = "bf16"
+    kv_dtype: str | None = None
+    block_size: int = 16
+    window: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+
+    def tiles(self, target: str) -> tuple[Tile, Tile]:
+        """The tile that work is cut for, and the one the kernel runs with, on a target."""
+        capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
+        element = _BYTES[self.dtype]
+        planned = choose_tile(self.head_size, self.heads[0] // self.heads[1], self.kind, element, capability)
+        featured = self.window or self.softcap or self.alibi or self.kv_dtype is not None
+        launched = launch_tile(
+            planned, self.head_size, element, capability, block_size=self.block_size, featured=featured
+        )
+        return planned, launched
+
+
+def supported(c: Configuration, target: str) -> bool:
+    """Whether the target has the configuration's types."""
+    return c.kv_dtype != "fp8e4nv" or target == "sm_90"
+
+
+def _both(name: str, heads: tuple[int, int], head_size: int, **features: Any) -> list[Configuration]:
+    return [
+        Configuration(f"{name}, {kind}", heads, head_size, kind, **features) for kind in ("short", "long")
+    ]
+
+
+#: What the documentation's table lists. The default tests compile those of `TESTED`.
+CONFIGURATIONS = [
+    *_both("32:8 d128", (32, 8), 128),
+    *_both("9:3 d64", (9, 3), 64),
+    *_both("16:8 d256", (16, 8), 256),
+    *_both("32:32 d80", (32, 32), 80),
+    *_both("32:32 d96", (32, 32), 96),
+    *_both("16:2 d192", (16, 2), 192),
+    *_both("32:8 d128 fp16", (32, 8), 128, dtype="fp16"),
+    *_both("32:8 d128 fp32", (32, 8), 128, dtype="fp32"),
+    *_both("32:8 d128 fp8 e4m3 KV", (32, 8), 128, kv_dtype="fp8e4nv"),
+    *_both("32:8 d128 fp8 e5m2 KV", (32, 8), 128, kv_dtype="fp8e5"),
+    *_both("32:8 d128 int8 KV", (32, 8), 128, kv_dtype="i8"),
+    *_both("32:8 d128 window", (32, 8), 128, window=True),
+    *_both("32:8 d128 ALiBi", (32, 8), 128, alibi=True),
+    *_both("64:8 d64 window, sinks", (64, 8), 64, window=True, sinks=True),
+    *_both("16:8 d256 window, softcap", (16, 8), 256, window=True, softcap=True),
+    *_both("32:8 d128 block 256", (32, 8), 128, block_size=256),
+]
+TESTED = (
+    "32:8 d128",
+    "9:3 d64",
+    "16:8 d256 window, softcap",
+    "64:8 d64 window, sinks",
+    "32:8 d128 fp8 e4m3 KV",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler made of a kernel.
+
+    Attributes:
+        registers: per thread. spill_bytes: stored to local memory, per thread. shared_bytes: per program.
+        matrix_instruction: `HGMMA`, `HMMA`, `MFMA` or empty.
+        programs_per_sm: that fit at once, by registers, shared memory and threads (NVIDIA only).
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    matrix_instruction: str
+    programs_per_sm: int
+
+
+def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], dict[str, Any], list[str]]:
+    """Signature, constants and 16-aligned arguments of the attention kernel for a configuration."""
+    stored = c.kv_dtype or c.dtype
+    planned, tile = c.tiles(target)
+    group = c.heads[0] // c.heads[1]
+    types = dict.fromkeys(
+        (
+            "key_scale_ptr",
+            "value_scale_ptr",
+            "partial_out_ptr",
+            "partial_stat_ptr",
+            "sinks_ptr",
+            "slopes_ptr",
+        ),
+        "*fp32",
+    )
+    types |= {"query_ptr": f"*{c.dtype}", "out_ptr": f"*{c.dtype}", "blob_ptr": "*i32"}
+    types |= {"key_ptr": f"*{stored}", "value_ptr": f"*{stored}", "scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(("window", "query_token_stride", "query_head_stride", "num_slots"), "i32")
+    constants = {
+        "HQ": c.heads[0],
+        "HKV": c.heads[1],
+        "D": c.head_size,
+        "DP": max(16, triton.next_power_of_2(c.head_size)),
+        "BM": tile.rows,
+        "SPLIT": -(-(planned.rows // group) // (tile.rows // group)),
+        "BN": tile.keys,
+        "BLOCK": c.block_size,
+        "SEGMENT": SEGMENT,
+        "LONG": c.kind == "long",
+        "WINDOW": c.window,
+        "SOFTCAP": c.softcap,
+        "ALIBI": c.alibi,
+        "SINKS": c.sinks,
+        "QUANTIZED": c.kv_dtype is not None,
+    }
+    aligned = [name for name, kind in types.items() if kind[0] == "*"]
+    aligned += ["query_token_stride", "query_head_stride", "num_slots"]
+    return types, constants, aligned
+
+
+def compile_kernel(
+    function: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    aligned: list[str],
+    target: str,
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> Any:
+    """Compile a jit function for a target, specialised as the launcher would specialise it."""
+    names = function.arg_names
+    source = ASTSource(
+        fn=function,
+        signature={n: "constexpr" if n in constants else types[n] for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
+    # The default differs between versions.
+    options["enable_fp_fusion"] = True
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def compile_attention(c: Configuration, target: str) -> Any:
+    """The compiled attention kernel of one configuration."""
+    types, constants, aligned = attention_arguments(c, target)
+    tile = c.tiles(target)[1]
+    return compile_kernel(attention_kernel, types, constants, aligned, target, tile.warps, tile.stages)
+
+
+def compile_merge(heads: int, head_size: int, target: str) -> Any:
+    """The compiled merge kernel, bf16."""
+    pointers = {"out_ptr": "*bf16", "blob_ptr": "*i32"}
+    pointers |= dict.fromkeys(("partial_out_ptr", "partial_stat_ptr", "sinks_ptr"), "*fp32")
+    constants = {
+        "HQ": heads,
+        "D": head_size,
+        "DP": triton.next_power_of_2(head_size),
+        "BH": 4,
+        "SEGMENT": SEGMENT,
+        "WINDOW": False,
+        "SINKS": True,
+    }
+    return compile_kernel(merge_kernel, {**pointers, "window": "i32"}, constants, list(pointers), target)
+
+
+def compile_write(kv_heads: int, head_size: int, stored: str, target: str) -> Any:
+    """The compiled write kernel for bf16 rows into a cache of `stored` elements."""
+    names = write_kernel.arg_names
+    types = {n: "*fp32" if "scale" in n else "*bf16" for n in names if n.endswith("_ptr")}
+    types |= {
+        "key_data_ptr": f"*{stored}",
+        "value_data_ptr": f"*{stored}",
+        "slots_ptr": "*i64",
+        "rows_ptr": "*i64",
+    }
+    pointers = list(types)
+    types |= {n: "i32" for n in names if n.endswith("_stride") or n == "num_slots"} | {"limit": "fp32"}
+    constants = {
+        "HKV": kv_heads,
+        "HP": triton.next_power_of_2(kv_heads),
+        "D": head_size,
+        "DP": triton.next_power_of_2(head_size),
+        "KIND": {"bf16": 0, "i8": 1}.get(stored, 2),
+        "HAS_ROWS": True,
+    }
+    return compile_kernel(write_kernel, types, constants, pointers, target)
+
+
+def compile_copy(target: str) -> Any:
+    """The compiled block copy kernel, bf16."""
+    types = {"data_ptr": "*bf16", "copies_ptr": "*i32", "plane_size": "i32"}
+    constants = {"SLOT": 128, "BLOCK": 16, "CHUNK": 1024}
+    return compile_kernel(copy_kernel, types, constants, ["data_ptr", "copies_ptr"], target)
+
+
+def _tool(name: str) -> str | None:
+    """A binary in triton's wheel."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return str(path) if path.exists() else None
+
+
+def inspect_kernel(kernel: Any, target: str) -> Report:
+    """Read a compiled kernel's resources. Raises RuntimeError if the tools' output is not understood."""
+    shared, warps = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
+    if target == "gfx942":
+        return _inspect_amd(kernel.asm["amdgcn"], shared)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(kernel.asm["cubin"])
+        f.flush()
+        usage = _run([_tool("cuobjdump"), "-res-usage", f.name])
+        code = _run([_tool("cuobjdump"), "-sass", f.name]) or _run([_tool("nvdisasm"), f.name])
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if not found or not code:
+        raise RuntimeError(f"could not read the kernel's resources: {usage[-500:]}")
+    registers = int(found[1])
+    # Local loads and stores in the code are spills: the kernels have no local arrays. Width is in the suffix.
+    widths = [int(w or 32) // 8 for w in re.findall(r"\bSTL(?:\.(64|128))?\b", code)]
+    instruction = "HGMMA" if "HGMMA" in code else "HMMA" if "HMMA" in code else ""
+    threads = warps * 32
+    # Registers are dealt in units of 8 a thread; each program pays 1 KiB of shared memory to the system.
+    programs = min(
+        _REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
+        SHARED_PER_SM[target] // (shared + 1024),
+        _THREADS_PER_SM[target] // threads,
+    )
+    return Report(registers, sum(widths), shared, instruction, programs)
+
+
+def _inspect_amd(assembly: str, shared: int) -> Report:
+    registers = re.search(r"\.vgpr_count:\s+(\d+)", assembly)
+    spills = re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)
+    if not registers or not spills:
+        raise RuntimeError("could not read the kernel's resources from its assembly")
+    instruction = "MFMA" if "v_mfma" in assembly else ""
+    return Report(int(registers[1]), 4 * int(spills[1]), shared, instruction, 0)
+
+
+def _run(command: list[str | None]) -> str:
+    if command[0] is None:
+        return ""
+    result = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    return result.stdout

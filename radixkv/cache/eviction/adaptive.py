@@ -1,0 +1,402 @@
+"""Adaptive: an order of eviction that is learned while running, with LRU as its safety net.
+
+The order
+---------
+Candidates are leaves. What a leaf's last blocks are worth is read from `ReuseStatistics` by their age and
+their class, and a class is made of two things the tree knows:
+
+- how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left behind, a
+  conversation that was continued, a system prompt;
+- the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
+  when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person).
+
+Within a class, the leaves are kept by age; for each class and each bin of ages that has candidates, the
+oldest one is looked at, and the one with the lowest worth goes. With falling hazards the order becomes LRU
+within each class, with rising ones it keeps what has waited longest, and classes that are never used again
+(one-hit tails) go at once.
+
+The net
+-------
+`ShadowLRU` says, request by request, exactly what plain LRU would have hit. When the hits lost against it
+exceed 0.15 % of the blocks asked for (and 64), the order is LRU until that much is allowed again.
+
+What it remembers
+-----------------
+For each cached block its hash and number of uses, and the same for up to 8 times the pool's blocks after
+their eviction (less for large pools, see `_history_limit`): without that, a block evicted too early would
+look like one that is never used.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cache.eviction.policies import POLICIES, EvictionIndex, EvictionPolicy
+from radixkv.cache.eviction.reuse_statistics import EDGES, ReuseStatistics, age_bin
+from radixkv.cache.eviction.shadow_lru import ShadowLRU
+from radixkv.cache.keys import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.ghost import GhostIndex
+    from radixkv.cache.node import Node
+
+_RHYTHMS = 6  # never, and five ranges of three bins each
+_USE_CLASSES = 6
+_USES_CLASS = [0, 0, 1, 2, 3, 3, 3, *([4] * 10)]  # by number of uses; more: 5
+_MANY_USES = len(_USES_CLASS)
+_REFRESH_EVERY = 64  # requests
+_TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
+_FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
+_RETURN = 0.97  # of what may be lost: below this, the learned order is tried again
+_BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
+_LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
+
+Remembered = tuple[int, int, int]  # last request, rhythm, uses
+
+
+def _class_of(uses: int, rhythm: int) -> int:
+    return (_USES_CLASS[uses] if uses < _MANY_USES else _USE_CLASSES - 1) * _RHYTHMS + rhythm
+
+
+def _history_limit(num_blocks: int) -> int:
+    """Evicted blocks to remember: 8 times the pool, at most the larger of 262,144 and 2 times the pool."""
+    return max(min(8 * num_blocks, 262_144), 2 * num_blocks)
+
+
+class _Run:
+    """What the policy knows of a node's blocks.
+
+    Attributes:
+        request: the last request that used them.
+        rhythm: that request's.
+        uses: requests that used the node since it was made.
+        parts: [end, birth] in order: the blocks up to index `end` (from the end of the part before) have been
+            used `uses - birth` times.
+        hashes: of the prefix up to the end of each block.
+    """
+
+    __slots__ = ("hashes", "parts", "request", "rhythm", "uses")
+
+    def __init__(self, request: int, rhythm: int) -> None:
+        self.request = request
+        self.rhythm = rhythm
+        self.uses = 0
+        self.parts: list[tuple[int, int]] = []
+        self.hashes: array[int] = array("q")
+
+    def tail_class(self) -> int:
+        """The class of the last block."""
+        return _class_of(self.uses - self.parts[-1][1], self.rhythm)
+
+    def tail_length(self) -> int:
+        """How many blocks at the end share that class's number of uses."""
+        parts = self.parts
+        return parts[-1][0] - (parts[-2][0] if len(parts) > 1 else 0)
+
+    def append(self, count: int, uses: int) -> None:
+        """Blocks used `uses` times so far join at the end."""
+        end = (self.parts[-1][0] if self.parts else 0) + count
+        birth = self.uses - uses
+        if self.parts and self.parts[-1][1] == birth:
+            self.parts[-1] = (end, birth)
+        else:
+            self.parts.append((end, birth))
+
+    def cut(self, length: int) -> list[tuple[int, int]]:
+        """Keep the first `length` blocks; returns (count, uses) of the parts cut off, last one first."""
+        gone = []
+        parts = self.parts
+        while parts and parts[-1][0] > length:
+            end, birth = parts.pop()
+            start = max(parts[-1][0] if parts else 0, length)
+            gone.append((end - start, self.uses - birth))
+            if start == length and length > (parts[-1][0] if parts else 0):
+                parts.append((length, birth))
+        del self.hashes[length:]
+        return gone
+
+    def split(self, length: int) -> _Run:
+        """Take off the first `length` blocks as a run of its own."""
+        upper = _Run(self.request, self.rhythm)
+        upper.uses = self.uses
+        upper.hashes = self.hashes[:length]
+        upper.parts = [(min(end, length), birth) for end, birth in self.parts]
+        while len(upper.parts) > 1 and upper.parts[-2][0] >= length:
+            upper.parts.pop()
+        self.hashes = self.hashes[length:]
+        self.parts = [(end - length, birth) for end, birth in self.parts if end > length]
+        return upper
+
+    def settle(self) -> None:
+        """Join parts whose number of uses no longer matters."""
+        parts = self.parts
+        while len(parts) > 1 and self.uses - parts[1][1] >= _MANY_USES:
+            parts[0:2] = [(parts[1][0], parts[1][1])]
+
+
+class Adaptive(EvictionPolicy):
+    """The leaf whose last blocks are worth least by what was learned; never far behind LRU."""
+
+    name = "adaptive"
+    tracks_path = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0  # number of the latest request
+        self._begun_at = -1  # the cache's use counter when it came
+        self._rhythm: int | None = None  # of the latest request; None: not known yet
+        self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
+        self._shadow = ShadowLRU(1)
+        self._history: OrderedDict[int, Remembered] = OrderedDict()
+        self._history_limit = 8
+        self._asked = 0.0  # blocks asked for
+        self._lost = 0.0  # hits of LRU minus own hits
+        self._is_guarded = False
+
+    def __repr__(self) -> str:
+        mode = "guarded" if self._is_guarded else "learned"
+        return f"Adaptive({mode}, {self._lost:+.0f} blocks lost to LRU, {len(self._history)} remembered)"
+
+    def attach(self, num_blocks: int, block_size: int, ghosts: GhostIndex) -> None:
+        super().attach(num_blocks, block_size, ghosts)
+        self._shadow = ShadowLRU(num_blocks)
+        self._history_limit = _history_limit(num_blocks)
+
+    # ------------------------------------------------------------------ learning
+
+    def _begin(self) -> None:
+        """A request comes: its first hook is `on_hit`, or `on_acquire` if it hits nothing."""
+        if self._begun_at == self.tick:
+            return
+        self._begun_at = self.tick
+        self._now += 1
+        self._rhythm = None
+        self._statistics.begin(self._now)
+        self._shadow.begin(self._now)
+
+    def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
+        self._begin()
+        self._asked += -(-num_tokens // self.block_size)
+        allowed = _TOLERANCE * self._asked + _FREE_TRIAL
+        self._is_guarded = self._lost > (allowed * _RETURN if self._is_guarded else allowed)
+        if self._now % _REFRESH_EVERY == 0:
+            self._statistics.refresh(self._now)
+            self._asked *= _BALANCE_DECAY
+            self._lost *= _BALANCE_DECAY
+
+    def on_hit(self, node: Node) -> None:
+        self._begin()
+        run = node.data
+        if run is None:
+            return
+        now = self._now
+        self._shorten(run, len(node.blocks))
+        age = now - run.request
+        if self._rhythm is None:  # the first node is the deepest
+            self._rhythm = self._rhythm_of(age)
+        if not age:
+            return
+        depth = node.start // self.block_size
+        length = len(run.hashes)
+        kept = self._shadow.holds(run.request, depth, length)
+        self._lost -= length - kept
+        self._shadow.forget(run.request, length)
+        self._shadow.use(now, depth, length)
+        before, start = run.rhythm, 0
+        run.rhythm = self._rhythm
+        statistics = self._statistics
+        for end, birth in run.parts:
+            uses = run.uses - birth
+            statistics.use(run.request, _class_of(uses, before), age, end - start)
+            statistics.add(now, _class_of(uses + 1, run.rhythm), end - start)
+            start = end
+        run.uses += 1
+        run.request = now
+        run.settle()
+
+    def on_insert(self, node: Node, num_blocks: int) -> None:
+        run = node.data
+        first = len(node.blocks) - num_blocks
+        if run is None:
+            run = node.data = _Run(self._now, self._rhythm or 0)
+        else:
+            self._shorten(run, first)
+            self._renew(run, node.start // self.block_size)
+        found, deepest = self._recall(node, run, first)
+        if deepest is not None:
+            run.rhythm = self._rhythm_of(self._now - deepest)
+        for count, uses in found:
+            run.append(count, uses)
+            self._statistics.add(self._now, _class_of(uses, run.rhythm), count)
+        self._shadow.use(self._now, node.start // self.block_size + first, num_blocks)
+
+    def _recall(self, node: Node, run: _Run, first: int) -> tuple[list[tuple[int, int]], int | None]:
+        """Hash the blocks from `first` on and look them up among the evicted ones.
+
+        Returns (count, uses with this one) of stretches of blocks, and the last request that had used the
+        deepest block found.
+        """
+        width = self.block_size * TOKEN_BYTES
+        recall = self._history.pop
+        key = bytes(node.key[first * width :])
+        chain = self._hash_before(node, run)
+        stretches: list[tuple[int, int]] = []
+        deepest: int | None = None
+        depth = node.start // self.block_size + first
+        remembered: Remembered | None = None
+        count = 0
+        for start in range(0, len(key), width):
+            chain = hash((chain, key[start : start + width]))
+            run.hashes.append(chain)
+            entry = recall(chain, None)
+            if count and entry != remembered:
+                stretches.append((count, self._take_back(remembered, depth, count)))
+                depth += count
+                count = 0
+            remembered = entry
+            count += 1
+            if entry is not None:
+                deepest = entry[0]
+        if count:
+            stretches.append((count, self._take_back(remembered, depth, count)))
+        return stretches, deepest
+
+    def _take_back(self, remembered: Remembered | None, depth: int, count: int) -> int:
+        """Blocks are computed again that were evicted (or not known); returns their uses with this one."""
+        if remembered is None:
+            return 1
+        request, rhythm, uses = remembered
+        self._lost += self._shadow.holds(request, depth, count)
+        self._shadow.forget(request, count)
+        self._statistics.use(request, _class_of(uses, rhythm), self._now - request, count)
+        return uses + 1
+
+    def _hash_before(self, node: Node, run: _Run) -> int:
+        if run.hashes:
+            return run.hashes[-1]
+        parent = node.parent
+        if parent is not None and parent.data is not None and parent.data.hashes:
+            return int(parent.data.hashes[-1])
+        return hash(node.space.key)
+
+    def _renew(self, run: _Run, depth: int) -> None:
+        """A running request adds blocks to the run: its blocks are in use now, but not used again."""
+        if run.request == self._now:
+            return
+        length = len(run.hashes)
+        self._shadow.forget(run.request, length)
+        self._shadow.use(self._now, depth, length)
+        start = 0
+        for end, birth in run.parts:
+            block_class = _class_of(run.uses - birth, run.rhythm)
+            self._statistics.add(run.request, block_class, start - end)
+            self._statistics.add(self._now, block_class, end - start)
+            start = end
+        run.request = self._now
+
+    @staticmethod
+    def _rhythm_of(age: int) -> int:
+        return 1 + min(age_bin(age) // 3, _RHYTHMS - 2)
+
+    # ------------------------------------------------------------------ choosing
+
+    def priority(self, node: Node) -> Any:
+        run = node.data
+        if run is None or not run.parts:
+            return (-1, 0)
+        return (run.tail_class(), run.request)
+
+    def trim_limit(self, node: Node) -> int:
+        """Blocks at the node's end that are worth the same."""
+        run = node.data
+        return run.tail_length() if run is not None and run.parts else len(node.blocks)
+
+    def victim(self, index: EvictionIndex) -> Node:
+        while True:
+            node = self._cheapest_by_age(index) if self._is_guarded else self._cheapest(index)
+            if node.entry[0] == self.priority(node):
+                return node
+            index.reprioritize(node)  # its last blocks went, and the ones before are of another class
+
+    def _cheapest(self, index: EvictionIndex) -> Node:
+        """The oldest candidate of the class and bin of ages with the lowest worth."""
+        now, worth = self._now, self._statistics.worth
+        node: Node | None = index.first()
+        best, lowest, oldest = index.first(), float("inf"), 0
+        while node is not None:
+            block_class, request = node.entry[0]
+            if block_class < 0:
+                return node
+            bin_of_age = age_bin(now - request)
+            value = worth[block_class][bin_of_age]
+            if value < lowest or (value == lowest and request < oldest):
+                best, lowest, oldest = node, value, request
+            if bin_of_age:
+                node = index.first_from((block_class, now - _LEAST_AGE[bin_of_age] + 1))
+            else:
+                node = index.first_from((block_class + 1, -1))
+        return best
+
+    def _cheapest_by_age(self, index: EvictionIndex) -> Node:
+        """The least recently used candidate."""
+        node: Node | None = index.first()
+        best = index.first()
+        while node is not None:
+            if node.entry[0][1] < best.entry[0][1]:
+                best = node
+            node = index.first_from((node.entry[0][0] + 1, -1))
+        return best
+
+    # ------------------------------------------------------------------ forgetting
+
+    def on_evict(self, node: Node, num_blocks: int) -> None:
+        run = node.data
+        if run is None:
+            return
+        length = len(node.blocks)
+        self._shorten(run, length)
+        history = self._history
+        hashes = run.hashes[length - num_blocks :]
+        position = len(hashes)
+        for count, uses in run.cut(length - num_blocks):
+            remembered = (run.request, run.rhythm, uses)
+            for chain in hashes[position - count : position]:
+                old = history.pop(chain, None)
+                if old is not None:  # a duplicate of a block that was computed twice
+                    self._drop(old)
+                history[chain] = remembered
+            position -= count
+        while len(history) > self._history_limit:
+            self._drop(history.popitem(last=False)[1])
+
+    def _drop(self, remembered: Remembered, count: int = 1) -> None:
+        """Stop counting blocks."""
+        request, rhythm, uses = remembered
+        self._statistics.add(request, _class_of(uses, rhythm), -count)
+        self._shadow.forget(request, count)
+
+    def _shorten(self, run: _Run, length: int) -> None:
+        """Blocks that left a node without being evicted (discarded, withdrawn) are no longer counted."""
+        if len(run.hashes) > length:
+            for count, uses in run.cut(length):
+                self._drop((run.request, run.rhythm, uses), count)
+
+    def on_split(self, upper: Node, lower: Node) -> None:
+        run = lower.data
+        if run is not None:
+            self._shorten(run, len(upper.blocks) + len(lower.blocks))
+            upper.data = run.split(len(upper.blocks))
+
+    def on_remove(self, node: Node) -> None:
+        if node.data is not None:
+            self._shorten(node.data, 0)
+
+    def on_reset(self) -> None:
+        while self._history:
+            self._drop(self._history.popitem()[1])
+
+
+POLICIES[Adaptive.name] = Adaptive

@@ -1,0 +1,1 @@
+"""Why a prompt missed: ghosts of evicted blocks, prefix hashes, explanations, advice, events."""

@@ -1,0 +1,249 @@
+"""Why a prompt missed: MissReport, and how its reason is found.
+
+The reasons, in the order in which they are tried for the first token that was not found:
+
+    hit            nothing was missing but the one token that is always computed
+    skipped        the caller, or the cache's settings, asked not to look
+    partial_block  the tokens are cached, but sharing a part of a block was not possible
+    evicted        the block was here and was evicted to make room
+    expired        the same, after a pin on it had run out
+    reset          the same, by `reset`
+    namespace      cached, but under another namespace (told to administrators only)
+    diverged       another continuation of the same prefix is cached
+    first_seen     nothing that begins like this has been here, as far as the ghost index remembers
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
+from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
+from radixkv.cache.radix_tree import Walk
+
+if TYPE_CHECKING:
+    from radixkv.cache.node import Space
+    from radixkv.cache.prefix_cache import PrefixCache
+
+Reason = Literal[
+    "hit",
+    "skipped",
+    "partial_block",
+    "evicted",
+    "expired",
+    "reset",
+    "namespace",
+    "diverged",
+    "first_seen",
+]
+REASONS: tuple[Reason, ...] = (
+    "hit",
+    "skipped",
+    "partial_block",
+    "evicted",
+    "expired",
+    "reset",
+    "namespace",
+    "diverged",
+    "first_seen",
+)
+CACHE_IS_OFF = "prefix caching is off"
+
+
+class MissReport:
+    """How much of a prompt was found, and why not the rest. Small: text is composed on demand.
+
+    Attributes:
+        reason: one of `REASONS`.
+        num_prompt_tokens: length of the prompt.
+        num_hit_tokens: leading tokens found; for a lease at most the prompt's length - 1.
+        diverged_at: index of the first token that differs from what is cached; None unless `diverged`.
+        age_s: seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
+        evicted_by: what removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
+        skipped: why no lookup was made, for `skipped`.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_new",
+        "age_s",
+        "diverged_at",
+        "evicted_by",
+        "num_hit_tokens",
+        "num_prompt_tokens",
+        "reason",
+        "skipped",
+    )
+
+    def __init__(
+        self,
+        reason: Reason,
+        num_prompt_tokens: int,
+        num_hit_tokens: int,
+        diverged_at: int | None = None,
+        cached_after: bytes | bytearray = b"",
+        new_after: bytes = b"",
+        age_s: float | None = None,
+        evicted_by: str | None = None,
+        skipped: str | None = None,
+    ) -> None:
+        self.reason = reason
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_hit_tokens = num_hit_tokens
+        self.diverged_at = diverged_at
+        self._cached = cached_after
+        self._new = new_after
+        self.age_s = age_s
+        self.evicted_by = evicted_by
+        self.skipped = skipped
+
+    @property
+    def cached_tokens_after(self) -> list[int]:
+        """What the cache holds from `diverged_at` on (a few tokens); empty unless `diverged`."""
+        return decode_tokens(self._cached)
+
+    @property
+    def new_tokens_after(self) -> list[int]:
+        """What the prompt holds from `diverged_at` on (a few tokens); empty unless `diverged`."""
+        return decode_tokens(self._new)
+
+    @property
+    def num_missed_tokens(self) -> int:
+        """Prompt tokens that must be computed."""
+        return self.num_prompt_tokens - self.num_hit_tokens
+
+    @property
+    def detail(self) -> str:
+        """The report as one sentence."""
+        found = f"{self.num_hit_tokens} of {self.num_prompt_tokens} tokens were cached"
+        if self.reason == "hit":
+            return f"{found}; nothing else was missing."
+        if self.reason == "skipped":
+            return f"The cache was not consulted: {self.skipped}."
+        if self.reason == "partial_block":
+            return f"{found}; the next ones are, too, but their part of a block could not be shared."
+        if self.reason in ("evicted", "expired", "reset"):
+            what = {
+                "evicted": "were evicted",
+                "expired": "were evicted after their pin had expired",
+                "reset": "were forgotten",
+            }[self.reason]
+            return f"{found}; the next ones {what} {self.age_s:.1f} s ago ({self.evicted_by})."
+        if self.reason == "namespace":
+            return f"{found}; the next ones are cached under another namespace."
+        if self.reason == "diverged":
+            return (
+                f"{found}; at token {self.diverged_at} the prompt goes on with {self.new_tokens_after}, "
+                f"the cached one with {self.cached_tokens_after}."
+            )
+        return f"{found}; the rest has not been seen before."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return {
+            "reason": self.reason,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_hit_tokens": self.num_hit_tokens,
+            "diverged_at": self.diverged_at,
+            "cached_tokens_after": self.cached_tokens_after,
+            "new_tokens_after": self.new_tokens_after,
+            "age_s": self.age_s,
+            "evicted_by": self.evicted_by,
+            "skipped": self.skipped,
+            "detail": self.detail,
+        }
+
+    def __repr__(self) -> str:
+        return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
+
+
+class DueReport(NamedTuple):
+    """What a report needs to know of the moment of its acquire; the rest is looked up when it is read.
+
+    Attributes:
+        moment: of the ghost index, see `GhostIndex.watch`; -1: it can't say anything.
+        walk: where the lookup ended.
+        num_tokens: of the prompt.
+        at: clock seconds; 0 without a moment.
+        seed, mark: for the prefix hash of the first block missed.
+        skip: why no lookup was made.
+    """
+
+    moment: int
+    walk: Walk
+    num_tokens: int
+    at: float
+    seed: int
+    mark: int
+    skip: str | None
+
+
+class Explainer:
+    """Composes the reports of one cache."""
+
+    def __init__(self, cache: PrefixCache, ghosts: GhostIndex) -> None:
+        self._cache = cache
+        self._ghosts = ghosts
+
+    def complete(self, due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
+        """The report of a lease whose `tokens` begin with the prompt; the ghost index is at its moment."""
+        num_tokens = due.num_tokens
+        if due.skip is not None:
+            return MissReport("skipped", num_tokens, 0, skipped=due.skip)
+        walk = due.walk
+        record = None
+        if due.moment >= 0:
+            record = self._ghosts.find(
+                tokens, num_tokens, due.seed, walk.depth, walk.depth + walk.partial, due.mark
+            )
+        return _classify(tokens, num_tokens, cached, walk, record, due.at, None)
+
+    def dry(self, data: bytes, space: Space | None, walk: Walk | None, admin: bool) -> MissReport:
+        """The report that a lease would get now; `admin`: other namespaces count, too."""
+        cache = self._cache
+        num_tokens = len(data) // TOKEN_BYTES
+        if not cache.enabled:
+            return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
+        depth = found = 0
+        if walk is not None:
+            depth, found = walk.depth, walk.depth + walk.partial
+        cached = min(found if cache.partial_reuse else depth, num_tokens - 1)
+        record = None
+        if space is not None:
+            self._ghosts.catch_up()
+            seed, mark = cache._public.seed_and_mark(data, space, depth)
+            record = self._ghosts.find(data, num_tokens, seed, depth, found, mark)
+        elsewhere = self._found_elsewhere(data, space) if admin else None
+        return _classify(data, num_tokens, cached, walk, record, cache._clock(), elsewhere)
+
+    def _found_elsewhere(self, data: bytes, space: Space | None) -> int:
+        """The longest match of another namespace. O(namespaces * tokens)."""
+        others = [other for other in self._cache._tree.roots if other is not space]
+        return max((self._cache._lookup.match(data, other).num_tokens for other in others), default=0)
+
+
+def _classify(
+    data: bytes | bytearray,
+    num_tokens: int,
+    cached: int,
+    walk: Walk | None,
+    record: GhostRecord | None,
+    now: float,
+    elsewhere: int | None,
+) -> MissReport:
+    """The first reason that applies, in the order of `REASONS`."""
+    found = 0 if walk is None else walk.depth + walk.partial
+    if cached >= num_tokens - 1:
+        return MissReport("hit", num_tokens, cached)
+    if found > cached:
+        return MissReport("partial_block", num_tokens, cached)
+    if record is not None:
+        age = now - record.at
+        return MissReport(cast(Reason, record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
+    if elsewhere is not None and elsewhere > found:
+        return MissReport("namespace", num_tokens, cached)
+    if walk is not None and found and walk.onward:
+        shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
+        new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
+        return MissReport("diverged", num_tokens, cached, found, shown, new)
+    return MissReport("first_seen", num_tokens, cached)

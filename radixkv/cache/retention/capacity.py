@@ -1,0 +1,161 @@
+"""Capacity: who may have how many blocks, and making room for them by eviction.
+
+Quotas act here: a group's own blocks go first when it reaches its ceiling, and another group's blocks only
+down to that group's floor.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.eviction.policies import hook
+from radixkv.cache.node import Node
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.retention import QuotaGroup
+
+OnEvict = Callable[[Node, int, str], None]
+
+
+class Capacity:
+    """The pool's blocks divided among groups.
+
+    Args:
+        on_evict: called as (node, number of its last blocks, what for) before they go.
+    """
+
+    def __init__(self, pool: BlockPool, tree: RadixTree, groups: list[QuotaGroup], on_evict: OnEvict) -> None:
+        self.pool = pool
+        self.tree = tree
+        self.groups = groups
+        self.evicted_blocks = 0
+        self._on_evict = on_evict
+        self._victim = hook(tree.policy, "victim")
+        self._trim_limit = hook(tree.policy, "trim_limit")
+
+    def evictable(self) -> int:
+        """Blocks in the tree that nothing protects. O(groups)."""
+        return sum(group.blocks - group.protected for group in self.groups)
+
+    def available(self, group: QuotaGroup, locked: int = 0, end: Node | None = None, depth: int = 0) -> int:
+        """Blocks that `group` could get now.
+
+        O(groups); with floors and public prefixes O(public nodes * namespaces below them).
+
+        Args:
+            locked: evictable blocks of the group's that the request itself would protect:
+            end, depth: the path to `end` up to token `depth`.
+        """
+        if len(self.groups) == 1:
+            return self.pool.num_free + group.blocks - group.protected - locked
+        own = group.blocks - group.protected - locked
+        total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group)
+        total -= self._below_floors(group, end, depth)
+        if group.ceiling is not None:
+            total = min(total, group.ceiling - group.used + own)
+        return max(0, total)
+
+    def _below_floors(self, group: QuotaGroup, end: Node | None, depth: int) -> int:
+        """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
+        kept = {g for g in self.groups if g is not group and g.yields() < g.evictable}
+        if not kept:
+            return 0
+        path = set()
+        while end is not None:
+            path.add(end)
+            end = end.parent
+        blocks = 0
+        for node in self._public_nodes_above(kept):
+            if not node.refs:
+                beyond = node.end - depth if node in path else node.end - node.start
+                blocks += max(0, beyond) // self.tree.block_size
+        return blocks
+
+    def kept_by_floors(self, group: QuotaGroup) -> int:
+        """Blocks that `group` could never get, at most: others' floors and the public blocks above them."""
+        others = [g for g in self.groups if g is not group and g.floor]
+        public = sum(len(node.blocks) for node in self._public_nodes_above(set(others)))
+        return public + sum(min(g.floor, g.used) for g in others)
+
+    def _public_nodes_above(self, groups: set[QuotaGroup]) -> list[Node]:
+        """The public nodes with something of these groups below. O(public nodes * namespaces below them)."""
+        root = next((root for space, root in self.tree.roots.items() if space.is_public), None)
+        if root is None or not groups:
+            return []
+        nodes = [root]
+        for node in nodes:  # parents first
+            nodes.extend(node.children or ())
+        above: set[Node] = set()
+        for node in reversed(nodes):
+            if node in above or any(space.group in groups for space in node.foreign or ()):
+                above.add(node)
+                if node.parent is not None:
+                    above.add(node.parent)
+        return [node for node in nodes if node in above]
+
+    def allocate(self, count: int, group: QuotaGroup) -> array[int]:
+        """`count` free blocks, evicting as needed.
+
+        The caller has made sure that so many are available.
+        """
+        if count > self.pool.num_free or group.ceiling is not None:
+            self._make_room(count, group)
+        group.used += count
+        return self.pool.allocate(count)
+
+    def free_private(self, blocks: array[int], group: QuotaGroup) -> None:
+        """Drop one holder of each private block; those without another are free."""
+        group.used -= self.pool.drop_private(blocks)
+
+    def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
+        """Blocks that have left the tree are free."""
+        group.used -= self.pool.free(blocks)
+
+    def _make_room(self, count: int, group: QuotaGroup) -> None:
+        if group.ceiling is not None:
+            over = group.used + count - group.ceiling
+            while over > 0:
+                over -= self._evict_from(group, over, "quota")
+        while self.pool.num_free < count:
+            victim_group = self._next_group(group)
+            limit = count - self.pool.num_free
+            if victim_group is not group:
+                limit = min(limit, max(1, victim_group.yields()))
+            self._evict_from(victim_group, limit, "capacity")
+
+    def _next_group(self, group: QuotaGroup) -> QuotaGroup:
+        if len(self.groups) == 1:
+            return group
+        candidates = [g for g in self.groups if len(g.index) and (g is group or g.yields())]
+        return min(candidates, key=lambda g: g.index.first_priority())
+
+    def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
+        """Trim the policy's choice by at most `limit` blocks; returns how many."""
+        index = group.index
+        leaf = index.first() if self._victim is None else self._victim(index)
+        assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
+        count = min(limit, len(leaf.blocks))
+        if self._trim_limit is not None:
+            count = max(1, min(count, self._trim_limit(leaf)))
+        self._on_evict(leaf, count, by)
+        group.used -= self.pool.free(self.tree.trim(leaf, count))
+        self.evicted_blocks += count
+        return count
+
+    def evict(self, count: int, by: str) -> int:
+        """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
+        freed = 0
+        only = self.groups[0] if len(self.groups) == 1 else None
+        while freed < count:
+            if only is not None:
+                if not only.index:
+                    break
+                freed += self._evict_from(only, count - freed, by)
+                continue
+            groups = [group for group in self.groups if len(group.index)]
+            if not groups:
+                break
+            group = min(groups, key=lambda g: g.index.first_priority())
+            freed += self._evict_from(group, count - freed, by)
+        return freed

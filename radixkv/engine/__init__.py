@@ -1,0 +1,1 @@
+"""The loop that serves requests: input, the step, output, recovery from faults."""

@@ -1,0 +1,99 @@
+"""What the engine does when something breaks: find the guilty request, spare the others, repair the cache.
+
+| what broke                      | what happens                                                            |
+|---------------------------------|-------------------------------------------------------------------------|
+| a step of the model or sampler  | nothing of it counts: its tokens are withdrawn from the cache, its      |
+|                                 | requests run again, each alone; one that fails alone ends with an error |
+| scheduler, cache or bookkeeping | the cache is rebuilt empty and every request is queued again with the   |
+|                                 | tokens it has; twice in a row, and the requests run one by one          |
+
+A request is never run again for tokens that were delivered: they are part of it by then.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request_state import Request
+
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
+    from radixkv.engine.request_group import RequestGroup
+
+logger = logging.getLogger("radixkv")
+
+
+class FaultRecovery:
+    """The suspects of one engine, and its repairs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.suspects: list[Request] = []
+        self.num_rebuilds = 0
+        self._rebuilds_in_a_row = 0
+        self._condemned: list[tuple[RequestGroup, str]] = []
+
+    @property
+    def next_suspect(self) -> Request | None:
+        """The request to run alone next, if any is under suspicion."""
+        return self.suspects[0] if self.suspects else None
+
+    def step_failed(self, batch: Batch, error: Exception) -> None:
+        """Nothing of the step counts; its requests become suspects, or, alone in it, guilty."""
+        logger.exception("a step of %d requests failed", len(batch.entries), exc_info=error)
+        alone = len(batch.entries) == 1
+        for request in self._engine.scheduler.withdraw(batch):
+            if alone and request in self.suspects:
+                self._engine.fail(request, f"the model failed on this request: {error}", "step_failed")
+            elif request not in self.suspects:
+                self.suspects.append(request)
+
+    def step_passed(self, batch: Batch) -> None:
+        """The requests of this step are beyond suspicion."""
+        self._rebuilds_in_a_row = 0
+        if self.suspects:
+            passed = {id(entry.request) for entry in batch.entries}
+            self.suspects = [request for request in self.suspects if id(request) not in passed]
+
+    def acquit(self, request: Request) -> None:
+        """The request has ended, or can't run alone just now."""
+        if request in self.suspects:
+            self.suspects.remove(request)
+
+    def condemn(self, group: RequestGroup, message: str) -> None:
+        """The request's own bookkeeping broke: it fails with the next rebuild."""
+        self._condemned.append((group, message))
+
+    def rebuild(self, error: Exception) -> None:
+        """A broken invariant: give up the cache's contents, keep every request. O(waiting and running)."""
+        engine = self._engine
+        logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
+        self.num_rebuilds += 1
+        self._rebuilds_in_a_row += 1
+        suspect = self.next_suspect
+        unfinished: list[Request] = []
+        for group in engine.groups:
+            first = group.samples[0] if group.samples else None
+            if first is not None and first.num_forks:
+                # It was about to fork: its other samples have no token yet, and will be made again.
+                del group.samples[1:]
+            unfinished.extend(request for request in group.samples if not request.is_finished)
+        unfinished.sort(key=lambda request: request.arrival_order)
+        engine.replace_cache(engine.cache.rebuilt())
+        for request in unfinished:
+            request.lease = request.match = request.provider = None
+            request.num_computed = 0
+            request.arrival_order = -1
+            engine.scheduler.add(request)
+        for group in engine.groups:
+            if group.is_finished:  # it broke while it ended
+                engine.close_group(group)
+        for group, message in self._condemned:
+            if group.samples:
+                engine.fail(group.samples[0], message, "internal_error")
+        self._condemned = []
+        if suspect is not None and not suspect.is_finished and self._rebuilds_in_a_row > 1:
+            engine.fail(suspect, f"the engine failed on this request: {error}", "internal_error")
+        self.suspects = [r for r in unfinished if not r.is_finished] if self._rebuilds_in_a_row > 1 else []

@@ -1,0 +1,247 @@
+"""From what a user sends to a checked `RequestGroup`: everything that can be refused is refused here.
+
+Nothing in here holds blocks or a place in a queue. The checks read only settings, so that they may run on any
+thread (the server's event loop calls `check` before it queues anything).
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from radixkv.cache.keys import frame_namespace
+from radixkv.config import EngineConfig
+from radixkv.engine.beam_driver import beam_sampling_params
+from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
+from radixkv.engine.output_processor import SampleOutput
+from radixkv.engine.request_group import RequestGroup
+from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.request import SamplingParams
+from radixkv.sampling.sampler import SamplingState
+from radixkv.scheduling.request_state import Namespace, Request
+
+if TYPE_CHECKING:
+    from radixkv.text.tokenizer import Tokenizer
+
+
+class RequestIntake:
+    """Checks requests against the engine's limits, and makes them.
+
+    Args:
+        max_model_len: longest prompt plus output, in tokens.
+        vocab_size: token ids must be below it; None: unchecked.
+        end_token_ids: the model's end-of-sequence tokens.
+        num_blocks: blocks in the pool, of `block_size` tokens each.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        max_model_len: int,
+        vocab_size: int | None,
+        end_token_ids: frozenset[int],
+        num_blocks: int,
+        block_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.end_token_ids = end_token_ids
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._clock = clock
+        self._ids = itertools.count()
+        self._seeds = itertools.count(config.seed if config.seed is not None else secrets.randbits(62))
+
+    # ------------------------------------------------------------------ checks
+
+    def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            InvalidRequestError: text without a tokenizer, or the tokenizer fails on it.
+        """
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
+        try:
+            return self.tokenizer.encode(prompt)
+        except InvalidRequestError:
+            raise
+        except Exception as error:
+            raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
+
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise what a request with this prompt would be refused for; changes nothing. O(tokens).
+
+        Raises:
+            InvalidRequestError: empty prompt, token id out of range, or a parameter out of range.
+            ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
+                or in the KV cache.
+        """
+        if len(token_ids) == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
+        limit = self.vocab_size if self.vocab_size is not None else 2**31
+        self._check_token_ids(token_ids, limit)
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthExceededError(
+                f"the prompt has {len(token_ids)} tokens, but this model's context is {self.max_model_len} "
+                f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
+            )
+        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            for token in ids:
+                if token >= limit:
+                    raise InvalidRequestError(
+                        f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
+                    )
+        needed = -(-(len(token_ids) + 1) // self.block_size)
+        if needed > self.num_blocks:
+            raise ContextLengthExceededError(
+                f"the prompt has {len(token_ids)} tokens and needs {needed} KV blocks of {self.block_size} "
+                f"tokens with at least one token to generate, but the cache has {self.num_blocks}; shorten "
+                f"the prompt to {self.num_blocks * self.block_size - 1} tokens, or raise --kv-cache-memory "
+                "or --num-blocks"
+            )
+
+    @staticmethod
+    def _check_token_ids(token_ids: Sequence[int], limit: int) -> None:
+        try:
+            array: Any = np.asarray(token_ids)
+        except (ValueError, OverflowError):
+            array = np.empty(0, dtype=object)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InvalidRequestError("token ids must be a flat list of integers", param="prompt")
+        if int(array.min()) < 0 or int(array.max()) >= limit:
+            bad = int(array[(array < 0) | (array >= limit)][0])
+            raise InvalidRequestError(
+                f"token id {bad} is out of range: this model has ids 0 to {limit - 1}", param="prompt"
+            )
+
+    # ------------------------------------------------------------------ requests
+
+    def sampling_group(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None,
+        namespace: Namespace,
+        priority: int,
+    ) -> RequestGroup:
+        """A request for samples; raises what `tokenize` and `check` raise."""
+        token_ids = self.tokenize(prompt)
+        self.check(token_ids, params)
+        # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
+        own = params
+        if params.num_samples > params.n and params.logprobs is None:
+            own = replace(params, logprobs=0)
+        request = self._request(token_ids, own, request_id, namespace, priority)
+        request.num_forks = params.num_samples - 1
+        seed = params.seed if params.seed is not None else next(self._seeds)
+        ends = () if params.ignore_eos else self.end_token_ids
+        request.sampling_state = SamplingState(params, seed, token_ids, [*ends, *params.stop_token_ids])
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+        return self._group(request, prompt, params)
+
+    def beam_group(
+        self,
+        prompt: str | Sequence[int],
+        params: BeamSearchParams,
+        *,
+        request_id: str | None,
+        namespace: Namespace,
+        priority: int,
+    ) -> RequestGroup:
+        """A beam search; raises what `tokenize` and `check` raise."""
+        token_ids = self.tokenize(prompt)
+        own = beam_sampling_params(params.max_tokens)
+        self.check(token_ids, own)
+        if params.beam_width > self.config.max_num_seqs:
+            raise InvalidRequestError(
+                f"{params.beam_width} beams were asked for, but at most {self.config.max_num_seqs} requests "
+                "run at once",
+                param="beam_width",
+            )
+        request = self._request(token_ids, own, request_id, namespace, priority)
+        request.reserved_seats = params.beam_width - 1
+        group = self._group(request, prompt, own)
+        room = self._room(len(token_ids))
+        group.beams = BeamSearch(
+            params, end_token_ids=self.end_token_ids, max_new_tokens=min(params.max_tokens, room)
+        )
+        return group
+
+    def forks(self, parent: Request) -> list[Request]:
+        """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
+        forks = []
+        for i in range(1, parent.num_forks + 1):
+            fork = Request(
+                parent.request_id,
+                parent.tokens.view(),
+                parent.params,
+                namespace=parent.namespace,
+                priority=parent.priority,
+                arrival_s=parent.times.arrival,
+                index=i,
+            )
+            seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
+            fork.sampling_state = parent.sampling_state.fork(seed)
+            fork.output = self._output(fork)
+            fork.times.first_scheduled = parent.times.first_scheduled
+            fork.num_cached_tokens = parent.num_cached_tokens
+            fork.cache_report = parent.cache_report
+            fork.group = parent.group
+            forks.append(fork)
+        return forks
+
+    def _request(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None,
+        namespace: Namespace,
+        priority: int,
+    ) -> Request:
+        frame_namespace(namespace)  # raises if it is none
+        request = Request(
+            request_id if request_id is not None else f"req-{next(self._ids)}",
+            token_ids,
+            params,
+            namespace=namespace,
+            priority=priority,
+            arrival_s=self._clock(),
+        )
+        request.output = self._output(request)
+        return request
+
+    @staticmethod
+    def _group(request: Request, prompt: str | Sequence[int], params: SamplingParams) -> RequestGroup:
+        text = prompt if isinstance(prompt, str) else None
+        group = request.group = RequestGroup(request.request_id, text, params, [request])
+        return group
+
+    def _room(self, num_prompt_tokens: int) -> int:
+        """Tokens that can be generated after a prompt, in the context and in the pool."""
+        return min(self.max_model_len, self.num_blocks * self.block_size) - num_prompt_tokens
+
+    def _output(self, request: Request) -> SampleOutput:
+        params = request.params
+        room = self._room(request.num_prompt_tokens)
+        return SampleOutput(
+            params,
+            self.tokenizer,
+            frozenset() if params.ignore_eos else self.end_token_ids,
+            room if params.max_tokens is None else min(params.max_tokens, room),
+        )

@@ -1,0 +1,1 @@
+"""Layers rewritten for a CPU (packed, fused, int8) and their threads; the rest works without this folder."""

@@ -1,0 +1,113 @@
+"""Int8 weights for linear layers on a CPU: `--quantization int8`.
+
+Weights are symmetric int8 with one scale per output channel; activations are quantised in every call with one
+scale per token (as in LLM.int8(), Dettmers et al., arXiv 2208.07339, without its outlier columns). Products
+are summed in int32, exactly, so a token's result does not depend on its batch mates. It changes answers a
+little: that is why it is an option.
+
+On processors with int8 dot products (VNNI) and with numba installed the products are those of
+`radixkv_kernels.cpu.linear.int8_product`, and whole decoder layers of the Llama shape are fused
+(`int8_layers`); elsewhere they are torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.errors import ConfigError
+
+_LARGEST = 127.0
+_TINY = 1e-30
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [out, in] -> int8 [out, in], and float32 [out]: what one unit of an output's weights is."""
+    scales = (weight.abs().amax(dim=1) / _LARGEST).clamp(min=_TINY)
+    return (weight / scales[:, None]).round().to(torch.int8), scales
+
+
+def has_dot_products() -> bool:
+    """Whether this processor has int8 dot products, and numba is there to use them."""
+    try:
+        from radixkv_kernels.cpu.linear.int8_product import vector_lanes
+    except ImportError:
+        return False
+    return vector_lanes() > 0
+
+
+class QuantizedLinear(nn.Module):
+    """`y = x W^T + b` with int8 W; [..., in] float32 -> [..., out] float32.
+
+    Args:
+        linear: the layer to quantise; its weight is not kept.
+        rows: an `Int8Rows` of radixkv_kernels, where there are dot products; None: torch's operators.
+    """
+
+    weight: torch.Tensor  # int8 [out, in], without `rows`
+    scales: torch.Tensor  # float32 [out], without `rows`
+
+    def __init__(self, linear: nn.Linear, rows: Any = None) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        weight, scales = quantize_weight(linear.weight.detach())
+        self.rows = rows
+        if rows is not None:
+            from radixkv_kernels.cpu.linear.int8_product import PackedInt8
+
+            bias = None if linear.bias is None else linear.bias.detach()
+            self.product = PackedInt8(weight, scales, bias)
+        else:
+            self.bias = linear.bias
+            self.register_buffer("weight", weight, persistent=False)
+            self.register_buffer("scales", scales, persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.reshape(-1, self.in_features).contiguous()
+        if self.rows is None:
+            out = self._with_torch(rows)
+        else:
+            own, scales = self.rows.quantize(rows, self.product.row_bytes)
+            out = self.product.multiply(own, scales, torch.empty(len(rows), self.out_features))
+        return out.view(*inputs.shape[:-1], self.out_features)
+
+    def _with_torch(self, rows: torch.Tensor) -> torch.Tensor:
+        own = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp(min=_TINY)
+        quantized = (rows / own).round().to(torch.int8)
+        out = torch._int_mm(quantized, self.weight.t()).to(torch.float32)
+        out.mul_(own).mul_(self.scales)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, int8"
+
+
+@torch.no_grad()
+def quantize_linear_layers(model: nn.Module) -> None:
+    """Replace every linear layer of a float32 CPU model by an int8 one, and fuse decoder layers if possible.
+
+    Embeddings stay float32, also where the output layer was tied to them.
+
+    Raises:
+        ConfigError: the model is not float32 on a CPU.
+    """
+    weight = next(model.parameters())
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise ConfigError(
+            f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
+            f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
+        )
+    rows: Any = None
+    if has_dot_products():
+        from radixkv.model.cpu.int8_layers import fuse_int8_layers
+        from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
+
+        rows = Int8Rows()
+        fuse_int8_layers(model, rows)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, QuantizedLinear(child, rows))

@@ -1,0 +1,208 @@
+"""Decode steps replayed as CUDA graphs: one launch in place of some hundreds per step.
+
+A step qualifies if every entry computes one token, writes it, and wants its logits. Such a step is padded to
+a batch size from a short list (`bucket`), and is the same sequence of kernel launches as any other step of
+the same *key*::
+
+    key = (padded batch size, what the backend's launches depend on: its grids, its buffers' addresses)
+
+All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
+which the backend stages before each replay. The first step of a key runs eagerly, which also warms compilers
+and libraries up; the second is captured; from then on it is replayed.
+
+    copies -> plan -> fill the static inputs -> backend.stage(plan) -> replay -> logits[:n]
+
+Padded rows have slot -1 (never written) and belong to no query of the plan (never attended): they compute
+numbers that nobody reads. A model that can't be captured, because it waits for the device somewhere, turns
+graphs off for good and keeps running eagerly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from radixkv.scheduling.batch import Batch
+from radixkv_kernels import AttentionBackend, PagedKV
+from radixkv_kernels.triton.tiles import bucket
+
+logger = logging.getLogger(__name__)
+
+#: Runs a step once or records it: step -> (function that replays it, the step's result, rewritten in place
+#: by every replay).
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
+
+
+class StaticStep:
+    """An `AttentionStep` on buffers with fixed addresses; see `radixkv.model.attention_hook`.
+
+    Attributes:
+        plan: of the step that runs or is recorded.
+        slots: int64 [size], -1 for padding.
+        windows: all that layers have asked for so far.
+    """
+
+    def __init__(self, backend: AttentionBackend, kv: PagedKV, max_size: int) -> None:
+        config = backend.config
+        self.backend, self.kv = backend, kv
+        self.plan: Any = None
+        self.slots = torch.empty(0, dtype=torch.int64, device=kv.spec.device)
+        self.windows: set[int | None] = set()
+        # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks.
+        shape = (max_size, config.num_query_heads, kv.spec.head_size)
+        self._out = torch.zeros(shape, dtype=config.compute_dtype, device=kv.spec.device)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Write and attend; [size, Hq, D]. The result is overwritten by the next layer."""
+        self.windows.add(options.get("window"))
+        self.backend.write(self.kv, layer, key, value, self.slots)
+        out = self._out[: query.shape[0]]
+        return self.backend.attend(self.kv, layer, query, self.plan, out=out, **options)
+
+
+class DecodeGraphs:
+    """Captures and replays decode steps; not thread-safe.
+
+    Args:
+        model: called as `radixkv.model.attention_hook` says.
+        max_num_seqs: most entries of a batch.
+        capture: how a step is recorded; tests replace it.
+        max_graphs: graphs kept, least recently used ones make room.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kv: PagedKV,
+        backend: AttentionBackend,
+        *,
+        max_num_seqs: int,
+        capture: Capture | None = None,
+        max_graphs: int = 64,
+    ) -> None:
+        self.model, self.backend = model, backend
+        self.captured = self.replayed = 0
+        self.enabled = True
+        self._capture = capture or CudaCapture()
+        self._max_graphs = max_graphs
+        self._max_size = bucket(max_num_seqs)
+        self._step = StaticStep(backend, kv, self._max_size)
+        device = kv.spec.device
+        pinned = device.type == "cuda"
+        # Rows: token ids, positions, slots.
+        self._inputs = torch.zeros(3, self._max_size, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(3, self._max_size, dtype=torch.int64, pin_memory=pinned)
+        self._staged = torch.cuda.Event() if pinned else None
+        self._graphs: OrderedDict[Hashable, tuple[Callable[[], None], torch.Tensor]] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"DecodeGraphs({len(self._graphs)} graphs, {self.captured} captured, {self.replayed} replays)"
+
+    def run(self, batch: Batch, plan: Any) -> torch.Tensor | None:
+        """Logits [n, V] of a decode step, valid until the next one; None if the step does not qualify.
+
+        The batch's copies have been made, and `plan` is the backend's of this batch.
+        """
+        count = batch.num_tokens
+        if not self.enabled or not qualifies(batch) or count > self._max_size:
+            return None
+        size = bucket(count)
+        self._fill(batch, size)
+        self._step.plan = plan
+        if not self._step.windows:
+            # Only running the model tells which windows its layers have.
+            return self._forward(size)[:count]
+        self.backend.stage(plan, self._step.windows)
+        key = (size, self.backend.launch_key(plan, self._step.windows))
+        graph = self._graphs.get(key)
+        if graph is None:
+            if self._first_time(key):
+                return self._forward(size)[:count]
+            graph = self._record(key, size)
+            if graph is None:
+                return self._forward(size)[:count]
+        self._graphs.move_to_end(key)
+        graph[0]()
+        self.replayed += 1
+        return graph[1][:count]
+
+    def _fill(self, batch: Batch, size: int) -> None:
+        """Copy the batch's columns to the static inputs, padded to `size` rows."""
+        if self._staged is not None:
+            self._staged.synchronize()
+        host, count = self._staging.numpy(), batch.num_tokens
+        rows = (batch.token_ids, batch.positions, batch.write_slots)
+        for row, values, padding in zip(host, rows, (0, 0, -1), strict=True):
+            row[:count] = values
+            row[count:size] = padding
+        self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
+        if self._staged is not None:
+            self._staged.record()
+        self._step.slots = self._inputs[2, :size]
+
+    def _forward(self, size: int) -> torch.Tensor:
+        output = self.model(
+            input_ids=self._inputs[0:1, :size],
+            position_ids=self._inputs[1:2, :size],
+            attention_mask=None,
+            use_cache=False,
+            radixkv_step=self._step,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _first_time(self, key: Hashable) -> bool:
+        """Whether a key is new; as many are remembered as graphs are kept, times four."""
+        new = key not in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > 4 * self._max_graphs:
+            self._seen.popitem(last=False)
+        return new
+
+    def _record(self, key: Hashable, size: int) -> tuple[Callable[[], None], torch.Tensor] | None:
+        try:
+            graph = self._capture(lambda: self._forward(size))
+        except RuntimeError as error:
+            self.enabled = False
+            self._graphs.clear()
+            logger.warning("decode steps of this model can't be captured as CUDA graphs: %s", error)
+            return None
+        self._graphs[key] = graph
+        self.captured += 1
+        if len(self._graphs) > self._max_graphs:
+            self._graphs.popitem(last=False)
+        return graph
+
+
+def qualifies(batch: Batch) -> bool:
+    """Whether every entry computes one token, writes it to its own slot and wants its logits."""
+    count = batch.num_tokens
+    # As many requests as tokens: one each.
+    requests = len(batch.context_lengths)
+    written = len(batch.write_slots) if batch.write_rows is None else -1
+    return 0 < count == requests == len(batch.logit_rows) == written
+
+
+class CudaCapture:
+    """Records steps as CUDA graphs that share one memory pool: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of a server may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = step()
+        return graph.replay, result

@@ -1,0 +1,269 @@
+"""What a model must fulfil to be served, checked before and after its weights are loaded.
+
+Before: its configuration (decoder only, every layer plain attention, rotary embedding that does not depend
+on the batch). After: a dry run on a few tokens, because some architectures ignore the attention setting
+silently. It runs twice, in order and with its rows shuffled: the logits must not change, or the model counts
+positions itself, or mixes neighbouring tokens outside its attention. An architecture that the project does
+not test is also compared once with transformers' own eager attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep, model_inputs
+
+#: `model_type` of the architectures that the tests hold to transformers' eager attention, hot and cold.
+TESTED_MODEL_TYPES: Mapping[str, str] = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "gpt_oss": "GPT-OSS",
+    "phi": "Phi",
+    "phi3": "Phi-3",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2 MoE",
+    "qwen3_moe": "Qwen3 MoE",
+    "gemma": "Gemma",
+    "olmo2": "OLMo 2",
+    "granite": "Granite",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+    "cohere2": "Command R7B",
+    "gpt_neox": "GPT-NeoX",
+}
+
+#: Rotary embeddings whose frequencies depend on the largest position of the whole batch.
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+#: Layers that attend to what the paged cache holds: all of the context, or a window of it.
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+_SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
+_DRY_RUN_TOKENS = len(_SHUFFLED_ROWS)
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the dry run saw of a model's attention."""
+
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+
+
+def supported_architectures() -> str:
+    """The tested architectures as a phrase for messages and documents."""
+    return ", ".join(f"{name} ({model_type})" for model_type, name in TESTED_MODEL_TYPES.items())
+
+
+def unsupported(name: str, architecture: str, reason: str) -> ModelLoadError:
+    """The error for a model whose architecture can't be served."""
+    return ModelLoadError(
+        f"{name} has the architecture {architecture}, which radixkv can't serve: {reason}. These work: "
+        f"{supported_architectures()}; other decoder-only models do if transformers runs them through its "
+        "attention interface."
+    )
+
+
+def architecture_name(config: Any) -> str:
+    """`LlamaForCausalLM`, or the model type where the configuration names no class."""
+    classes = getattr(config, "architectures", None)
+    return str(classes[0]) if classes else str(getattr(config, "model_type", "unknown"))
+
+
+def check_config(name: str, config: Any, max_model_len: int | None) -> int:
+    """Refuse configurations that can't be served correctly.
+
+    Args:
+        name: the model, for messages.
+        config: a transformers configuration.
+        max_model_len: the limit that the user has set, or None.
+
+    Returns:
+        The most tokens the model is made for.
+
+    Raises:
+        ModelLoadError: encoder-decoder, layers without a plain KV cache, batch-dependent rotary embedding.
+    """
+    architecture = architecture_name(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise unsupported(
+            name, architecture, "it is an encoder-decoder model, and only decoders have one cache"
+        )
+    text_config = config.get_text_config(decoder=True)
+    kinds = set(getattr(text_config, "layer_types", None) or ()) - set(_ATTENTION_LAYERS)
+    if kinds:
+        raise unsupported(
+            name,
+            architecture,
+            f"some of its layers are of the kind {', '.join(sorted(kinds))}, not attention",
+        )
+    return _position_limit(name, text_config, max_model_len)
+
+
+def _position_limit(name: str, config: Any, max_model_len: int | None) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    for rope in _rope_settings(config):
+        kind = str(rope.get("rope_type", rope.get("type", "default")))
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if kind in _BATCH_DEPENDENT_ROPE:
+            # Up to the original length the frequencies are constant.
+            short = int(original or limit or 0)
+            if max_model_len is None or max_model_len > short:
+                raise ModelLoadError(
+                    f"{name} uses {kind} rotary embeddings, whose frequencies change with the longest "
+                    "sequence of a whole batch beyond the length the model was first trained with, so cached "
+                    f"keys would not fit other requests. Up to {short} tokens they are constant: pass "
+                    f"--max-model-len {short} (or less) to serve it that way."
+                )
+            limit = short
+        elif kind == "yarn" and original and rope.get("factor"):
+            limit = max(int(limit or 0), int(original * float(rope["factor"])))
+    return int(limit) if limit else 2048
+
+
+def _rope_settings(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Each rotary embedding's settings; some models have one per kind of layer."""
+    for attribute in ("rope_parameters", "rope_scaling"):
+        settings = getattr(config, attribute, None)
+        if isinstance(settings, Mapping):
+            nested = [value for value in settings.values() if isinstance(value, Mapping)]
+            yield from nested or [settings]
+            return
+
+
+@torch.inference_mode()
+def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
+    """Run a few tokens through the hook and see that every layer came by, once, with what was expected.
+
+    Args:
+        name: the model, for messages.
+        model: loaded, with the hook as its attention.
+        max_model_len: the most tokens of a sequence; a window of that size or more is none.
+
+    Raises:
+        ModelLoadError: the architecture ignores the hook, or needs what the paged cache does not offer.
+    """
+    architecture = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    positions = torch.arange(_DRY_RUN_TOKENS, device=model.device)
+    ids = (positions + 1) * 31 % int(config.vocab_size)
+    step = PlainCausalStep(positions)
+    try:
+        logits = model(**model_inputs(ids, positions, None, step)).logits[0]
+    except Exception as error:  # whatever an architecture does with an attention function it does not know
+        detail = " ".join(str(error).split())[:200]
+        raise unsupported(
+            name,
+            architecture,
+            f"a trial run through the paged attention failed ({detail or type(error).__name__})",
+        ) from error
+    _check_calls(name, architecture, config, step)
+    _check_windows(name, architecture, config, step, max_model_len)
+    if not torch.isfinite(logits).all():
+        raise ModelLoadError(
+            f"{name} computes infinite or undefined logits in {str(model.dtype).removeprefix('torch.')} for "
+            "a trial input; its weights may be damaged, or need --dtype float32."
+        )
+    rows = torch.tensor(_SHUFFLED_ROWS, device=model.device)
+    shuffled = model(
+        **model_inputs(ids[rows], positions[rows], None, PlainCausalStep(positions[rows]))
+    ).logits[0]
+    if _deviation(shuffled, logits[rows]) > _tolerance(logits.dtype):
+        raise unsupported(
+            name, architecture, "its tokens are not independent of each other but for attention"
+        )
+    if config.model_type not in TESTED_MODEL_TYPES:
+        reference = _eager_logits(model, ids, positions)
+        deviation = _deviation(logits, reference)
+        if not deviation <= _tolerance(logits.dtype):
+            raise unsupported(
+                name,
+                architecture,
+                f"its logits differ from transformers' own by {deviation:.1%} of their spread",
+            )
+    _, query_heads, kv_heads, head_size, _, _ = step.calls[0]
+    return AttentionShape(len(step.calls), query_heads, kv_heads, head_size)
+
+
+def _check_calls(name: str, architecture: str, config: Any, step: PlainCausalStep) -> None:
+    expected = int(config.num_hidden_layers)
+    if not step.calls:
+        raise unsupported(name, architecture, "it ignores the attention setting, so its cache can't be paged")
+    if sorted(call[0] for call in step.calls) != list(range(expected)):
+        raise unsupported(
+            name, architecture, f"{len(step.calls)} calls of its attention were seen for {expected} layers"
+        )
+    shapes = {call[1:] for call in step.calls}
+    if len(shapes) > 1:
+        raise unsupported(name, architecture, "its layers differ in the number or size of their heads")
+    _, query_heads, kv_heads, *sizes = step.calls[0]
+    if len(set(sizes)) > 1:
+        raise unsupported(name, architecture, "its keys and values differ in size (latent attention)")
+    if sizes[0] > _LARGEST_HEAD or sizes[0] % 8:
+        raise unsupported(
+            name, architecture, f"its head size {sizes[0]} is not a multiple of 8 up to {_LARGEST_HEAD}"
+        )
+    if query_heads % kv_heads:
+        raise unsupported(
+            name, architecture, f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
+        )
+
+
+def _check_windows(
+    name: str, architecture: str, config: Any, step: PlainCausalStep, max_model_len: int
+) -> None:
+    """A layer that is said to have a window must have passed it on, or it would see too much."""
+    num_layers = len(step.calls)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window >= max_model_len:
+        return
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    for layer, kind in enumerate(kinds[:num_layers]):
+        expected = window if kind == "sliding_attention" else None
+        if step.windows[layer] != expected:
+            raise unsupported(
+                name,
+                architecture,
+                f"layer {layer} asks for a window of {step.windows[layer]}, its configuration for {expected}",
+            )
+
+
+def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[T, V] logits with transformers' own attention and masks."""
+    model.set_attn_implementation("eager")
+    try:
+        logits: torch.Tensor = model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False
+        ).logits[0]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logits
+
+
+def _deviation(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """How far logits [T, V] are from the reference, relative to its spread; the median over the tokens.
+
+    The median, because rounding may send single tokens of a mixture of experts another way.
+    """
+    reference = reference.float()
+    spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    return float(((logits.float() - reference).norm(dim=-1) / spread.clamp_min(1e-9)).median())
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """What rounding explains: about 1e-5 in float32 and a few percent in 16 bits, through all layers."""
+    return 0.01 if dtype == torch.float32 else 0.2

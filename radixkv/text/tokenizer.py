@@ -1,0 +1,360 @@
+"""Text to token ids and back: encoding, chat templates, and decoding one token at a time.
+
+`Tokenizer` wraps a Hugging Face fast tokenizer. Two things go beyond it:
+
+- **Control tokens can't be injected.** Text that merely spells a control token (`<|im_end|>` in a user's
+  message) is encoded as the characters it is made of; only the chat template writes control tokens. The
+  message's text is rendered with its control-token spellings broken by a secret mark, those that the template
+  wrote are then wrapped in another, and a copy of the tokenizer that knows only the wrapped spellings encodes
+  the whole in one pass, so that normalisation and pre-tokenisation are as always. Text without such spellings
+  takes the ordinary path and gives the ids that `apply_chat_template` gives.
+- **Streaming never emits half a character** and its pieces concatenate to what `decode` gives for all ids,
+  at constant cost per token (see `IncrementalDecoder`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from radixkv.errors import InvalidRequestError, ModelLoadError
+from radixkv.text.control_tokens import ControlTokens
+from radixkv.text.incremental_decoding import (
+    ByteLevelDecoder,
+    IncrementalDecoder,
+    WindowDecoder,
+    byte_level_bytes,
+    is_byte_token,
+)
+
+#: Deepest nesting of a message's or tool's JSON.
+_MAX_DEPTH = 100
+#: Fields of a message whose value a template compares rather than prints.
+_STRUCTURAL_FIELDS = frozenset({"role", "type"})
+#: Arguments of the rendering itself, which a caller's template arguments must not set.
+_RESERVED_ARGUMENTS = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"),
+        *("truncation", "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"),
+        *("sanitize_control_tokens", "raise_exception", "strftime_now"),
+    }
+)
+
+
+class Tokenizer:
+    """A fast tokenizer with its chat template. Methods may be called from several threads.
+
+    Args:
+        hf_tokenizer: a transformers tokenizer backed by the `tokenizers` library.
+        chat_template: Jinja text that replaces the tokenizer's own template; None: its own.
+        eos_token_ids: ids that end an output besides the tokenizer's own end token.
+
+    Attributes:
+        vocab_size: ids that the tokenizer knows, added tokens included. A model's logits may be wider.
+        eos_token_ids: ids that end an output.
+
+    Raises:
+        ModelLoadError: the tokenizer has no fast implementation.
+    """
+
+    def __init__(
+        self, hf_tokenizer: Any, *, chat_template: str | None = None, eos_token_ids: Iterable[int] = ()
+    ) -> None:
+        backend = getattr(hf_tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelLoadError(
+                f"The tokenizer {type(hf_tokenizer).__name__} has no fast implementation, and radixkv needs "
+                "a tokenizer.json. Where transformers can convert it, load it with AutoTokenizer and save it "
+                "again with save_pretrained, then serve that folder."
+            )
+        self._hf = hf_tokenizer
+        self._backend = backend
+        # A tokenizer.json may carry truncation or padding from its training; serving wants neither.
+        backend.no_truncation()
+        backend.no_padding()
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        own_eos = [] if hf_tokenizer.eos_token_id is None else [int(hf_tokenizer.eos_token_id)]
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*eos_token_ids, *own_eos]))
+        self._chat_template = chat_template
+        self._lists_in_template: dict[str, bool] = {}
+
+        added = backend.get_added_tokens_decoder()
+        framing = {*self.eos_token_ids, hf_tokenizer.bos_token_id, hf_tokenizer.pad_token_id}
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._controls = ControlTokens(
+            backend, {i: token.content for i, token in added.items() if token.special or i in framing}
+        )
+        self._added_ids = frozenset(added)
+        self._decoder_types = _decoder_types(backend.decoder)
+        self._byte_level = self._decoder_types == ["ByteLevel"]
+        self._token_bytes: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoder_types) or 'none'})"
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Can `apply_chat_template` be used without giving a template?"""
+        return self._chat_template is not None or bool(self._hf.chat_template)
+
+    # -- text to ids ------------------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
+        """Token ids of a text. O(len(text)).
+
+        Args:
+            add_special_tokens: let the tokenizer add what it puts around a text (such as a begin token).
+            allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
+
+        Raises:
+            InvalidRequestError: the text holds half of a surrogate pair, which no encoding can represent.
+        """
+        _require_encodable(text, "prompt")
+        if allow_special:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._controls.encode_plain(text, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation; control tokens come from the template alone.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` and what else the template knows. Content given as text
+                parts is joined by line breaks where the template expects a string.
+            tools: JSON schemas of functions, for templates that show them to the model.
+            add_generation_prompt: end with the beginning of an assistant's message.
+            continue_final_message: leave the last message open, for the model to go on with it.
+            chat_template: Jinja text used instead of the model's.
+            template_kwargs: further variables for the template, e.g. `enable_thinking=False`.
+
+        Raises:
+            InvalidRequestError: no template, or messages that it refuses; says what to do.
+        """
+        template = self._template(chat_template, tools)
+        if not messages:
+            raise InvalidRequestError("messages must hold at least one message", param="messages")
+        reserved = sorted(_RESERVED_ARGUMENTS & set(template_kwargs))
+        if reserved:
+            raise InvalidRequestError(
+                f"chat_template_kwargs must not set {', '.join(reserved)}", param="chat_template_kwargs"
+            )
+        data = {"messages": list(messages), "tools": tools, "kwargs": template_kwargs}
+        data = _map_strings(data, _checked)
+        if not self._template_takes_lists(template):
+            data["messages"] = [_with_joined_parts(message) for message in data["messages"]]
+
+        def render(values: dict[str, Any]) -> str:
+            return self._render(values, template, add_generation_prompt, continue_final_message)
+
+        rendered = render(data)
+        _require_encodable(rendered, "messages")
+        if not _any_string(data, self._controls.needs_mark):
+            return list(self._backend.encode(rendered, add_special_tokens=False).ids)
+        marked = render(_map_strings(data, self._controls.mark))
+        if self._controls.unmark(marked) == rendered:
+            return self._controls.encode_marked(marked)
+        if _any_string(data, self._controls.spelled_in):
+            raise InvalidRequestError(
+                "a message spells one of the model's control tokens in a place where its chat template acts "
+                "on it; leave that text out",
+                param="messages",
+            )
+        return list(self._backend.encode(rendered, add_special_tokens=False).ids)
+
+    def _template(self, chat_template: str | None, tools: object) -> str:
+        if chat_template is not None:
+            return chat_template
+        if self._chat_template is not None:
+            return self._chat_template
+        try:
+            return str(self._hf.get_chat_template(None, tools))
+        except ValueError:
+            raise InvalidRequestError(
+                "this model has no chat template, so it can't take messages: use plain completions, serve an "
+                "instruction-tuned model, or give a template with --chat-template",
+                param="messages",
+                code="missing_chat_template",
+            ) from None
+
+    def _render(
+        self, data: dict[str, Any], template: str, add_generation_prompt: bool, continue_final_message: bool
+    ) -> str:
+        try:
+            rendered = self._hf.apply_chat_template(
+                data["messages"],
+                tools=data["tools"],
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **data["kwargs"],
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise InvalidRequestError(
+                f"the model's chat template can't render these messages: {self._controls.unmark(reason)}",
+                param="messages",
+                code="chat_template_error",
+            ) from error
+        return str(rendered)
+
+    def _template_takes_lists(self, template: str) -> bool:
+        """Does the template print content that is a list of parts as its texts? Tried once per template."""
+        known = self._lists_in_template.get(template)
+        if known is None:
+            parts = [{"type": "text", "text": "part-one"}, {"type": "text", "text": "part-two"}]
+            probe: dict[str, Any] = {
+                "messages": [{"role": "user", "content": parts}],
+                "tools": None,
+                "kwargs": {},
+            }
+            try:
+                shown = self._render(probe, template, False, False)
+            except InvalidRequestError:
+                shown = ""
+            known = (
+                "part-one" in shown
+                and "part-two" in shown
+                and "'text'" not in shown
+                and '"text"' not in shown
+            )
+            if len(self._lists_in_template) >= 64:  # templates may come with requests
+                self._lists_in_template.clear()
+            self._lists_in_template[template] = known
+        return known
+
+    # -- ids to text ------------------------------------------------------------------------------------
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids; unknown ids add nothing, bytes that are no UTF-8 become U+FFFD. O(n)."""
+        ids = [int(token) for token in token_ids]
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for one growing output; its pieces concatenate to what `decode` gives."""
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        if self._byte_level:
+            return ByteLevelDecoder(lambda token: b"" if token in skipped else self.token_bytes(token))
+        return WindowDecoder(
+            self._backend, skipped.__contains__, joins_bytes="ByteLevel" in self._decoder_types
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._token_bytes[token_id] = self._compute_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD for what is not a whole character; special tokens included."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            return b""
+        if self._byte_level:
+            return byte_level_bytes(token)
+        if token_id in self._added_ids:
+            return str(token).encode("utf-8")
+        if is_byte_token(token) and "ByteFallback" in self._decoder_types:
+            return bytes([int(token[3:5], 16)])
+        if "WordPiece" in self._decoder_types:
+            return (token[2:] if token.startswith("##") else " " + token).encode("utf-8")
+        return token.replace("\u2581", " ").encode("utf-8")
+
+
+def _decoder_types(decoder: Any) -> list[str]:
+    """The names of a decoder's parts in order, e.g. ["Replace", "ByteFallback", "Fuse", "Strip"]."""
+    if decoder is None:
+        return []
+    state = json.loads(decoder.__getstate__())
+    parts = state["decoders"] if state.get("type") == "Sequence" else [state]
+    return [part["type"] for part in parts]
+
+
+def _require_encodable(text: str, param: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{param} holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not a character",
+            param=param,
+        ) from None
+
+
+def _checked(text: str) -> str:
+    _require_encodable(text, "messages")
+    return text
+
+
+def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
+    """A copy of JSON-like data with every string changed, keys included, structural fields left alone."""
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"messages are nested deeper than {_MAX_DEPTH} levels", param="messages")
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            change(key) if isinstance(key, str) else key: (
+                item if _is_structural(key, item) else _map_strings(item, change, depth + 1)
+            )
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_map_strings(item, change, depth + 1) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # Other objects could carry text past the change.
+    raise InvalidRequestError(
+        f"messages, tools and template arguments must be JSON data, not {type(value).__name__}",
+        param="messages",
+    )
+
+
+def _is_structural(key: object, value: object) -> bool:
+    # Only plain words: arguments of a tool may have a key of that name, with anything behind it.
+    return key in _STRUCTURAL_FIELDS and isinstance(value, str) and value.isidentifier()
+
+
+def _any_string(value: Any, test: Callable[[str], bool]) -> bool:
+    """Does any string that `_map_strings` would change pass the test?"""
+    if isinstance(value, str):
+        return test(value)
+    if isinstance(value, Mapping):
+        return any(
+            (isinstance(key, str) and test(key))
+            or (not _is_structural(key, item) and _any_string(item, test))
+            for key, item in value.items()
+        )
+    if isinstance(value, list):
+        return any(_any_string(item, test) for item in value)
+    return False
+
+
+def _with_joined_parts(message: Any) -> Any:
+    """The message with content given as text parts joined into one string."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            raise InvalidRequestError(
+                "this model takes text only: each part of a message's content must be "
+                '{"type": "text", "text": "..."}',
+                param="messages",
+            )
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}

@@ -1,0 +1,245 @@
+"""The command line: `radixkv serve`, `chat`, `pull`, `explain`, `bench`, `replay`, `simulate`.
+
+Every mistake of a user ends as one paragraph on standard error and a non-zero exit, without a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import radixkv
+from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.startup import resident_memory
+from radixkv.errors import RadixKVError
+from radixkv.tools.cli_options import engine_options
+
+app = typer.Typer(
+    name="radixkv",
+    help="A prefix-caching LLM serving engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(radixkv.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("radixkv").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
+    """What a user wants to know when the server is ready; the curl line works when pasted."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    body = {
+        "model": summary.model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 32,
+    }
+    # A key never goes to the screen or a log: the pasted line takes it from the environment.
+    key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
+    gib = summary.kv_bytes / 1024**3
+    return "\n".join(
+        [
+            f"radixkv {radixkv.__version__} is ready on http://{shown}:{port}",
+            f"  model      {summary.model} (up to {summary.max_model_len:,} tokens a request)",
+            f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
+            f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
+            f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
+            f"  memory     {resident_memory() / 1024**2:,.0f} MiB at rest; K/V takes more as it is used",
+            f"  started    in {summary.phases}",
+            "  try it     "
+            f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+            f"-d '{json.dumps(body)}'",
+        ]
+    )
+
+
+@app.command()
+@engine_options
+def serve(
+    config: EngineConfig,
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0: any free one.", rich_help_panel="Server")
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY or NAME=KEY; repeat for several. Each name is a namespace of its own in the cache. "
+            "Also from RADIXKV_API_KEY.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in the API.", rich_help_panel="Server")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Further Host or Origin to accept besides this machine's; repeat for several.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+) -> None:
+    """Serve a model over the OpenAI-compatible HTTP API."""
+    from radixkv_server.app import check_port_is_free, serve_engine
+    from radixkv_server.settings import make_settings
+
+    settings = make_settings(
+        host=host,
+        port=port,
+        api_keys=api_key,
+        served_model_name=served_model_name,
+        allowed_hosts=allowed_host,
+    )
+    check_port_is_free(host, port)
+    console = Console(stderr=True)
+    console.print(f"Loading {config.model} ...", highlight=False)
+    engine = radixkv.AsyncEngine.from_config(config)
+
+    def ready(host: str, port: int) -> None:
+        has_key = settings.first_api_key is not None
+        engine.summary.phases.ends_now("server")
+        print(_banner(engine.summary, host, port, has_key=has_key), flush=True)
+
+    serve_engine(engine, settings, on_ready=ready)
+
+
+@app.command()
+@engine_options
+def chat(
+    config: EngineConfig,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.7,
+) -> None:
+    """Chat with a model in the terminal; each turn says how much of it came from the cache."""
+    from radixkv import LLM, SamplingParams
+
+    llm = LLM.from_engine(_load(config))
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    console = Console(stderr=True)
+    console.print("An empty line or Ctrl-D ends the chat.", style="dim")
+    while True:
+        try:
+            text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            break
+        if not text.strip():
+            break
+        messages.append({"role": "user", "content": text})
+        answer, cached, prompt = "", 0, 0
+        try:
+            for delta in llm.stream_chat(messages, params):
+                answer += delta.text
+                cached, prompt = delta.num_cached_tokens, delta.num_prompt_tokens
+                print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            console.print(" (stopped)", style="dim")
+        print()
+        console.print(f"{cached} of {prompt} prompt tokens from the cache", style="dim")
+        messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="Embedded model or hub id.")] = EMBEDDED_MODEL,
+) -> None:
+    """Fetch (and convert) a model ahead of time; print its folder."""
+    from radixkv.model.loading.loader import pull as pull_model
+
+    print(pull_model(name))
+
+
+@app.command()
+@engine_options
+def explain(
+    config: EngineConfig,
+    prompt_file: Annotated[
+        list[Path], typer.Option("--prompt", help="File with a prompt; repeat: sent in this order.")
+    ],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports here.")] = None,
+) -> None:
+    """Say how much of each prompt would come from the cache, and why the rest would not.
+
+    Only the cache is consulted, after computing nothing but the bookkeeping of the prompts before it.
+    """
+    from radixkv.cache.prefix_cache import PrefixCache
+    from radixkv.model.loading.loader import load_tokenizer
+
+    tokenizer = load_tokenizer(config)
+    cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)
+    reports = []
+    for path in prompt_file:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise radixkv.ConfigError(f"--prompt {path}: {error.strerror or error}") from error
+        token_ids = tokenizer.encode(text)
+        report = cache.explain(token_ids)
+        reports.append({"prompt": str(path), **report.to_dict()})
+        print(f"{path}: {report.detail}")
+        lease = cache.acquire(token_ids)
+        lease.commit(len(token_ids))
+        lease.release()
+    if json_file is not None:
+        json_file.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
+
+
+def _load(config: EngineConfig) -> Any:
+    from radixkv.engine.builder import build_engine
+
+    Console(stderr=True).print(f"Loading {config.model} ...", highlight=False)
+    return build_engine(config)
+
+
+def _mount_replay() -> None:
+    """Add the commands that live with what they run."""
+    from radixkv.tools.bench import cli as bench
+    from radixkv.tools.replay import cli as replay
+
+    bench.add_commands(app)
+    replay.add_commands(app)
+
+
+def main() -> None:
+    """Entry point of the `radixkv` command."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        _mount_replay()
+        app()
+    except RadixKVError as error:
+        print(f"radixkv: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

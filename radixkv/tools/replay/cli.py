@@ -1,0 +1,14 @@
+"""The commands of this package, mounted on the main application."""
+
+from __future__ import annotations
+
+import typer
+
+from radixkv.tools.replay.replay_command import replay_command
+from radixkv.tools.replay.simulate_command import simulate_command
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Mount both commands on the main application."""
+    app.command("replay")(replay_command)
+    app.command("simulate")(simulate_command)

@@ -1,0 +1,77 @@
+"""Command-line options that `radixkv replay` and `radixkv simulate` share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from radixkv.errors import ConfigError
+from radixkv.tools.replay.readers import BlockIds, ReadOptions
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Also draw the figures (.png, .svg, .pdf).")]
+BlockIdsOption = Annotated[
+    str,
+    typer.Option(
+        help="What a hash id names: its whole 'prefix', the 'content' of its block, or 'auto' (content in "
+        "Qwen's form, prefix otherwise)."
+    ),
+]
+ScheduleOption = Annotated[
+    Path | None, typer.Option(help="Schedule of a message log; found beside it if its name says so.")
+]
+ToolsOption = Annotated[
+    Path | None, typer.Option(help="Tool definitions of a message log; found beside it if its name says so.")
+]
+TokenizerOption = Annotated[
+    str, typer.Option(help="For message logs: 'bytes', or a tokenizer's folder, tokenizer.json or hub id.")
+]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many requests of each.")]
+
+
+def read_options(
+    block_size: int | None,
+    block_ids: str,
+    schedule: Path | None,
+    tools: Path | None,
+    tokenizer: str,
+    limit: int | None,
+) -> ReadOptions:
+    choices: dict[str, BlockIds] = {"auto": "auto", "prefix": "prefix", "content": "content"}
+    if block_ids not in choices:
+        raise ConfigError(f"--block-ids must be one of {', '.join(choices)}, not {block_ids!r}")
+    return ReadOptions(
+        block_size=block_size,
+        block_ids=choices[block_ids],
+        schedule=schedule,
+        tools=tools,
+        tokenizer=tokenizer,
+        limit=limit,
+    )
+
+
+def check_json(path: Path | None) -> None:
+    """So that a long run does not fail at its end.
+
+    Raises:
+        ConfigError: a file can't be written there.
+    """
+    if path is not None:
+        check_writable("--json", path)
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Look before a long run whether its result can be written.
+
+    Raises:
+        ConfigError: the path is a folder, or lies in none, or may not be written.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: a folder; name a file in it")
+    if not path.resolve().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: may not be written; name another file")

@@ -1,0 +1,233 @@
+"""The command `radixkv simulate`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.errors import ConfigError
+from radixkv.tools.replay import workload as workloads
+from radixkv.tools.replay.options import (
+    BlockIdsOption,
+    JsonOption,
+    LimitOption,
+    PlotOption,
+    ScheduleOption,
+    TokenizerOption,
+    ToolsOption,
+    check_json,
+    check_writable,
+    read_options,
+)
+from radixkv.tools.replay.plots import plot_waste, require_matplotlib
+from radixkv.tools.replay.simulate import SCHEMES, SchemeResult, simulate
+
+# layers, KV heads, head size
+MODEL_SHAPES = {
+    "smollm2-135m": (30, 3, 64),
+    "llama-3-8b": (32, 8, 128),
+    "llama-2-13b": (40, 40, 128),
+    "qwen3-8b": (36, 8, 128),
+    "qwen3-32b": (64, 8, 128),
+}
+_SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SIZES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+def parse_schemes(text: str) -> list[str]:
+    """Names of allocation schemes, separated by commas.
+
+    Raises:
+        ConfigError: unknown scheme, or none.
+    """
+    schemes = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in schemes if name not in SCHEMES]
+    if unknown or not schemes:
+        raise ConfigError(f"--scheme: unknown {', '.join(unknown) or 'empty list'}; use {', '.join(SCHEMES)}")
+    return schemes
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as 24GiB, 8e9, 512MiB.
+
+    Raises:
+        ConfigError: not a size above 0.
+    """
+    clean = text.strip().lower()
+    digits = clean.rstrip("abcdfghijklmnopqrstuvwxyz")
+    unit = clean[len(digits) :]
+    try:
+        size = int(float(digits) * _SIZES[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise ConfigError(f"--memory must be a size such as 24GiB, not {text!r}")
+    return size
+
+
+WorkloadsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WORKLOAD]",
+        help="Trace files (hash ids, message logs, CSV arrivals), or length distributions: "
+        + ", ".join(workloads.DISTRIBUTIONS)
+        + ". Default: sharegpt and uniform.",
+    ),
+]
+ALL_SCHEMES = ",".join(SCHEMES)
+SchemeOption = Annotated[str, typer.Option(help="Allocation schemes, separated by commas.")]
+ModelOption = Annotated[
+    str, typer.Option(help=f"Model shape: {', '.join(MODEL_SHAPES)}; or give it by the next three.")
+]
+LayersOption = Annotated[int | None, typer.Option(min=1, help="Layers.")]
+KvHeadsOption = Annotated[int | None, typer.Option(min=1, help="KV heads per layer.")]
+HeadSizeOption = Annotated[int | None, typer.Option(min=1, help="Size of a head.")]
+DtypeBytesOption = Annotated[float, typer.Option(min=0.25, help="Bytes per element of K and V.")]
+MemoryOption = Annotated[str, typer.Option(help="Memory for K and V, such as 24GiB.")]
+BlockSizeOption = Annotated[int, typer.Option(min=1, help="Tokens per page.")]
+MaxLenOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Tokens of a slab. Default: 2048 for distributions, the longest request of a trace."
+    ),
+]
+SequencesOption = Annotated[int, typer.Option(min=1, help="Sequences drawn from a distribution.")]
+MeanInputOption = Annotated[float, typer.Option(help="Mean prompt length of 'lognormal'.")]
+MeanOutputOption = Annotated[float, typer.Option(help="Mean answer length of 'lognormal'.")]
+SigmaOption = Annotated[float, typer.Option(help="Spread of 'lognormal' (of the logarithm).")]
+SharedPrefixOption = Annotated[
+    int, typer.Option(min=0, help="Tokens that all prompts of a distribution begin with.")
+]
+SeedOption = Annotated[int, typer.Option(help="Of the distributions.")]
+TraceBlockSizeOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens per block of a trace. Default: inferred.")
+]
+
+
+def simulate_command(
+    workload: WorkloadsArgument = None,
+    scheme: SchemeOption = ALL_SCHEMES,
+    model: ModelOption = "llama-3-8b",
+    layers: LayersOption = None,
+    kv_heads: KvHeadsOption = None,
+    head_size: HeadSizeOption = None,
+    dtype_bytes: DtypeBytesOption = 2.0,
+    memory: MemoryOption = "24GiB",
+    block_size: BlockSizeOption = 16,
+    max_len: MaxLenOption = None,
+    sequences: SequencesOption = 2000,
+    mean_input: MeanInputOption = 512.0,
+    mean_output: MeanOutputOption = 256.0,
+    sigma: SigmaOption = 1.0,
+    shared_prefix: SharedPrefixOption = 0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+    trace_block_size: TraceBlockSizeOption = None,
+    block_ids: BlockIdsOption = "auto",
+    schedule: ScheduleOption = None,
+    tools: ToolsOption = None,
+    tokenizer: TokenizerOption = "bytes",
+    limit: LimitOption = None,
+) -> None:
+    """Simulate how much KV memory is wasted, and how many sequences fit, under four ways to allocate it.
+
+    Contiguous slabs of the maximum length, power-of-two buddies, pages, and pages with equal prompt prefixes
+    held once; for sequences that wait in a queue that never runs dry. In a checkout,
+    `python -m benchmarks.fragmentation` measures the same inside the running engine.
+    """
+    schemes = parse_schemes(scheme)
+    check_json(json_file)
+    if plot is not None:
+        require_matplotlib(plot)
+        check_writable("--plot", plot)
+    per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
+    slots = int(parse_bytes(memory) / per_token)
+    options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
+    draw = partial(
+        workloads.from_distribution,
+        num_sequences=sequences,
+        max_length=max_len or 2048,
+        mean_input=mean_input,
+        mean_output=mean_output,
+        sigma=sigma,
+        shared_prefix=shared_prefix,
+        seed=seed,
+    )
+    results = []
+    for name in workload or ["sharegpt", "uniform"]:
+        is_recorded = Path(name).exists() or (name not in workloads.DISTRIBUTIONS and _looks_like_path(name))
+        load = workloads.from_file(Path(name), options) if is_recorded else draw(name)
+        slab = max_len if is_recorded else max_len or 2048
+        results += [simulate(load, one, slots, block_size, slab) for one in schemes]
+    _print_schemes(results, per_token)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    if plot is not None:
+        plot_waste(results, plot)
+
+
+def _looks_like_path(name: str) -> bool:
+    return os.sep in name or name.endswith((".gz", ".jsonl", ".json", ".csv"))
+
+
+def _bytes_per_token(
+    model: str, layers: int | None, kv_heads: int | None, head_size: int | None, dtype_bytes: float
+) -> float:
+    given = (layers, kv_heads, head_size)
+    if None in given:
+        if model not in MODEL_SHAPES:
+            raise ConfigError(
+                f"unknown model shape {model!r}; use one of {', '.join(MODEL_SHAPES)}, or give --layers, "
+                "--kv-heads and --head-size"
+            )
+        given = tuple(a if a is not None else b for a, b in zip(given, MODEL_SHAPES[model], strict=True))  # type: ignore[assignment]
+    count = 2.0 * dtype_bytes
+    for factor in given:
+        count *= factor or 1
+    return count
+
+
+def _print_schemes(results: list[SchemeResult], per_token: float) -> None:
+    """One line per workload and scheme."""
+    first = results[0]
+    table = Table(
+        title=f"{first.total_slots:,} slots of {per_token:,.0f} bytes; pages of {first.block_size} tokens",
+        caption="waste: share of the memory not free that holds no token; all shares averaged over time",
+        title_justify="left",
+    )
+    columns = ("workload", "scheme", "waste", "tokens", "reserved", "internal", "external", "free")
+    counts = ("sequences", "peak", "pages shared", "saved", "preempted", "refused")
+    for column in (*columns, *counts):
+        table.add_column(column, justify="left" if column in ("workload", "scheme") else "right")
+    for r in results:
+        table.add_row(
+            r.workload,
+            r.scheme,
+            f"{r.waste:.2%}",
+            *(
+                f"{share:.1%}"
+                for share in (
+                    r.used_share,
+                    r.reserved_share,
+                    r.internal_share,
+                    r.external_share,
+                    r.free_share,
+                )
+            ),
+            f"{r.mean_sequences:,.1f}",
+            f"{r.peak_sequences:,}",
+            f"{r.pages_saved:,.0f}",
+            f"{r.shared_share:.1%}",
+            f"{r.preempted:,}",
+            f"{r.refused:,}",
+        )
+    Console(width=None if Console().is_terminal else 200).print(table)

@@ -1,0 +1,1 @@
+"""The APIs that clients speak: one folder for each dialect."""

@@ -1,0 +1,126 @@
+"""Messages of a chat: what clients may send, and the plain form that chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from radixkv_server.http.errors import bad_request
+from radixkv_server.http.json_body import FAIL_FAST, ParamError
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+_TEXT_PARTS = {"text": "text", "refusal": "refusal"}
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+
+    @model_validator(mode="after")
+    def _text_only(self) -> ContentPart:
+        if self.type not in _TEXT_PARTS:
+            raise ParamError(
+                f"content parts of type {self.type[:40]!r} are not supported: this server takes text, and "
+                "fetches nothing.",
+                code="unsupported_content",
+            )
+        if not isinstance(self.text, str):
+            raise ParamError(f"a content part of type {self.type!r} needs its text.")
+        return self
+
+    @property
+    def text(self) -> Any:
+        return (self.model_extra or {}).get(_TEXT_PARTS[self.type])
+
+
+# Tagged by hand: a plain union reports the errors of the branch that the client did not mean. Tags in
+# brackets are left out of the field names in error messages.
+Content = Annotated[
+    Annotated[str, Tag("[text]")] | Annotated[list[ContentPart], FAIL_FAST, Tag("[parts]")],
+    Discriminator(lambda value: "[text]" if isinstance(value, str) else "[parts]"),
+]
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One message. Fields that are not listed (`reasoning_content`, ...) reach the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: Role
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FAIL_FAST] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_shape(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            content = value.get("content")
+            if content is not None and not isinstance(content, str | list):
+                raise ParamError("content must be a string, a list of parts, or null.", code="invalid_type")
+        return value
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.content is None and not self.tool_calls:
+            extra = self.model_extra or {}
+            if self.role != "assistant" or not (extra.get("refusal") or extra.get("function_call")):
+                raise ParamError("content may be null only in an assistant message with tool_calls.")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates expect it.
+
+        Text parts are joined by a newline; `developer` is OpenAI's newer name of `system`; the arguments
+        of tool calls, JSON text in the API, become objects.
+
+        Raises:
+            ApiError: 400; the arguments of a tool call are not JSON.
+        """
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content if content is not None else "",
+        }
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        if self.tool_calls:
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        message.update({name: value for name, value in (self.model_extra or {}).items() if value is not None})
+        return message
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    plain = call.model_dump(mode="json", exclude_none=True)
+    try:
+        plain["function"]["arguments"] = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        message = f"The arguments of the tool call {call.function.name[:64]!r} are not JSON."
+        raise bad_request(message, param="messages") from None
+    return plain
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """All messages in the form that templates expect."""
+    return [message.for_template() for message in messages]

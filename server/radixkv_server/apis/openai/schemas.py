@@ -1,0 +1,379 @@
+"""The bodies of the OpenAI routes: pydantic models of the requests, checked strictly.
+
+Three kinds of fields: those that work; documented OpenAI fields that change nothing here and are
+accepted (NO-OP below); and those that would change the meaning of the answer if they were ignored, which
+are refused with a 400 unless they hold a value that asks for what happens anyway. Fields that are none of
+these are refused as unknown, as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from radixkv.errors import InvalidRequestError
+from radixkv.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
+from radixkv_server.apis.openai.messages import ChatMessage
+from radixkv_server.http.json_body import FAIL_FAST, ParamError
+
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TOOLS = 1024
+PRIORITY_LIMIT = 2**31
+
+# Arguments of the template call itself: a client that sets one would change what the server gets back.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template",
+        "conversation",
+        "continue_final_message",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "template",
+        "tokenize",
+        "tokenizer",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+NoOp = Any
+Ids = Annotated[list[int], FAIL_FAST]
+
+
+class StrictModel(BaseModel):
+    """No coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool | None = None
+    include_obfuscation: NoOp = None
+
+
+class GenerationRequest(StrictModel):
+    """What chat and text completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    user: NoOp = None
+    # Beyond OpenAI.
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FAIL_FAST] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:
+        # Checked here so that the message is about the count and not about every branch of the union.
+        if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(value)}.")
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ValueError("stop must be a string or a list of strings.")
+        return value
+
+    @field_validator("priority")
+    @classmethod
+    def _small_priority(cls, value: int | None) -> int | None:
+        if value is not None and not -PRIORITY_LIMIT <= value < PRIORITY_LIMIT:
+            raise ValueError("priority must be a 32-bit signed integer.")
+        return value
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
+        return self
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling_options(self) -> dict[str, Any]:
+        """The fields that go to SamplingParams as they are, where the client gave them."""
+        names = (
+            "temperature",
+            "top_p",
+            "n",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "top_k",
+            "min_p",
+            "min_tokens",
+            "repetition_penalty",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        )
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.stop is not None:
+            options["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            options["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias:
+            options["logit_bias"] = parse_logit_bias(self.logit_bias)
+        return options
+
+
+def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    """JSON's string keys as token ids.
+
+    Raises:
+        InvalidRequestError: a key is not a token id.
+    """
+    parsed = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            message = f"logit_bias maps token ids to numbers; {key[:40]!r} is not a token id"
+            raise InvalidRequestError(message, param="logit_bias")
+        parsed[int(key)] = value
+    return parsed
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+
+
+class FunctionTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class TemplateFields(StrictModel):
+    """The fields that decide how a chat becomes a prompt."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in value or {}:
+            if name in RESERVED_TEMPLATE_KWARGS or not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"{name[:100]!r} can't be set through chat_template_kwargs.")
+        return value
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> TemplateFields:
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ParamError(
+                    "add_generation_prompt and continue_final_message exclude each other.",
+                    "continue_final_message",
+                )
+            if self.messages[-1].role != "assistant":
+                raise ParamError(
+                    "continue_final_message needs a last message of the assistant's.",
+                    "continue_final_message",
+                )
+        return self
+
+
+class ChatCompletionRequest(TemplateFields, GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    verbosity: str | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    parallel_tool_calls: NoOp = None
+    prediction: NoOp = None
+    prompt_cache_key: NoOp = None
+    prompt_cache_options: NoOp = None
+    prompt_cache_retention: NoOp = None
+    safety_identifier: NoOp = None
+    service_tier: NoOp = None
+    store: NoOp = None
+    metadata: NoOp = None
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> ChatCompletionRequest:
+        if self.response_format is not None and self.response_format.type != "text":
+            raise unsupported("response_format", f"type {self.response_format.type!r} (only 'text')")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise unsupported("tool_choice", "forcing a tool call (only 'none' and 'auto')")
+        if self.modalities not in (None, ["text"]):
+            raise unsupported("modalities", "anything but ['text']")
+        if self.verbosity not in (None, "medium"):
+            raise unsupported("verbosity", "anything but 'medium'")
+        for name in ("functions", "function_call", "audio", "web_search_options", "moderation"):
+            if getattr(self, name) is not None:
+                raise unsupported(name, "this field")
+        if self.top_logprobs is not None:
+            if not self.logprobs:
+                raise ParamError("top_logprobs needs logprobs to be true.", "top_logprobs")
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+                raise ParamError(f"top_logprobs must be from 0 to {MAX_LOGPROBS}.", "top_logprobs")
+        newer, older = self.max_completion_tokens, self.max_tokens
+        if newer is not None and older is not None and newer != older:
+            raise ParamError("max_tokens and max_completion_tokens contradict each other.", "max_tokens")
+        return self
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools as the template gets them; none when the client forbids their use."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(mode="json") for tool in self.tools]
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: Any
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: Any = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _known_shape(cls, value: Any) -> Any:
+        # By hand: a union of four list types would report one error per element and branch.
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value:
+            if all(isinstance(item, str) for item in value) or _all_ints(value):
+                return value
+            if all(isinstance(item, list) and _all_ints(item) for item in value):
+                return value
+        elif value == []:
+            raise ValueError("prompt must not be empty.")
+        raise ValueError("prompt must be a string, a list of strings, token ids, or a list of such lists.")
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> CompletionRequest:
+        if self.suffix not in (None, ""):
+            raise unsupported("suffix", "text insertion")
+        samples = self.best_of
+        if self.stream and samples is not None and samples > (self.n or 1):
+            raise ParamError("a best_of above n can't be streamed.", "best_of")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise ParamError("echo with logprobs can't be streamed.", "stream")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, one or many."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+    @property
+    def scores_only(self) -> bool:
+        """True for `echo` with `max_tokens` 0: the prompt's logprobs are wanted and nothing else."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def num_samples(self) -> int:
+        return max(self.n or 1, self.best_of or 1)
+
+
+class TokenizeRequest(StrictModel):
+    """Body of POST /tokenize: a `prompt`, or `messages` as for a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ParamError("give either prompt or messages.", "prompt")
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+def unsupported(param: str, what: str) -> ParamError:
+    """A field that can't be ignored without changing what the answer means."""
+    return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
+
+
+def _all_ints(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def check_sample_count(param: str, num_samples: int | None) -> None:
+    """Refuse a count of samples that SamplingParams would refuse, before it is multiplied by prompts."""
+    if num_samples is not None and num_samples > MAX_N:
+        raise InvalidRequestError(f"{param} must be at most {MAX_N}, not {num_samples}", param=param)
+
+
+def sampling_params(options: dict[str, Any], *, renamed: Mapping[str, str] | None = None) -> SamplingParams:
+    """SamplingParams from checked options; errors name the field as the client wrote it.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    try:
+        return SamplingParams(**options)
+    except InvalidRequestError as error:
+        param = (renamed or {}).get(error.param or "", error.param)
+        raise InvalidRequestError(str(error), param=param, code=error.code) from None

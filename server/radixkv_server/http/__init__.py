@@ -1,0 +1,1 @@
+"""HTTP itself: the listener, limits, keys, bodies, errors, streaming, observation. Knows no API."""

@@ -1,0 +1,100 @@
+"""API keys: who is calling, and which namespace of the prefix cache is theirs.
+
+The namespace is bound here, on the server, to the name of the key. Nothing a client sends can put a
+request into another tenant's namespace: a `cache_salt` only divides the tenant's own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from radixkv_server.http.api_keys import digest_of, parse_api_key
+from radixkv_server.http.errors import ApiError, bad_request
+from radixkv_server.http.observation import record_of
+
+MAX_SALT_LENGTH = 128
+
+_SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
+
+
+class KeyRing:
+    """The accepted keys. Without any, everyone is the tenant "" and no key is asked for."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [parse_api_key(text) for text in keys]
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def tenant_of(self, secret: str) -> str | None:
+        """The tenant who owns `secret`, or None.
+
+        Digests of fixed length are compared in constant time, and all of them, so that the time taken
+        says nothing about the keys.
+        """
+        digest = digest_of(secret)
+        found: str | None = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key.tenant
+        return found
+
+
+def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """The key of a request: `Authorization: Bearer KEY` (OpenAI) or `x-api-key: KEY` (Anthropic)."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, secret = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer" and secret.strip():
+                return secret.strip()
+        elif name == b"x-api-key" and value.strip():
+            return value.decode("latin-1").strip()
+    return None
+
+
+def namespace_for(tenant: str, cache_salt: str | None) -> tuple[str, str]:
+    """The prefix cache's namespace of a request: (tenant, salt), a framed tuple.
+
+    Raises:
+        ApiError: the salt is empty, too long, or has characters other than letters, digits and
+            `_ . + / = : ~ -`, or a path segment `.` or `..`.
+    """
+    if cache_salt is None:
+        return (tenant, "")
+    good = 1 <= len(cache_salt) <= MAX_SALT_LENGTH and _SALT.fullmatch(cache_salt) is not None
+    if not good or any(part in (".", "..") for part in cache_salt.split("/")):
+        raise bad_request(
+            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters out of letters, digits and _.+/=:~-, "
+            "without . or .. between slashes.",
+            param="cache_salt",
+        )
+    return (tenant, cache_salt)
+
+
+class AuthMiddleware:
+    """ASGI middleware: 401 without a valid key, on every route (known or not) but /health."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self.keys.is_open and scope["path"] != "/health":
+            self._authenticate(scope)
+        await self.app(scope, receive, send)
+
+    def _authenticate(self, scope: Scope) -> None:
+        secret = presented_key(scope["headers"])
+        challenge = {"WWW-Authenticate": "Bearer"}
+        if secret is None:
+            message = "You didn't provide an API key: send the header Authorization: Bearer YOUR_KEY."
+            raise ApiError(401, message, code="missing_api_key", headers=challenge)
+        tenant = self.keys.tenant_of(secret)
+        if tenant is None:
+            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
+        record_of(scope).tenant = tenant

@@ -1,0 +1,169 @@
+"""Reading a request's JSON body strictly: what is not plain, finite, shallow JSON is refused with a 400.
+
+The standard parser accepts NaN, overflowing floats and lone surrogates and recurses as deep as the input
+says; each of these would surface later as a crash far from its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, FailFast, ValidationError
+from starlette.requests import Request
+
+from radixkv_server.http.errors import ApiError, bad_request
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Bodies above this size are parsed in a thread.
+INLINE_BYTES = 128 * 1024
+
+# The optional closing quote and the possessive repeats keep this linear on any input.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def json_depth(body: bytes) -> int:
+    """The deepest nesting of arrays and objects in JSON text, found without parsing; linear time."""
+    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
+    if not brackets:
+        return 0
+    codes = np.frombuffer(brackets, dtype=np.uint8)
+    steps = np.where((codes == ord("[")) | (codes == ord("{")), 1, -1)
+    return max(0, int(np.cumsum(steps).max()))
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is out of range")
+    return value
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def parse_json(body: bytes, max_depth: int) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        ApiError: 400; the text is not UTF-8 or not JSON, nests deeper than `max_depth`, holds NaN,
+            Infinity or a number beyond float64, or a lone surrogate.
+    """
+
+    def refuse(reason: str) -> ApiError:
+        return bad_request(f"The request body is not valid JSON: {reason}.", code="invalid_json")
+
+    if body.count(b"[") + body.count(b"{") > max_depth and json_depth(body) > max_depth:
+        raise refuse(f"it nests deeper than {max_depth} levels")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise refuse(f"byte {error.start} is not UTF-8") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise refuse(f"{error.msg} at line {error.lineno} column {error.colno}") from None
+    except RecursionError:
+        raise refuse("it nests too deeply") from None
+    except ValueError as error:
+        raise refuse(str(error)[:200]) from None
+    if _SURROGATE_ESCAPE.search(body):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise refuse("it holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
+    return value
+
+
+async def read_json(request: Request, model: type[Model], max_depth: int) -> Model:
+    """Read, parse and validate the body of `request`.
+
+    Raises:
+        ApiError: 415 without a JSON content type, 400 with a body that `parse_json` or `model` refuses.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        message = f"Content-Type must be application/json, not {media_type[:80] or 'empty'}."
+        raise ApiError(415, message, code="unsupported_media_type")
+    body = await request.body()
+    if len(body) > INLINE_BYTES:
+        return await asyncio.to_thread(_parse_and_validate, body, model, max_depth)
+    return _parse_and_validate(body, model, max_depth)
+
+
+def _parse_and_validate(body: bytes, model: type[Model], max_depth: int) -> Model:
+    value = parse_json(body, max_depth)
+    if not isinstance(value, dict):
+        raise bad_request("The request body must be a JSON object.", code="invalid_json")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise validation_error(error, model) from None
+
+
+def _param(location: tuple[int | str, ...]) -> str | None:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif "[" in part or part in ("str", "dict"):
+            continue  # the branch of a union, not a field
+        else:
+            text += f".{part}" if text else part
+    return text or None
+
+
+def validation_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The first complaint of pydantic's, in OpenAI's words."""
+    first = error.errors(include_url=False, include_context=True)[0]
+    param = _param(first["loc"])
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        name = str(first["loc"][-1])[:100]
+        close = difflib.get_close_matches(name, model.model_fields, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        message = f"Unrecognized request argument supplied: {name}.{hint}"
+        return bad_request(message, param=name, code="unknown_parameter")
+    if kind == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return bad_request(message, param=param, code="missing_required_parameter")
+    if kind == "value_error":
+        inner = first["ctx"]["error"]
+        if isinstance(inner, ParamError):
+            return bad_request(str(inner), param=inner.param or param, code=inner.code)
+        return bad_request(f"Invalid value for '{param}': {inner}", param=param)
+    given = repr(first.get("input"))
+    shown = given if len(given) <= 80 else given[:77] + "..."
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return bad_request(f"Invalid value for '{param}': {first['msg']}; got {shown}.", param=param, code=code)
+
+
+class _HashableFailFast(FailFast):
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+#: Stop at a list's first bad item: a body of a million bad items must not make a million errors. Pydantic's
+#: own marker can't be hashed, which optional types need.
+FAIL_FAST = _HashableFailFast()
+
+
+class ParamError(ValueError):
+    """A validator's complaint that names its own field, for checks that span several fields."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code

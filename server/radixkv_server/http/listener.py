@@ -1,0 +1,158 @@
+"""Sockets, uvicorn's settings and its life: listening, readiness, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from radixkv.errors import ConfigError
+from radixkv_server.http.protocol import guarded_protocol
+from radixkv_server.settings import ServerSettings
+
+logger = logging.getLogger("radixkv.server")
+
+BACKLOG = 2048
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address, not yet listening.
+
+    Raises:
+        ConfigError: the name can't be resolved, or the address is in use, forbidden or not ours.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the host {host!r} can't be resolved: {reason} (flag --host)") from None
+    # A name may stand for an IPv6 and an IPv4 address: clients that get only one listen to expect IPv4.
+    family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    sock = socket.socket(family, kind, proto)
+    try:
+        if os.name == "posix":
+            # Allows a restart while old connections linger; a socket that listens still conflicts.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise bind_error(host, port, error) from None
+    return sock
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Find out early, before a model is loaded, that a port can't be had.
+
+    Raises:
+        ConfigError: see `bind_socket`.
+    """
+    bind_socket(host, port).close()
+
+
+def bind_error(host: str, port: int, error: OSError) -> ConfigError:
+    """What went wrong with the address, and which flag changes it."""
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} on {host} is in use by another program; stop that one, or choose another port "
+            "with --port (0 picks a free one)"
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(f"no permission to listen on port {port}; choose one above 1023 with --port")
+    reason = error.strerror or str(error)
+    return ConfigError(f"can't listen on {host} port {port}: {reason} (flags --host and --port)")
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn's settings for `app`: our protocol and limits, our access log instead of its own."""
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(settings),
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=_whole_seconds(settings.shutdown_grace_s),
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+    )
+
+
+def _whole_seconds(seconds: float) -> int:
+    return max(0, round(seconds))
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, which tells when it listens and leaves quietly on a signal."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        settings: ServerSettings,
+        on_ready: Callable[[str, int], None] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets, "bind_socket gives the socket"
+        try:
+            await super().startup(sockets=sockets)
+        except OSError as error:
+            # Two servers can bind at the same time; the second one to listen learns it here.
+            await self.lifespan.shutdown()
+            port = sockets[0].getsockname()[1]
+            raise bind_error(self._settings.host, port, error) from None
+        if self.started and self._on_ready is not None:
+            host, port = sockets[0].getsockname()[:2]
+            self._on_ready(host, port)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: `handled_signals` has set the handlers, and does not raise the signals again."""
+        yield
+
+    @contextlib.contextmanager
+    def handled_signals(self, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+        """Turn signals into a graceful end; a second one of any kind ends at once.
+
+        uvicorn raises a captured signal again when it has finished, so that a supervisor would see a
+        process that was killed. Here a graceful end is a normal return.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        running = len(self.server_state.tasks)
+        if running:
+            grace = self._settings.shutdown_grace_s
+            name = signal.Signals(number).name
+            print(
+                f"{name}: finishing {running} request(s), at most {grace:g} s; again to stop at once",
+                file=sys.stderr,
+            )

@@ -1,0 +1,171 @@
+"""The HTTP/1.1 protocol of the server: uvicorn's h11 one, with deadlines and answers for bad clients.
+
+A client that sends its request one byte at a time would hold a connection forever; one that sends a
+megabyte of headers would get a plain-text 400. Here the first gets 408, the second 431, both in the shape
+of the API, and both connections are closed once the client has had time to read the answer.
+
+    connection made --header_timeout_s--> request line + headers complete
+    headers complete --body_timeout_s--> body complete
+    output buffer full --send_timeout_s--> output buffer taken
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from radixkv_server.http.errors import ApiError
+from radixkv_server.settings import ServerSettings
+
+# After an early error the client may still be sending. Closing at once would reset the connection and
+# take the answer with it, so its bytes are thrown away for a moment first.
+LINGER_S = 2.0
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. Subclassed by `guarded_protocol` with the server's settings."""
+
+    settings: ServerSettings
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._phase = "idle"
+        self._lingering = False
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        self._enter("headers")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._enter("idle")
+        self._clear_stalled()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        super().data_received(data)
+        self._update_phase(received=True)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_phase(received=False)
+
+    def eof_received(self) -> None:
+        if self._lingering:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        if self._lingering:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.settings.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._clear_stalled()
+        super().resume_writing()
+
+    def _clear_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by the base class from its `except` clause for a request that h11 can't parse."""
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", 400)
+        if status == 431:
+            limit = self.settings.max_header_bytes
+            message = f"The request's headers are larger than {limit:,} bytes."
+            self._refuse(ApiError(431, message, code="headers_too_large"))
+        else:
+            self._refuse(ApiError(400, f"Not a valid HTTP/1.1 request: {error}.", code="invalid_http"))
+
+    def _update_phase(self, received: bool) -> None:
+        if self._lingering or self.transport.is_closing():
+            self._enter("idle")
+        elif self.conn.their_state is h11.IDLE:
+            # Between requests of a kept-alive connection, uvicorn's own timer rules until bytes arrive.
+            if received or self.conn.trailing_data[0]:
+                self._enter("headers")
+            elif self._phase == "body":
+                self._enter("idle")
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._enter("body")
+        else:
+            self._enter("idle")
+
+    def _enter(self, phase: str) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if phase != "idle":
+            settings = self.settings
+            seconds = settings.header_timeout_s if phase == "headers" else settings.body_timeout_s
+            self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._phase == "headers" and not self.conn.trailing_data[0]:
+            self.transport.close()  # nothing was asked, so there is nothing to answer
+            return
+        what = self._phase
+        self._refuse(ApiError(408, f"The request's {what} took too long to arrive.", code="request_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the app, if no answer has begun, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body()).encode("ascii")
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode("ascii")),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=error.status, headers=headers)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        self._lingering = True
+        self._enter("idle")
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def guarded_protocol(settings: ServerSettings) -> type[GuardedProtocol]:
+    """The protocol class to hand to uvicorn, bound to `settings`."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings})

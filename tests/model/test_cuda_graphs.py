@@ -1,0 +1,116 @@
+"""Decode graphs without a GPU: a capture that replays by running the step again on the same static buffers.
+
+What is not in here is CUDA's own recording; that launches may be replayed with other plans is tested with
+the kernels (`test_recorded_launches_replay_with_other_plans`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, save_tiny_model
+
+from radixkv import LLM, SamplingParams
+from radixkv.model.cuda_graphs import DecodeGraphs, qualifies
+from radixkv.model.runner import ModelRunner
+from radixkv.scheduling.batch import Batch
+
+
+def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """Stands for CUDA's capture: the result keeps its place, and a replay takes no arguments."""
+    result = step().clone()
+    return lambda: result.copy_(step()), result  # type: ignore[return-value]
+
+
+def make_llm(folder: Path) -> LLM:
+    return LLM(str(folder), device="cpu", num_blocks=256, block_size=8, max_num_seqs=6, max_model_len=200)
+
+
+def graphs_of(llm: LLM, **options: Any) -> DecodeGraphs:
+    runner = llm.engine.runner
+    assert isinstance(runner, ModelRunner)
+    runner.graphs = DecodeGraphs(
+        runner.model, runner.kv, runner.backend, max_num_seqs=6, **{"capture": run_again} | options
+    )
+    return runner.graphs
+
+
+def generate(llm: LLM) -> list[list[int]]:
+    """Six requests of different lengths, so that batches of every size decode; two share a prefix."""
+    rng = np.random.default_rng(0)
+    common = rng.integers(3, VOCAB_SIZE, 40).tolist()
+    prompts = [rng.integers(3, VOCAB_SIZE, 3 + 9 * n).tolist() for n in range(6)]
+    prompts[0] = [*common, 5]
+    prompts[3] = [*common, 6]
+    each = [SamplingParams(max_tokens=6 + 5 * n, temperature=0.0, ignore_eos=True) for n in range(6)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, each)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss"])
+def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / family, family)
+    expected = generate(make_llm(folder))
+    llm = make_llm(folder)
+    graphs = graphs_of(llm)
+    assert generate(llm) == expected
+    # 31 tokens of the longest request, at sizes 6 (of 5 and 6), 4, 3, 2 and 1, most of them replayed.
+    assert 4 <= graphs.captured <= 6
+    assert graphs.replayed >= 20
+
+
+def test_few_graphs_are_kept(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    llm = make_llm(folder)
+    graphs = graphs_of(llm, max_graphs=1)
+    expected = generate(llm)
+    assert graphs.captured > 1
+    assert "1 graphs" in repr(graphs)
+    assert generate(make_llm(folder)) == expected
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(step: Callable[[], torch.Tensor]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    llm = make_llm(folder)
+    graphs = graphs_of(llm, capture=refuse)
+    with caplog.at_level(logging.WARNING):
+        tokens = generate(llm)
+    assert tokens == generate(make_llm(folder))
+    assert not graphs.enabled
+    assert caplog.text.count("not permitted") == 1
+
+
+def test_only_plain_decodes_qualify() -> None:
+    def batch(**changes: Any) -> Batch:
+        columns: dict[str, Any] = {
+            "entries": [],
+            "token_ids": np.zeros(2, np.int64),
+            "positions": np.zeros(2, np.int64),
+            "query_starts": np.array([0, 1, 2], np.int32),
+            "context_lengths": np.array([4, 5], np.int32),
+            "block_tables": [np.zeros(1, np.int32)] * 2,
+            "write_slots": np.array([3, 12], np.int64),
+            "write_rows": None,
+            "logit_rows": np.array([0, 1], np.int64),
+            "copy_groups": [],
+        }
+        return Batch(**columns | changes)
+
+    assert qualifies(batch())
+    assert not qualifies(batch(logit_rows=np.array([1], np.int64)))
+    assert not qualifies(batch(write_rows=np.array([0, 1], np.int64)))
+    assert not qualifies(
+        batch(context_lengths=np.array([5], np.int32), query_starts=np.array([0, 2], np.int32))
+    )
+    empty = np.zeros(0, np.int64)
+    assert not qualifies(batch(token_ids=empty, context_lengths=empty, logit_rows=empty, write_slots=empty))

@@ -1,0 +1,162 @@
+"""Random ragged batches over a paged cache whose unwritten memory is NaN, shared by the attention tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixkv_kernels import AttentionBackend, KVSpec, PagedKV, make_backend, reference_paged_attention
+from radixkv_kernels.cpu.attention.backend import TorchBackend
+
+#: Largest error against float64, relative to the largest output: rounding of inputs (none: the reference
+#: reads the same rounded values), of the probabilities and of the output in each dtype.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
+
+
+@dataclass
+class Batch:
+    """A cache, a batch over it, and the backend that wrote it."""
+
+    backend: AttentionBackend
+    kv: PagedKV
+    query: torch.Tensor
+    query_starts: np.ndarray
+    context_lengths: np.ndarray
+    block_tables: list[np.ndarray]
+    scale: float
+
+    def attend(self, backend: AttentionBackend | None = None, **features: Any) -> torch.Tensor:
+        backend = backend or self.backend
+        plan = backend.plan(self.query_starts, self.context_lengths, self.block_tables)
+        return backend.attend(self.kv, 0, self.query, plan, scale=self.scale, **features)
+
+    def reference(self, **features: Any) -> torch.Tensor:
+        return reference_paged_attention(
+            self.query,
+            self.kv,
+            0,
+            self.query_starts,
+            self.context_lengths,
+            self.block_tables,
+            scale=self.scale,
+            **features,
+        )
+
+    def rows(self, requests: list[int], tokens: list[int] | None = None) -> Batch:
+        """The same requests in this order, each cut to its last `tokens[i]` queries (all: None)."""
+        picked, starts, lengths = [], [0], []
+        for i, r in enumerate(requests):
+            start, end = int(self.query_starts[r]), int(self.query_starts[r + 1])
+            start = max(start, end - tokens[i]) if tokens is not None else start
+            picked.append(self.query[start:end])
+            starts.append(starts[-1] + end - start)
+            lengths.append(int(self.context_lengths[r]))
+        return Batch(
+            self.backend,
+            self.kv,
+            torch.cat(picked),
+            np.array(starts, np.int32),
+            np.array(lengths, np.int32),
+            [self.block_tables[r] for r in requests],
+            self.scale,
+        )
+
+    def chunk(self, request: int, first: int, end: int) -> Batch:
+        """Queries at absolute positions `first` to `end` of one request, as a step of its own."""
+        start, length = int(self.query_starts[request]), int(self.context_lengths[request])
+        offset = length - (int(self.query_starts[request + 1]) - start)
+        return Batch(
+            self.backend,
+            self.kv,
+            self.query[start + first - offset : start + end - offset],
+            np.array([0, end - first], np.int32),
+            np.array([end], np.int32),
+            [self.block_tables[request]],
+            self.scale,
+        )
+
+
+def build_backend(
+    path: str, kv: PagedKV, num_query_heads: int, dtype: torch.dtype, **options: Any
+) -> AttentionBackend:
+    """`path` is a backend's name, or one implementation inside the torch backend: numba, dense, canonical."""
+    options = {"max_num_tokens": 2048, "max_num_seqs": 64, "max_model_len": 4096} | options
+    if path == "canonical":
+        options["deterministic"] = True
+    name = "torch" if path in ("numba", "dense", "canonical") else path
+    backend = make_backend(
+        name, num_query_heads=num_query_heads, spec=kv.spec, compute_dtype=dtype, **options
+    )
+    if path in ("dense", "canonical"):
+        return TorchBackend(backend.config, use_numba=False)
+    return backend
+
+
+def fill_nan(kv: PagedKV) -> None:
+    """Every byte of the cache becomes NaN (int8 has none: its scales do)."""
+    for t in kv.tensors():
+        if t.dtype == torch.int8:
+            t.fill_(-128)
+        elif t.dtype.itemsize == 1:
+            t.view(torch.uint8).fill_(0x7F)
+        else:
+            t.fill_(float("nan"))
+
+
+def make_batch(
+    backend_name: str,
+    lengths: list[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (9, 3),
+    head_size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    quantization: str | None = None,
+    shared: dict[int, tuple[int, int]] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Batch:
+    """`lengths` are (query tokens, context length) per request; `shared[r] = (s, n)`: request r has the
+    first n blocks of request s."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    num_query_heads, num_kv_heads = heads
+    counts = [-(-context // block_size) for _, context in lengths]
+    num_blocks = sum(counts) + 3
+    spec = KVSpec(
+        2, num_blocks, block_size, num_kv_heads, head_size, dtype, torch.device("cpu"), quantization
+    )
+    kv = PagedKV(spec)
+    fill_nan(kv)
+    backend = build_backend(backend_name, kv, num_query_heads, dtype, **options)
+    order = rng.permutation(num_blocks).astype(np.int32)
+    tables: list[np.ndarray] = []
+    for r, count in enumerate(counts):
+        table, order = order[:count].copy(), order[count:]
+        if shared and r in shared:
+            source, n = shared[r]
+            table[:n] = tables[source][:n]
+        tables.append(table)
+    written: set[int] = set()
+    for table, (_, context) in zip(tables, lengths, strict=True):
+        positions = np.arange(context)
+        slots = table[positions // block_size].astype(np.int64) * block_size + positions % block_size
+        slots = np.array([s if s not in written else -1 for s in slots.tolist()], dtype=np.int64)
+        written.update(slots.tolist())
+        key = torch.randn(context, num_kv_heads, head_size, generator=generator).to(dtype)
+        value = torch.randn(context, num_kv_heads, head_size, generator=generator).to(dtype)
+        backend.write(kv, 0, key, value, torch.from_numpy(slots))
+    starts = np.concatenate([[0], np.cumsum([n for n, _ in lengths])]).astype(np.int32)
+    query = torch.randn(int(starts[-1]), num_query_heads, head_size, generator=generator).to(dtype)
+    context_lengths = np.array([c for _, c in lengths], np.int32)
+    return Batch(backend, kv, query, starts, context_lengths, tables, head_size**-0.5)
+
+
+def assert_close(result: torch.Tensor, reference: torch.Tensor, factor: float = 1.0) -> None:
+    """Within the tolerance of the result's dtype, scaled by the largest output; NaN fails."""
+    error = (result.double() - reference).abs().max().item()
+    limit = TOLERANCE[result.dtype] * max(1.0, reference.abs().max().item()) * factor
+    assert error <= limit, f"error {error:.2e} above {limit:.2e}"

@@ -1,0 +1,379 @@
+"""A model too simple to be wrong, driven side by side with the real PrefixCache.
+
+The model holds no tree. It keeps, for each physical slot, *what* the K/V in it were computed from (the whole
+prefix up to that token, with its namespace), and for each lease the plain list of its tokens. After every
+operation `verify` demands:
+
+- each committed position of each live lease reads a slot whose content is exactly that lease's prefix;
+- whatever the cache claims to match was committed by somebody in that namespace before;
+- what live leases have committed (and may share) is found, to the last token;
+- free + cached + held = total, and `check()` finds no broken invariant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from radixkv import OutOfBlocks, PrefixCache
+from radixkv.cache.insight.events import Residency
+from radixkv.cache.keys import Namespace, decode_tokens
+from radixkv.cache.prefix_cache import Lease, Match
+
+PUBLIC = ("(public)",)
+
+Prefix = tuple[Namespace, tuple[int, ...]]
+
+
+class FakeClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@dataclass(eq=False)
+class Run:
+    """What the model knows of one live lease."""
+
+    lease: Lease
+    namespace: Namespace
+    tokens: list[int]
+    committed: int
+    public: int = 0  # leading tokens that were public when it was acquired
+    promised: int = 0  # tokens that commit() made shareable
+    shares: bool = True
+    prefixes: list[int] = field(default_factory=list)  # identity of the prefix up to each token
+
+
+class ModelledCache:
+    """A PrefixCache, the model, and operations that run both and compare."""
+
+    def __init__(self, num_blocks: int = 24, block_size: int = 4, **options: object) -> None:
+        self.clock = FakeClock()
+        self.cache = PrefixCache(num_blocks, block_size, clock=self.clock, **options)  # type: ignore[arg-type]
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.slots: dict[tuple[int, int], int] = {}
+        self.runs: list[Run] = []
+        self.ever_committed: dict[Namespace, set[int]] = {}
+        self.matches: list[tuple[Match, list[int], Namespace]] = []
+        self.pins: dict[Prefix, tuple[int, float]] = {}  # tokens pinned, time of expiry
+        self.check_every = 1
+        self.residency: Residency | None = None
+        self.public: list[list[int]] = []  # prefixes whose K/V all namespaces share
+        self._steps = 0
+
+    def follow_events(self) -> None:
+        """Rebuild residency from the stream from now on, and compare it in every `verify`."""
+        self.residency = Residency()
+        self.cache.subscribe(self.residency)
+
+    def _verify_events(self) -> None:
+        if self.residency is None:
+            return
+        tree = self.cache._tree
+        size = self.block_size
+        expected = set()
+        for node in tree.nodes():
+            tokens = decode_tokens(b"".join(n.key for n in tree.path(node)))
+            for end in range(node.start + size, node.end + size, size):
+                expected.add((node.space.key, tuple(tokens[:end])))
+        assert self.residency.prefixes() == expected, "the follower's residency differs from the tree's"
+
+    # ------------------------------------------------------------------ helpers
+
+    def _public_length(self, tokens: list[int]) -> int:
+        return max((len(p) for p in self.public if p and tokens[: len(p)] == p), default=0)
+
+    def identities_of(self, namespace: Namespace, tokens: list[int]) -> list[int]:
+        """The identities of a prompt; those of its public part are the same in every namespace."""
+        length = self._public_length(tokens)
+        shared = self.identities(PUBLIC, tokens[:length])
+        return shared + self.identities(namespace, tokens)[length:]
+
+    @staticmethod
+    def identities(
+        namespace: Namespace, tokens: list[int], start: int = 0, before: int | None = None
+    ) -> list[int]:
+        """One number per token that stands for the whole prefix up to it."""
+        value = hash(("namespace", namespace)) if before is None else before
+        out = []
+        for token in tokens[start:]:
+            value = hash((value, token))
+            out.append(value)
+        return out
+
+    def _copies(self, run: Run) -> None:
+        for source, target, slots in run.lease.take_copies():
+            for slot in range(slots):
+                assert (source, slot) in self.slots, "a copy reads a slot that was never written"
+                self.slots[target, slot] = self.slots[source, slot]
+
+    def _position(self, run: Run, position: int) -> tuple[int, int]:
+        return int(run.lease.block_table[position // self.block_size]), position % self.block_size
+
+    # ------------------------------------------------------------------ operations
+
+    def match(self, tokens: list[int], namespace: Namespace) -> int:
+        match = self.cache.match(tokens, namespace)
+        known = self.ever_committed.get(namespace, set())
+        for identity in self.identities_of(namespace, tokens)[: match.num_tokens]:
+            assert identity in known or identity in self.ever_committed.get(PUBLIC, ()), (
+                "a match was never committed in this namespace"
+            )
+        if len(self.matches) < 8:
+            self.matches.append((match, list(tokens), namespace))
+        return match.num_tokens
+
+    def verify_matches(self) -> None:
+        kept = []
+        for match, tokens, namespace in self.matches:
+            fresh = self.cache.match(tokens, namespace).num_tokens
+            if self.cache.is_current(match):
+                assert match.num_tokens == fresh, f"{match!r} is called current; a new one has {fresh}"
+                kept.append((match, tokens, namespace))
+        self.matches = kept
+
+    def acquire(self, tokens: list[int], namespace: Namespace, use_match: bool = False) -> Run | None:
+        cache = self.cache
+        match = cache.match(tokens, namespace)
+        before = self._snapshot()
+        needed = -(-len(tokens) // self.block_size)
+        try:
+            lease = cache.acquire(tokens, namespace, match=match if use_match else None)
+        except OutOfBlocks as error:
+            assert error.needed > error.available, "there was room"  # noqa: PT017
+            assert self._snapshot() == before, "a failed acquire changed something"
+            assert cache.match(tokens, namespace).num_tokens == match.num_tokens
+            return None
+        assert lease.num_cached_tokens <= min(match.num_tokens, len(tokens) - 1)
+        if lease.num_cached_tokens < min(match.num_tokens, len(tokens) - 1):
+            assert lease.report is not None
+            assert lease.report.reason in ("partial_block", "skipped"), lease.report
+            assert min(match.num_tokens, len(tokens) - 1) - lease.num_cached_tokens < self.block_size
+        assert len(lease.block_table) == needed
+        run = Run(lease, namespace, list(tokens), lease.num_cached_tokens)
+        run.prefixes = self.identities_of(namespace, tokens)
+        run.public = self._public_length(tokens)
+        self.runs.append(run)
+        self._copies_are_sound(run)
+        return run
+
+    def _copies_are_sound(self, run: Run) -> None:
+        for source, _, slots in run.lease.copies:
+            for slot in range(slots):
+                assert (source, slot) in self.slots, "a copy reads a slot that was never written"
+
+    def append(self, run: Run, tokens: list[int]) -> bool:
+        before = self._snapshot()
+        table = run.lease.block_table.tolist()
+        try:
+            run.lease.append(tokens)
+        except OutOfBlocks as error:
+            assert error.needed > error.available  # noqa: PT017
+            assert self._snapshot() == before
+            assert run.lease.block_table.tolist() == table, "a failed append changed something"
+            return False
+        run.tokens += tokens
+        run.prefixes += self.identities(run.namespace, run.tokens)[len(run.prefixes) :]
+        return True
+
+    def commit(self, run: Run, num_tokens: int) -> None:
+        before = run.committed
+        self._copies(run)
+        redundant = run.lease.commit(num_tokens)
+        if num_tokens <= before:
+            assert redundant == 0
+            return
+        assert 0 <= redundant <= num_tokens - before
+        table = set(run.lease.block_table.tolist())
+        assert len(table) == len(run.lease.block_table)
+        for position in range(before + redundant, num_tokens):
+            slot = self._position(run, position)
+            # A block that others read as well must not get anything else at this place.
+            for other in self.runs:
+                if (
+                    other is not run
+                    and position < other.committed
+                    and self._position(other, position) == slot
+                ):
+                    assert self.slots[slot] == run.prefixes[position], "a write into a block shared by others"
+            self.slots[slot] = run.prefixes[position]
+        run.committed = run.promised = num_tokens
+        if run.shares and self.cache.enabled:
+            for owner in (run.namespace, PUBLIC):
+                self.ever_committed.setdefault(owner, set()).update(run.prefixes[:num_tokens])
+
+    def fork(self, run: Run) -> Run:
+        self._copies(run)
+        run.lease.copies_done()
+        held = self.cache.stats.free_blocks
+        child = run.lease.fork()
+        assert self.cache.stats.free_blocks == held, "a fork took blocks"
+        twin = Run(
+            child,
+            run.namespace,
+            list(run.tokens),
+            run.committed,
+            public=run.public,
+            promised=run.promised,
+            shares=run.shares,
+            prefixes=list(run.prefixes),
+        )
+        self.runs.append(twin)
+        return twin
+
+    def release(self, run: Run, discard: bool = False, keep: int | None = None) -> None:
+        self.runs.remove(run)
+        run.lease.release(discard=discard, keep=keep)
+
+    def withdraw(self, run: Run, num_tokens: int) -> None:
+        """A step failed: as the engine does, release all that had shared what is withdrawn."""
+        self._copies(run)
+        run.lease.withdraw(num_tokens)
+        run.committed = min(run.committed, num_tokens)
+        run.promised = min(run.promised, num_tokens)
+        for other in list(self.runs):
+            if other.lease._is_unshareable and other.shares:
+                other.shares = False
+
+    def evict(self, count: int) -> None:
+        evictable = self.cache.stats.cached_blocks
+        free = self.cache.stats.free_blocks
+        assert self.cache.evict(count) == min(count, evictable)
+        assert self.cache.stats.free_blocks >= free + min(count, evictable)
+
+    def pin(self, tokens: list[int], namespace: Namespace, ttl: float | None) -> None:
+        pinned = self.cache.pin(tokens, namespace, ttl=ttl)
+        assert pinned <= self.cache.match(tokens, namespace).num_tokens
+        key = (namespace, tuple(tokens))
+        self.pins.pop(key, None)
+        if pinned:
+            self.pins[key] = (pinned, self.clock.now + (ttl if ttl is not None else float("inf")))
+
+    def unpin(self, tokens: list[int], namespace: Namespace) -> None:
+        self.pins.pop((namespace, tuple(tokens)), None)
+        self.cache.unpin(tokens, namespace)
+
+    def reset(self) -> None:
+        self.cache.reset()
+        for run in self.runs:
+            run.shares = False
+        self.pins.clear()
+        self.ever_committed.clear()
+        assert self.cache.stats.cached_blocks == 0
+
+    def discard(self, tokens: list[int], namespace: Namespace, keep: int) -> int:
+        """Forget tokens; what other prompts share of the first `keep` stays. Returns how many went."""
+        cache = self.cache
+        before = cache.match(tokens, namespace).num_tokens
+        bystanders = [
+            (prompt, other, cache.match(prompt, other).num_tokens)
+            for prompt, other in [(run.tokens, run.namespace) for run in self.runs]
+        ]
+        cache.discard(tokens, namespace, keep=keep)
+        after = cache.match(tokens, namespace).num_tokens
+        kept = keep if cache.partial_reuse else keep // self.block_size * self.block_size
+        assert min(before, kept) <= after <= before, f"of {before} tokens {keep} were to stay, {after} did"
+        if not self.runs and not cache.stats.num_pins and cache.stats.num_nodes == 1:
+            assert after <= keep, "a lone cached run was not forgotten"
+        for prompt, other, found in bystanders:
+            if _common(prompt, tokens) <= kept:
+                assert cache.match(prompt, other).num_tokens == found, "discard forgot somebody else's tokens"
+        return before - after
+
+    def rebuilt(self, damage: Callable[[PrefixCache], None] | None = None) -> None:
+        """Replace the cache as an engine does that found it broken; `damage` breaks it first."""
+        old = self.cache
+        if damage is not None:
+            damage(old)
+            try:
+                old.check()
+            except AssertionError:
+                pass
+            else:
+                raise AssertionError("check() did not see the damage")
+        self.cache = fresh = old.rebuilt()
+        assert fresh is not old
+        assert fresh.stats.free_blocks == fresh.stats.total_blocks == self.num_blocks
+        assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
+        assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
+        assert fresh._pins.budget_blocks == old._pins.budget_blocks
+        assert list(fresh._public.prefixes) == list(old._public.prefixes)
+        assert {key: (g.floor, g.ceiling) for key, g in fresh._groups_by_key.items()} == {
+            key: (g.floor, g.ceiling) for key, g in old._groups_by_key.items()
+        }
+        self.runs.clear()  # the old cache's leases are gone with it
+        self.pins.clear()
+        self.matches.clear()
+        self.slots.clear()
+        self.ever_committed.clear()
+
+    # ------------------------------------------------------------------ verdict
+
+    def _snapshot(self) -> tuple[object, ...]:
+        s = self.cache.stats
+        return s.free_blocks, s.cached_blocks, s.held_blocks, s.num_nodes, s.num_leases
+
+    def verify(self) -> None:
+        self._steps += 1
+        stats = self.cache.stats
+        assert stats.free_blocks + stats.cached_blocks + stats.held_blocks == stats.total_blocks
+        assert stats.num_leases == len(self.runs)
+        for run in self.runs:
+            lease = run.lease
+            assert lease.num_tokens == len(run.tokens)
+            assert lease.num_committed == run.committed
+            pending = {target: slots for _, target, slots in lease.copies}
+            table = lease.block_table.tolist()
+            for position in range(run.committed):
+                block, slot = table[position // self.block_size], position % self.block_size
+                if slot < pending.get(block, 0):
+                    continue
+                assert self.slots.get((block, slot)) == run.prefixes[position], (
+                    f"{lease!r} reads wrong K/V at {position}"
+                )
+        if self._steps % self.check_every:
+            return
+        self.cache.check()
+        self._verify_events()
+        held = {block for run in self.runs for block in run.lease.block_table.tolist()}
+        assert len(held) <= stats.held_blocks
+        if not self.runs and not stats.pinned_blocks:
+            assert stats.held_blocks == 0, "blocks are held although nobody holds any"
+        for run in self.runs:
+            if run.shares and self.cache.enabled and not self._waits_for_others(run):
+                found = self.cache.match(run.tokens[: run.promised], run.namespace).num_tokens
+                assert found == run.promised, f"{run.lease!r} committed {run.promised}, {found} are found"
+        self.verify_matches()
+
+    def _waits_for_others(self, run: Run) -> bool:
+        """Whether blocks of this lease that left the tree are still held by, or to be copied for, others."""
+        if run.lease.copies or run.public != self._public_length(run.tokens[: run.promised]):
+            return True
+        blocks = set(run.lease.block_table.tolist())
+        return any(
+            (not r.shares and blocks & set(r.lease.block_table.tolist()))
+            or blocks & set(r.lease._source_blocks)
+            for r in self.runs
+        )
+
+    def drain(self) -> None:
+        """Release all, evict all: every block must come back."""
+        for run in list(self.runs):
+            self.release(run)
+        for namespace, tokens in list(self.pins):
+            self.unpin(list(tokens), namespace)
+        self.cache.evict(self.num_blocks)
+        assert self.cache.stats.free_blocks == self.num_blocks, "blocks were leaked"
+        assert self.cache.stats.num_nodes == 0
+        self.cache.check()

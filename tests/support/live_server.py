@@ -1,0 +1,87 @@
+"""A real HTTP server in a thread of the test process, on a free port, and raw sockets to attack it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI, OpenAI
+
+from radixkv_server.app import create_app
+from radixkv_server.http.listener import HttpServer, bind_socket, uvicorn_config
+from radixkv_server.settings import ServerSettings
+
+
+@dataclass
+class LiveServer:
+    """A running server and ways to talk to it."""
+
+    port: int
+    engine: Any
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, **options)
+
+    def openai(self, key: str = "none", **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
+
+    def async_openai(self, key: str = "none") -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+def raw_request(path: str, body: Any, *, method: str = "POST") -> bytes:
+    """An HTTP/1.1 request as bytes."""
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
+    )
+    return head.encode() + payload
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    data = b""
+    while chunk := sock.recv(65536):
+        data += chunk
+    return data
+
+
+@contextlib.contextmanager
+def live_server(engine: Any, **options: Any) -> Iterator[LiveServer]:
+    """Serve `engine` while the block runs; the server has ended when it is left."""
+    settings = ServerSettings(port=0, **{"shutdown_grace_s": 5, "access_log": False, **options})
+    sock = bind_socket("127.0.0.1", 0)
+    ready = threading.Event()
+    app = create_app(engine, settings)
+    server = HttpServer(uvicorn_config(app, settings), settings, lambda host, port: ready.set())
+
+    def run() -> None:
+        asyncio.run(server.serve(sockets=[sock]))
+
+    thread = threading.Thread(target=run, name="live-server")
+    thread.start()
+    try:
+        assert ready.wait(30), "the server did not start"
+        yield LiveServer(sock.getsockname()[1], engine)
+    finally:
+        if hasattr(engine, "release"):
+            engine.release()
+        server.should_exit = True
+        thread.join(30)
+        sock.close()
+        assert not thread.is_alive(), "the server did not stop"

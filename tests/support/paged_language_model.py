@@ -1,0 +1,147 @@
+"""A model for engine tests: tiny, deterministic, and unforgiving about paged memory.
+
+Its "K/V" of a token is the token's id and position, written to the slot the batch names. Its next-token
+distribution is a hash of the whole context *as read back through the block table*: a wrong block, a missing
+copy or an unwritten slot changes the output, and is also reported at once by comparing with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.config import EngineConfig
+from radixkv.engine.engine import Engine
+from radixkv.scheduling.batch import Batch
+
+VOCAB = 97
+END = 0
+
+
+def next_logits(context: np.ndarray[Any, Any], salt: int = 0) -> np.ndarray[Any, Any]:
+    """Logits [VOCAB] for the token after `context`; the plain reference that engine output is held to."""
+    seed = xxhash.xxh3_64_intdigest(np.ascontiguousarray(context, dtype=np.int64).tobytes(), seed=salt)
+    return np.random.Generator(np.random.Philox(key=seed)).normal(size=VOCAB).astype(np.float32) * 3
+
+
+def greedy_reference(prompt: list[int], max_tokens: int) -> list[int]:
+    """What greedy decoding gives, computed without any engine."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(int(next_logits(np.asarray(tokens)).argmax()))
+        if tokens[-1] == END:
+            break
+    return tokens[len(prompt) :]
+
+
+class PagedHashModel:
+    """Stands where the model runner stands.
+
+    Args:
+        fail_if: called with each batch; True makes the step fail after its K/V has been half written.
+        nan_for: request ids whose logits are NaN.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        fail_if: Callable[[Batch], bool] | None = None,
+        nan_for: set[str] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.tokens = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.positions = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.fail_if = fail_if
+        self.nan_for = nan_for or set()
+        self.batches: list[list[tuple[str, int, int]]] = []
+        self.num_computed = 0
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        for group in batch.copy_groups:
+            reads = [self._slots(source, count) for source, _, count in group]
+            for memory in (self.tokens, self.positions):
+                values = [memory[slots].copy() for slots in reads]
+                for (_, target, count), value in zip(group, values, strict=True):
+                    memory[self._slots(target, count)] = value
+        rows = np.arange(batch.num_tokens) if batch.write_rows is None else batch.write_rows
+        if self.fail_if is not None and self.fail_if(batch):
+            half = len(rows) // 2
+            self.tokens[batch.write_slots[:half]] = batch.token_ids[rows[:half]]
+            raise RuntimeError("injected fault")
+        self.tokens[batch.write_slots] = batch.token_ids[rows]
+        self.positions[batch.write_slots] = batch.positions[rows]
+        self.batches.append([(e.request.request_id, e.start, e.count) for e in batch.entries])
+        self.num_computed += batch.num_tokens
+        logits = np.empty((len(batch.logit_rows), VOCAB), dtype=np.float32)
+        for i, row in enumerate(batch.logit_rows.tolist()):
+            r = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
+            length = int(batch.positions[row]) + 1
+            context = self._read(batch, r, length)
+            logits[i] = next_logits(context)
+            if batch.entries[r].request.request_id in self.nan_for:
+                logits[i] = np.nan
+        return torch.from_numpy(logits)
+
+    def _slots(self, block: int, count: int) -> np.ndarray[Any, Any]:
+        return block * self.block_size + np.arange(count)
+
+    def _read(self, batch: Batch, r: int, length: int) -> np.ndarray[Any, Any]:
+        table = batch.block_tables[r]
+        at = np.arange(length)
+        slots = table[at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
+        context = self.tokens[slots]
+        request = batch.entries[r].request
+        assert (self.positions[slots] == at).all(), f"{request!r} reads slots of other positions"
+        assert (context == request.tokens.view(0, length)).all(), f"{request!r} reads another's tokens"
+        return context
+
+
+def make_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 8,
+    budget: int = 64,
+    max_model_len: int | None = None,
+    model: PagedHashModel | None = None,
+    clock: Callable[[], float] | None = None,
+    **options: Any,
+) -> tuple[Engine, PagedHashModel]:
+    """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
+    config = EngineConfig(block_size=block_size, num_blocks=num_blocks, seed=0, **options)
+    runner = model or PagedHashModel(num_blocks, block_size)
+    cache = PrefixCache(num_blocks, block_size, config.eviction_policy, enabled=config.enable_prefix_caching)
+    extra = {"clock": clock} if clock is not None else {}
+    engine = Engine(
+        config,
+        runner=runner,
+        cache=cache,
+        tokenizer=None,
+        max_model_len=max_model_len or num_blocks * block_size,
+        max_num_batched_tokens=budget,
+        vocab_size=VOCAB,
+        end_token_ids=(END,),
+        model_name="paged-hash",
+        **extra,
+    )
+    return engine, runner
+
+
+def run_all(engine: Engine, *, check: bool = True, max_steps: int = 10_000) -> dict[str, Any]:
+    """Step until nothing is left; outputs by request id."""
+    outputs: dict[str, Any] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        result = engine.step()
+        if check:
+            engine.check()
+        outputs.update({output.request_id: output for output in result.finished})
+    assert not engine.has_work, "the engine does not come to an end"
+    return outputs
