@@ -1,0 +1,239 @@
+"""EngineClient: all that a caller on an event loop may ask of an engine, wherever the engine runs.
+
+`AsyncEngine` implements it over an engine in this process, the tests' scripted engine without a model; the
+server uses nothing else. One conformance test runs on every implementation.
+
+Callers name who asks by `tenant` and `salt`; the engine makes the cache's key of them (see
+`radixkv.cache_key`), and no caller builds a namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.advisor import BreakPoint
+    from radixkv.cache.insight.events import CacheEvent
+    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.keys import TokenIds
+    from radixkv.config import EngineConfig
+    from radixkv.engine.request_group import EngineStats
+    from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+
+
+class TextTokenizer(Protocol):
+    """What callers may ask of a tokenizer; any thread. For long texts use the client's own methods."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` works without a template."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """A pin as its owner sees it.
+
+    Attributes:
+        token_ids: what was pinned, as it was asked for.
+        num_pinned_tokens: leading tokens of it that are protected.
+        expires_in_s: seconds until it ends, unless a hit renews it; None: it stays until it is unpinned.
+    """
+
+    tenant: str
+    salt: str
+    token_ids: tuple[int, ...]
+    num_pinned_tokens: int
+    expires_in_s: float | None
+
+
+class CacheClient(Protocol):
+    """The prefix cache of an engine. Every call runs between two steps, on the engine's own thread.
+
+    Raises (all of them):
+        InvalidRequestError: token ids that are none, or a value out of range.
+        EngineStoppedError: the engine has been closed or has failed.
+    """
+
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        """Leading tokens that are cached; changes nothing."""
+        ...
+
+    async def explain(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+    ) -> MissReport:
+        """Why the prompt would miss if it came now; `admin`: look into other tenants' spaces, too."""
+        ...
+
+    async def pin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> int:
+        """Keep what is cached of a prefix, for `ttl` seconds after each use; the tokens that are pinned."""
+        ...
+
+    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        """End a pin; False: there was none."""
+        ...
+
+    async def pins(self, *, tenant: str | None = None) -> list[PinnedPrefix]:
+        """The pins of a tenant; None: of all."""
+        ...
+
+    async def publish(self, token_ids: TokenIds) -> int:
+        """Share a prefix among all tenants; the tokens that are shared."""
+        ...
+
+    async def unpublish(self, token_ids: TokenIds) -> bool:
+        """End that; False: it was not shared."""
+        ...
+
+    async def reset(self) -> None:
+        """Forget everything that is cached; running requests keep what they use."""
+        ...
+
+    async def advice(self, limit: int = 10) -> list[BreakPoint]:
+        """Where prompts break off from cached ones."""
+        ...
+
+    async def tree(self, max_lines: int = 50) -> str:
+        """The tree as ASCII, at most `max_lines` lines."""
+        ...
+
+    def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
+        """What is stored and removed from now on, in order, first (`replay`) what is there already.
+
+        Closing the iterator ends the subscription.
+
+        Raises:
+            EngineOverloadedError: the reader fell so far behind that events were dropped; subscribe again.
+        """
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine as its callers on an event loop see it. Several event loops may use one client."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def model_fingerprint(self) -> str:
+        """Identifies configuration, weights and dtype; empty: unknown."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are taken."""
+        ...
+
+    @property
+    def cache(self) -> CacheClient: ...
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text of any length, without holding up the event loop.
+
+        Args:
+            add_special_tokens: let the tokenizer add what it puts around a text.
+            allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
+
+        Raises:
+            InvalidRequestError: the text can't be tokenised.
+        """
+        ...
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation through the chat template, without holding up the event loop.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or there is none.
+        """
+        ...
+
+    def stream(
+        self,
+        prompt: str | TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        salt: str = "",
+        priority: int = 0,
+    ) -> AsyncGenerator[OutputDelta]:
+        """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
+
+        A request that has ended, or whose iterator was closed, leaves its id free for another.
+
+        Raises:
+            InvalidRequestError, ContextLengthExceededError, EngineOverloadedError: before the first delta.
+            RequestFailedError: the request failed; others go on.
+            EngineStoppedError: the engine has been closed or has failed.
+        """
+        ...
+
+    async def generate(
+        self,
+        prompt: str | TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        salt: str = "",
+        priority: int = 0,
+    ) -> RequestOutput:
+        """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish reason `abort`; unknown ids are ignored."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; unfinished requests get EngineStoppedError. May be called again."""
+        ...
