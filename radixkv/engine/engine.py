@@ -27,7 +27,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.beam_driver import BeamDriver, Candidates
 from radixkv.engine.beam_search import BeamSearchParams
-from radixkv.engine.fault_recovery import FaultRecovery
+from radixkv.engine.fault_recovery import ENDS_PROCESS, FaultRecovery
 from radixkv.engine.input_processor import RequestIntake
 from radixkv.engine.output_processor import SampleOutput, name_logprobs
 from radixkv.engine.request_group import (
@@ -65,13 +65,17 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class _StepOutcome:
-    """What the model and the sampler gave: a token for each of `requests`, candidates for each of `beams`."""
+    """What the model and the sampler gave: a token for each of `requests`, candidates for each of `beams`.
 
-    logits: torch.Tensor
-    requests: list[Request]
+    With an `error` there is nothing else.
+    """
+
+    logits: torch.Tensor | None = None
+    requests: list[Request] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)
     beams: list[Request] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
+    error: BaseException | None = None
 
 
 class Engine:
@@ -229,8 +233,10 @@ class Engine:
                     if not request.is_finished:
                         self._aborted += 1
                         self._end(request, "abort")
-            except Exception as error:
+            except BaseException as error:
                 self._faults.rebuild(error)
+                if isinstance(error, ENDS_PROCESS):
+                    raise
 
     @property
     def has_work(self) -> bool:
@@ -245,18 +251,23 @@ class Engine:
 
     def step(self) -> StepResult:
         """Schedule, run, process: one model call at most."""
+        outcome = None
         try:
             self._expire()
             batch = self._schedule()
-            outcome = self._run(batch) if batch is not None else None
-            if batch is not None and outcome is not None:
+            if batch is not None:
+                outcome = self._run(batch)
                 self._process(batch, outcome)
-        except Exception as error:
-            # Not the model: the model's own failures are handled in _run. Something of ours is broken.
+        except BaseException as error:
+            # Not the model: the model's own failures are in the outcome. Something of ours is broken.
             self._last_model_end = None
             self._faults.rebuild(error)
+            if isinstance(error, ENDS_PROCESS):
+                raise
         if not self.has_work:
             self._last_model_end = None
+        if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
+            raise outcome.error
         return self.take_result()
 
     def take_result(self) -> StepResult:
@@ -278,17 +289,16 @@ class Engine:
             self._faults.acquit(only)
         return result.batch
 
-    def _run(self, batch: Batch) -> _StepOutcome | None:
-        """Model and sampler; None, and nothing happened, if they failed."""
+    def _run(self, batch: Batch) -> _StepOutcome:
+        """Model and sampler: what they gave, or why they failed."""
         started = self.clock()
         if self._last_model_end is not None:
             self._gap_time += started - self._last_model_end
         try:
             outcome = self._execute(batch)
-        except Exception as error:
+        except BaseException as error:
             self._last_model_end = None
-            self._faults.step_failed(batch, error)
-            return None
+            return _StepOutcome(error=error)
         self._last_model_end = self.clock()
         self._model_time += self._last_model_end - started
         return outcome
@@ -324,6 +334,10 @@ class Engine:
         return rows, requests
 
     def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
+        if outcome.error is not None or outcome.logits is None:
+            assert outcome.error is not None
+            self._faults.step_failed(batch, outcome.error)
+            return
         self.scheduler.complete(batch)
         self._faults.step_passed(batch)
         now = self.clock()
@@ -353,26 +367,35 @@ class Engine:
         if token.token_id < 0:
             self.fail(request, "the model's logits are not numbers (NaN) for this request", "nan_logits")
             return
+        output: SampleOutput = request.output
+        logprobs: list[TokenLogprobs] | None = None
+        try:
+            request.sampling_state.record(token.token_id)
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
+            logger.error("the sampling state of %r failed", request, exc_info=error)
+            self.fail(request, f"sampling failed on this request: {error}", "sampling_failed")
+            return
         request.tokens.append(token.token_id)
-        request.sampling_state.record(token.token_id)
         self._generated += 1
         if request.times.first_token is None:
             request.times.first_token = now
-        output: SampleOutput = request.output
-        logprobs: list[TokenLogprobs] | None = None
         try:
             text = output.push(token.token_id)
             if token.logprobs is not None:
                 logprobs = [name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)]
                 output.record_logprobs(logprobs[0])
-        except Exception as error:
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
             self._fail_decoding(request, error)
             return
         self._emit(request, text, [token.token_id], logprobs)
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
 
-    def _fail_decoding(self, request: Request, error: Exception) -> None:
+    def _fail_decoding(self, request: Request, error: BaseException) -> None:
         logger.error("decoding the output of %r failed", request, exc_info=error)
         self.fail(request, f"decoding the output failed: {error}", "detokenization_failed")
 
@@ -392,7 +415,9 @@ class Engine:
         found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
         try:
             named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
-        except Exception as error:
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
             self._fail_decoding(request, error)
             return
         request.prompt_logprobs.extend(named)
@@ -413,7 +438,9 @@ class Engine:
         """End a sample from outside the model: abort, timeout, failure."""
         try:
             text = request.output.abort(reason)
-        except Exception:  # the decoder is what has failed: its last half character is lost
+        except ENDS_PROCESS:
+            raise
+        except BaseException:  # the decoder is what has failed: its last half character is lost
             text = ""
         self._emit(request, text, [], None)
         self._finish(request, reason, discard=discard)

@@ -8,6 +8,9 @@
 |                                 | tokens it has; twice in a row, and the requests run one by one          |
 
 A request is never run again for tokens that were delivered: they are part of it by then.
+
+Any `BaseException` is a fault: a panic in a library written in Rust is one that is no `Exception`. Only an
+interrupt and an exit (`ENDS_PROCESS`) pass through, after the step was taken back: the engine can go on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from radixkv.engine.request_group import RequestGroup
 
 logger = logging.getLogger("radixkv")
+
+ENDS_PROCESS = (KeyboardInterrupt, SystemExit)
 
 
 class FaultRecovery:
@@ -40,8 +45,11 @@ class FaultRecovery:
         """The request to run alone next, if any is under suspicion."""
         return self.suspects[0] if self.suspects else None
 
-    def step_failed(self, batch: Batch, error: Exception) -> None:
+    def step_failed(self, batch: Batch, error: BaseException) -> None:
         """Nothing of the step counts; its requests become suspects, or, alone in it, guilty."""
+        if isinstance(error, ENDS_PROCESS):
+            self._engine.scheduler.withdraw(batch)
+            return
         logger.exception("a step of %d requests failed", len(batch.entries), exc_info=error)
         alone = len(batch.entries) == 1
         for request in self._engine.scheduler.withdraw(batch):
@@ -66,12 +74,12 @@ class FaultRecovery:
         """The request's own bookkeeping broke: it fails with the next rebuild."""
         self._condemned.append((group, message))
 
-    def rebuild(self, error: Exception) -> None:
+    def rebuild(self, error: BaseException) -> None:
         """A broken invariant: give up the cache's contents, keep every request. O(waiting and running)."""
         engine = self._engine
         logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
         self.num_rebuilds += 1
-        self._rebuilds_in_a_row += 1
+        self._rebuilds_in_a_row += not isinstance(error, ENDS_PROCESS)
         suspect = self.next_suspect
         unfinished: list[Request] = []
         for group in engine.groups:

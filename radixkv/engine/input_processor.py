@@ -18,6 +18,7 @@ from radixkv.cache.keys import frame_namespace
 from radixkv.config import EngineConfig
 from radixkv.engine.beam_driver import beam_sampling_params
 from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
+from radixkv.engine.fault_recovery import ENDS_PROCESS
 from radixkv.engine.output_processor import SampleOutput
 from radixkv.engine.request_group import RequestGroup
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
@@ -77,9 +78,9 @@ class RequestIntake:
             raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
         try:
             return self.tokenizer.encode(prompt)
-        except InvalidRequestError:
+        except (InvalidRequestError, *ENDS_PROCESS):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:

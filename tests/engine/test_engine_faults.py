@@ -30,7 +30,7 @@ def assert_nothing_held(engine) -> None:
 class FailOnce:
     """Stands in for a method; the call of the given number raises, before or after the method has run."""
 
-    def __init__(self, method: Any, call: int, error: Exception, *, after: bool = False) -> None:
+    def __init__(self, method: Any, call: int, error: BaseException, *, after: bool = False) -> None:
         self.method, self.call, self.error, self.after = method, call, error, after
         self.calls = 0
 
@@ -198,22 +198,23 @@ def test_nan_in_a_beam_search_ends_it():
 class BrokenTokenizer:
     """Fails on one token, at encoding, decoding, at the end of a stream, or when it names a token."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, error: BaseException | None = None) -> None:
         self.where = where
+        self.error = error or RuntimeError(f"can't {where}")
 
     def encode(self, text: str) -> list[int]:
         if self.where == "encode":
-            raise RuntimeError("no such character")
+            raise self.error
         return [1 + ord(c) % (VOCAB - 1) for c in text]
 
     def token_text(self, token_id: int) -> str:
         if self.where == "token_text":
-            raise RuntimeError("no such token")
+            raise self.error
         return f"<{token_id}>"
 
     def decode(self, token_ids: list[int]) -> str:
         if self.where == "decode":
-            raise RuntimeError("can't decode")
+            raise self.error
         return "".join(f"<{token}>" for token in token_ids)
 
     def stream(self, skip_special_tokens: bool = True) -> BrokenTokenizer:
@@ -221,18 +222,18 @@ class BrokenTokenizer:
 
     def push(self, token_ids: list[int]) -> str:
         if self.where in ("push", "both"):
-            raise RuntimeError("can't push")
+            raise self.error
         return "x"
 
     def finish(self) -> str:
         if self.where in ("finish", "both"):
-            raise RuntimeError("can't finish")
+            raise self.error
         return ""
 
 
-def with_tokenizer(where: str) -> Any:
-    engine, _ = make_engine(num_blocks=100)
-    engine.tokenizer = engine.intake.tokenizer = BrokenTokenizer(where)
+def with_tokenizer(where: str, error: BaseException | None = None, **options: Any) -> Any:
+    engine, _ = make_engine(**{"num_blocks": 80, **options})
+    engine.tokenizer = engine.intake.tokenizer = BrokenTokenizer(where, error)
     return engine
 
 
@@ -259,9 +260,122 @@ def test_a_tokenizer_fault_ends_that_request_alone(where, end):
     assert_nothing_held(engine)
 
 
+class Panic(BaseException):
+    """What a Rust extension raises when it panics: not an `Exception`."""
+
+
+@pytest.mark.parametrize("where", ["push", "finish", "both", "token_text"])
+def test_a_panic_while_decoding_ends_that_request_alone(where):
+    engine = with_tokenizer(where, Panic("a panic in the decoder"))
+    bad = engine.add_request(
+        prompt(1, 20), SamplingParams(temperature=0.0, max_tokens=5, logprobs=1, prompt_logprobs=1)
+    )
+    engine.tokenizer = engine.intake.tokenizer = None
+    good = engine.add_request(prompt(2, 30), GREEDY)
+    engine.tokenizer = BrokenTokenizer(where, Panic("a panic in the decoder"))
+    outputs = run_all(engine)
+    assert outputs[bad].error_code == "detokenization_failed"
+    assert "a panic in the decoder" in outputs[bad].error
+    assert outputs[good].outputs[0].token_ids == greedy_reference(prompt(2, 30), 12)
+    assert engine.stats().num_rebuilds == 0
+    assert_nothing_held(engine)
+
+
+def test_a_panic_while_encoding_refuses_the_prompt():
+    engine = with_tokenizer("encode", Panic("a panic in the encoder"))
+    with pytest.raises(InvalidRequestError, match="a panic in the encoder"):
+        engine.add_request("hello", GREEDY)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("method", ["record", "apply", "draw"])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("broken")], ids=["exception", "panic"])
+def test_a_request_whose_sampling_state_breaks_ends_alone(monkeypatch, method, error):
+    engine, _ = make_engine(num_blocks=80)
+    whole = getattr(SamplingState, method)
+
+    def broken(self, *args):
+        if self is sick.sampling_state and self.num_generated == 3:
+            raise error
+        return whole(self, *args)
+
+    monkeypatch.setattr(SamplingState, method, broken)
+    others = [prompt(i, 20) for i in range(2, 5)]
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, presence_penalty=0.5)
+    bad = engine.add_request(prompt(1, 20), params)
+    sick = engine.groups[0].samples[0]
+    good = [engine.add_request(p, GREEDY) for p in others]
+    outputs = run_all(engine)
+    assert outputs[bad].outputs[0].finish_reason == "error"
+    assert "broken" in outputs[bad].error
+    assert [outputs[i].outputs[0].token_ids for i in good] == [greedy_reference(p, 12) for p in others]
+    assert engine.stats().num_rebuilds == 0
+    assert_nothing_held(engine)
+
+
+def test_a_panic_in_the_model_is_blamed_on_the_request_that_causes_it():
+    class Panicking(PagedHashModel):
+        def execute(self, batch: Any) -> torch.Tensor:
+            if any(entry.request.request_id == "bad" for entry in batch.entries):
+                raise Panic("a panic in a kernel")
+            return super().execute(batch)
+
+    engine, _ = make_engine(num_blocks=80, model=Panicking(80, 8))
+    prompts = [prompt(i, 20) for i in range(3)]
+    ids = [engine.add_request(p, GREEDY) for p in prompts]
+    engine.add_request(prompt(9, 20), GREEDY, request_id="bad")
+    outputs = run_all(engine)
+    assert outputs["bad"].error_code == "step_failed"
+    assert "a panic in a kernel" in outputs["bad"].error
+    assert [outputs[i].outputs[0].token_ids for i in ids] == [greedy_reference(p, 12) for p in prompts]
+    assert_nothing_held(engine)
+
+
+def test_a_panic_in_the_cache_costs_nobody_their_answer():
+    engine, _ = make_engine(num_blocks=80)
+    prompts = [prompt(i, 20) for i in range(4)]
+    ids = [engine.add_request(p, GREEDY) for p in prompts]
+    engine.cache.acquire = FailOnce(engine.cache.acquire, 2, Panic("broken"))
+    outputs = run_all(engine)
+    assert engine.stats().num_rebuilds == 1
+    assert [outputs[i].outputs[0].token_ids for i in ids] == [greedy_reference(p, 12) for p in prompts]
+    assert_nothing_held(engine)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["model", "sampler", "decoder", "cache"])
+def test_an_interrupt_passes_through_and_leaves_an_engine_that_can_go_on(monkeypatch, ending, where):
+    model = PagedHashModel(80, 8)
+    engine = with_tokenizer("nowhere", model=model)
+    prompts = [prompt(i, 20) for i in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=1)
+    ids = [engine.add_request(p, params) for p in prompts]
+    target, name = {
+        "model": (model, "execute"),
+        "sampler": (SamplingState, "apply"),
+        "decoder": (BrokenTokenizer, "push"),
+        "cache": (engine.cache, "acquire"),
+    }[where]
+    broken = FailOnce(getattr(target, name), 2, ending())
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, lambda *args, **options: broken(*args, **options))
+        outputs = {}
+        with pytest.raises(ending):
+            for _ in range(100):
+                result = engine.step()
+                outputs.update({output.request_id: output for output in result.finished})
+        engine.check()
+        outputs |= run_all(engine)
+    assert [outputs[i].outputs[0].token_ids for i in ids] == [greedy_reference(p, 12) for p in prompts]
+    assert_nothing_held(engine)
+    again = [engine.add_request(p, params) for p in prompts]
+    outputs = run_all(engine)
+    assert [outputs[i].outputs[0].token_ids for i in again] == [greedy_reference(p, 12) for p in prompts]
+
+
 def test_a_prompt_that_cannot_be_tokenised_is_refused():
     engine = with_tokenizer("encode")
-    with pytest.raises(InvalidRequestError, match="no such character"):
+    with pytest.raises(InvalidRequestError, match="can't encode"):
         engine.add_request("hello", GREEDY)
     assert not engine.has_work
 
