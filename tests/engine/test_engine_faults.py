@@ -360,10 +360,14 @@ def test_an_interrupt_passes_through_and_leaves_an_engine_that_can_go_on(monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(target, name, lambda *args, **options: broken(*args, **options))
         outputs = {}
-        with pytest.raises(ending):
+
+        def until_interrupted() -> None:
             for _ in range(100):
                 result = engine.step()
                 outputs.update({output.request_id: output for output in result.finished})
+
+        with pytest.raises(ending):
+            until_interrupted()
         engine.check()
         outputs |= run_all(engine)
     assert [outputs[i].outputs[0].token_ids for i in ids] == [greedy_reference(p, 12) for p in prompts]
