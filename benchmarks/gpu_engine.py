@@ -149,6 +149,12 @@ class DecodeStep:
             loaded.dtype,
             loaded.device,
         )
+        # Counted before the runner packs them.
+        weights = sum(p.nbytes for p in {id(p): p for p in loaded.model.parameters()}.values())
+        embedding = loaded.model.get_input_embeddings().weight
+        if loaded.model.get_output_embeddings().weight is not embedding:
+            # A step looks up a few rows of it only.
+            weights -= embedding.nbytes
         self.runner = ModelRunner(
             loaded,
             spec,
@@ -165,11 +171,6 @@ class DecodeStep:
             for r in range(batch)
         ]
         self.context = context
-        weights = sum(p.nbytes for p in {id(p): p for p in loaded.model.parameters()}.values())
-        embedding = loaded.model.get_input_embeddings().weight
-        if loaded.model.get_output_embeddings().weight is not embedding:
-            # A step looks up a few rows of it only.
-            weights -= embedding.nbytes
         self.bytes_read = weights + spec.bytes_per_slot * ((context - shared) * batch + shared)
 
     def run(self) -> torch.Tensor:

@@ -106,7 +106,7 @@ class ModelRunner:
         if quantization is not None:
             quantize_linear_layers(loaded.model)
         elif self.device.type == "cpu":
-            pack_linear_layers(loaded.model, always=deterministic)
+            pack_linear_layers(loaded.model)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)

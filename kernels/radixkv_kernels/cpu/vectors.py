@@ -16,6 +16,7 @@ for 16 of 8 (AVX2). Per step of k it loads 4 vectors and 6 scalars for 24 multip
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,15 +40,20 @@ ELEMENT_SIZES = (4, 2, 2, 1, 1, 1)
 STRANDS = 16
 
 
-def _has_wide_vectors() -> bool:
-    """Whether numba compiles for a processor with AVX-512."""
+def _compiles_for(feature: str) -> bool:
+    """Whether numba compiles for a processor with this feature, as LLVM names it."""
     named = getattr(numba.config, "CPU_FEATURES", None)
     if named is not None:
-        return "+avx512f" in named
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
+        return f"+{feature}" in named.split(",")
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
 
 
-_wide = _has_wide_vectors()
+def has_multiply_add() -> bool:
+    """Whether the processor multiplies and adds vectors with one rounding; elsewhere it is a slow call."""
+    return platform.machine() in ("aarch64", "arm64") or _compiles_for("avx512f") or _compiles_for("fma")
+
+
+_wide = _compiles_for("avx512f")
 #: Floats per vector, and accumulators that fit the registers beside what a product loads.
 LANES, _ACCUMULATORS = (16, 24) if _wide else (8, 12)
 

@@ -125,7 +125,7 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def can_fuse(layer: Any) -> bool:
-    """Whether the layer is of a known class, float32 on a CPU, with SiLU, and numba is there."""
+    """Whether the layer is of a known class, with SiLU, float32 on a CPU that the kernels are for."""
     if (type(layer).__module__, type(layer).__name__) not in _LAYER_CLASSES:
         return False
     weight = layer.self_attn.q_proj.weight
@@ -133,8 +133,13 @@ def can_fuse(layer: Any) -> bool:
         return False
     if not isinstance(layer.mlp.act_fn, nn.SiLU) and type(layer.mlp.act_fn).__name__ != "SiLUActivation":
         return False
+    return has_vector_kernels()
+
+
+def has_vector_kernels() -> bool:
+    """Whether numba is there, and the processor has the multiply-adds that the kernels are made of."""
     try:
-        import numba  # noqa: F401
+        from radixkv_kernels.cpu.vectors import has_multiply_add
     except ImportError:
         return False
-    return True
+    return has_multiply_add()

@@ -1,23 +1,17 @@
 """Float32 linear layers with weights packed once for `radixkv_kernels.cpu.linear.float_product`.
 
 `torch.nn.functional.linear` calls the BLAS library torch was built with, which packs the weight in every call
-and on some processors picks a slow path; it also computes a row differently when there are more rows. Which
-way is faster depends on the processor, so `pack_linear_layers` times both on the model's own shapes and
-changes nothing where packing does not pay.
+and on some processors picks a slow path; it also computes a row differently when there are more rows. Whether
+layers are packed depends on processor, device and dtype alone, never on a timing: the two ways differ in the
+last bits, and two starts of an engine must compute in the same way.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-# Rows of the products that are timed: a few decodes, and a prompt chunk.
-_TIMED_ROWS = (4, 128)
-_REPEATS = 7
+from radixkv.model.cpu.fused_layers import fuse_layers, has_vector_kernels
 
 
 class PackedLinear(nn.Module):
@@ -46,27 +40,17 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def pack_linear_layers(model: nn.Module, *, always: bool = False) -> bool:
-    """Replace the float32 linear layers of a CPU model by packed ones, if that is faster here.
+def pack_linear_layers(model: nn.Module) -> bool:
+    """Replace the linear layers of a float32 model on a CPU by packed ones, where the kernels run.
 
     Whole decoder layers are replaced where `fused_layers` knows them.
-
-    Args:
-        always: do it without timing, so that two starts never compute in different ways.
 
     Returns:
         Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if not linears or not _can_pack(linears):
+    if not linears or not all(can_pack(linear) for linear in linears):
         return False
-    largest_inner = max(
-        (linear for linear in linears if linear.out_features < 16384), key=_size, default=linears[0]
-    )
-    if not always and not _is_faster(largest_inner):
-        return False
-    from radixkv.model.cpu.fused_layers import fuse_layers
-
     fuse_layers(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -75,39 +59,7 @@ def pack_linear_layers(model: nn.Module, *, always: bool = False) -> bool:
     return True
 
 
-def _size(linear: nn.Linear) -> int:
-    return linear.in_features * linear.out_features
-
-
-def _can_pack(linears: list[nn.Linear]) -> bool:
-    if any(linear.weight.dtype != torch.float32 or linear.weight.device.type != "cpu" for linear in linears):
-        return False
-    try:
-        import numba  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _is_faster(linear: nn.Linear) -> bool:
-    """Whether the packed layer is at least 5 % faster over the timed rows.
-
-    Both take turns and the best time of each counts: other programs may be computing, too.
-    """
-    packed = PackedLinear(linear)
-    ours = theirs = 0.0
-    for rows in _TIMED_ROWS:
-        inputs = torch.randn(rows, linear.in_features)
-        times: tuple[list[float], list[float]] = ([], [])
-        sides: tuple[Callable[[], torch.Tensor], ...] = (
-            lambda x=inputs: packed(x),  # type: ignore[misc]
-            lambda x=inputs: F.linear(x, linear.weight, linear.bias),  # type: ignore[misc]
-        )
-        for _ in range(_REPEATS):
-            for side, run in enumerate(sides):
-                started = time.perf_counter()
-                run()
-                times[side].append(time.perf_counter() - started)
-        ours += min(times[0]) / rows
-        theirs += min(times[1]) / rows
-    return ours < 0.95 * theirs
+def can_pack(linear: nn.Linear) -> bool:
+    """Whether the layer is float32 on a CPU that the kernels were written for."""
+    weight = linear.weight
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and has_vector_kernels()
