@@ -4,10 +4,13 @@ The life of a request in here:
 1. `protocol` reads the headers within limits and a deadline; uvicorn starts the app.
 2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
    `AuthMiddleware` and `BodyLimitMiddleware` let it in or not.
-3. A route reads the JSON strictly, validates it, turns it into token ids (`prompts`) and sampling
-   parameters.
+3. A route hands it to `respond`, which reads the JSON strictly and has the API parse it into a
+   `GenerationRequest`: token ids (`prompts`) and sampling parameters.
 4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
-5. The answer goes out whole or as server-sent events; the record is logged and counted.
+5. The API's renderer says the answer, whole or as server-sent events; the record is logged and counted.
+
+An API is a folder under `apis`: bodies, `parse`, `render`, a `Dialect` for errors and framing, routes, and
+an `Api` that `APIS` lists.
 """
 
 from __future__ import annotations
@@ -15,20 +18,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from radixkv.config import EngineConfig
-from radixkv_server.apis.openai import chat as openai_chat
-from radixkv_server.apis.openai import completions as openai_completions
-from radixkv_server.apis.service import routes as service_api
+from radixkv_server.apis.openai.routes import API as OPENAI_API
+from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Api, Dialects
 from radixkv_server.http.auth import AuthMiddleware, KeyRing
-from radixkv_server.http.errors import ErrorBoundary, http_exception_response
-from radixkv_server.http.limits import BodyLimitMiddleware, HostOriginMiddleware
+from radixkv_server.http.error_boundary import ErrorBoundary, raise_router_error
+from radixkv_server.http.hosts import HostOriginMiddleware
+from radixkv_server.http.limits import BodyLimitMiddleware
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.settings import ServerSettings, make_settings
@@ -38,9 +42,16 @@ if TYPE_CHECKING:
 
 OnReady = Callable[[str, int], None]
 
+APIS = (OPENAI_API, SERVICE_API)
 
-def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> FastAPI:
+
+def create_app(
+    engine: AsyncEngine, settings: ServerSettings | None = None, apis: Sequence[Api] = APIS
+) -> FastAPI:
     """An ASGI app that serves `engine`. The caller keeps the engine and closes it after the app.
+
+    Args:
+        apis: what it speaks; one of them has the dialect of `/`.
 
     Raises:
         ConfigError: an API key is malformed or given to two tenants.
@@ -56,18 +67,18 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
-            context.encoder.close()
+            context.prompts.close()
 
     app = FastAPI(
         title="radixkv",
         lifespan=lifespan,
         openapi_url=None,
         redirect_slashes=False,
-        exception_handlers={HTTPException: http_exception_response},
+        exception_handlers={HTTPException: raise_router_error},
     )
     app.state.context = context
-    for module in (openai_chat, openai_completions, service_api):
-        app.include_router(module.router)
+    for api in apis:
+        app.include_router(api.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(AuthMiddleware, keys=KeyRing(settings.api_keys))
@@ -77,9 +88,30 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
-    app.add_middleware(ErrorBoundary)
+    app.add_middleware(ErrorBoundary, dialects=dialects_of(apis))
     app.add_middleware(ObserveMiddleware, metrics=context.metrics, access_log=settings.access_log)
     return app
+
+
+def dialects_of(apis: Sequence[Api]) -> Dialects:
+    """Which path speaks which dialect."""
+    return Dialects({prefix: dialect for api in apis for prefix, dialect in api.dialects.items()})
+
+
+def make_server(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    *,
+    on_ready: OnReady | None = None,
+    apis: Sequence[Api] = APIS,
+) -> HttpServer:
+    """An HTTP server of `create_app`'s app; `serve(sockets=[...])` runs it.
+
+    Args:
+        on_ready: called with host and port once requests are accepted.
+    """
+    app = create_app(engine, settings, apis)
+    return HttpServer(uvicorn_config(app, settings, dialects_of(apis)), settings, on_ready)
 
 
 def serve(
@@ -129,8 +161,7 @@ def serve_engine(
         ConfigError: the port can't be had.
     """
     with contextlib.closing(sock or bind_socket(settings.host, settings.port)) as bound:
-        app = create_app(engine, settings)
-        server = HttpServer(uvicorn_config(app, settings), settings, on_ready)
+        server = make_server(engine, settings, on_ready=on_ready)
         with server.handled_signals():
             asyncio.run(_serve_and_close(server, bound, engine))
 

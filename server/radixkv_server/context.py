@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-import radixkv
-from radixkv_server.apis.openai.rendering import LogprobsFormat
-from radixkv_server.http.errors import ApiError
+from radixkv_server.errors import ApiError
 from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
@@ -25,20 +23,17 @@ class ServerContext:
 
     engine: AsyncEngine
     settings: ServerSettings
-    encoder: PromptEncoder
+    prompts: PromptEncoder
     metrics: ServerMetrics
-    logprobs: LogprobsFormat
-    created: int = field(default_factory=lambda: int(time.time()))
-    fingerprint: str = f"radixkv-{radixkv.__version__}"
+    started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def for_engine(cls, engine: AsyncEngine, settings: ServerSettings) -> ServerContext:
         return cls(
             engine=engine,
             settings=settings,
-            encoder=PromptEncoder(engine),
+            prompts=PromptEncoder(engine),
             metrics=ServerMetrics(engine),
-            logprobs=LogprobsFormat(engine.tokenizer),
         )
 
     @property

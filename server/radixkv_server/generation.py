@@ -1,84 +1,43 @@
-"""Running prompts on the engine for one HTTP request: jobs in, outputs or deltas out, everything counted."""
+"""Generation: running a request's prompts on the engine, with everything counted.
+
+It knows no dialect: a `GenerationRequest` goes in, outputs or deltas come out.
+"""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv_server.apis.openai.rendering import Usage
-from radixkv_server.apis.openai.schemas import GenerationRequest
-from radixkv_server.context import ServerContext
-from radixkv_server.http.auth import namespace_for
-from radixkv_server.http.errors import ApiError
-from radixkv_server.http.observation import RequestRecord
-from radixkv_server.http.streaming import gather_or_cancel, merge
+from radixkv.errors import ContextLengthExceededError, RequestFailedError
+from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.concurrency import gather_or_cancel, merge
+from radixkv_server.errors import ApiError
+from radixkv_server.generation_request import GenerationRequest, Job
+from radixkv_server.http.metrics import ServerMetrics
+from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.usage import Usage
 
 if TYPE_CHECKING:
+    from radixkv.async_engine import AsyncEngine
     from radixkv.cache.insight.explain import MissReport
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt with its sampling parameters."""
-
-    prompt_ids: list[int]
-    params: SamplingParams
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id of an answer, `prefix-` and 32 hex digits."""
-    return f"{prefix}-{uuid.uuid4().hex}"
-
-
-def fit_max_tokens(requested: int | None, num_prompt_tokens: int, max_model_len: int) -> int | None:
-    """`max_tokens` clamped to what is left of the context; values below 1 are left to be refused."""
-    if requested is None:
-        return None
-    return min(requested, max_model_len - num_prompt_tokens)
-
-
-def check_vocabulary(options: dict[str, Any], vocab_size: int) -> None:
-    """Refuse token ids outside the vocabulary in `logit_bias` and `stop_token_ids`.
-
-    Raises:
-        InvalidRequestError: names the field and the id.
-    """
-    for name in ("logit_bias", "stop_token_ids"):
-        for token in options.get(name, ()):
-            if not 0 <= token < vocab_size:
-                message = f"{name}: token id {token} is outside the vocabulary of {vocab_size} tokens"
-                raise InvalidRequestError(message, param=name)
-
-
 class Generation:
-    """The engine's work for one HTTP request: one or more jobs under one namespace and priority.
+    """The engine's work for one HTTP request, in no dialect.
 
     Attributes:
         usage: token counts so far, complete once `run` has returned or `stream` has ended.
     """
 
     def __init__(
-        self,
-        context: ServerContext,
-        record: RequestRecord,
-        body: GenerationRequest,
-        jobs: Sequence[Job],
-        answer_id: str,
-        prompt_param: str,
+        self, engine: AsyncEngine, metrics: ServerMetrics, record: RequestRecord, request: GenerationRequest
     ) -> None:
-        self.context = context
-        self.record = record
-        self.jobs = list(jobs)
-        self.usage = Usage(prompt_tokens=sum(len(job.prompt_ids) for job in jobs))
-        self._namespace = namespace_for(record.tenant, body.cache_salt)
-        self._priority = body.priority or 0
-        self._id = answer_id
-        self._prompt_param = prompt_param
+        self.usage = Usage(prompt_tokens=sum(len(job.prompt_ids) for job in request.jobs))
+        self._engine = engine
+        self._metrics = metrics
+        self._record = record
+        self._request = request
 
     async def run(self) -> list[RequestOutput]:
         """Generate all jobs to their end, at once.
@@ -87,7 +46,7 @@ class Generation:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
         try:
-            outputs = await gather_or_cancel([self._run_one(*item) for item in enumerate(self.jobs)])
+            outputs = await gather_or_cancel([self._run_one(*item) for item in enumerate(self._request.jobs)])
         except ContextLengthExceededError as error:
             raise self._too_long(error) from None
         for index, output in enumerate(outputs):
@@ -96,14 +55,12 @@ class Generation:
                 self.usage.completion_tokens += len(sample.token_ids)
                 _check_finish(sample.finish_reason, output.error, output.error_code)
             self.usage.cached_tokens += output.num_cached_tokens
-            times = output.times
-            if times is not None and times.first_token is not None:
-                self.context.metrics.ttft.observe(times.first_token - times.arrival)
+        self._note_first_token([output.times.first_token for output in outputs if output.times is not None])
         self._note_usage()
         return outputs
 
     async def _run_one(self, index: int, job: Job) -> RequestOutput:
-        return await self.context.engine.generate(job.prompt_ids, job.params, **self._options(index))
+        return await self._engine.generate(job.prompt_ids, job.params, **self._options(index))
 
     async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Deltas of all jobs as they come, each with the index of its job.
@@ -111,11 +68,9 @@ class Generation:
         Raises:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
-        metrics = self.context.metrics
-        engine = self.context.engine
         streams = [
-            engine.stream(job.prompt_ids, job.params, **self._options(index))
-            for index, job in enumerate(self.jobs)
+            self._engine.stream(job.prompt_ids, job.params, **self._options(index))
+            for index, job in enumerate(self._request.jobs)
         ]
         last_token_at: dict[tuple[int, int], float] = {}
         cached: dict[int, int] = {}
@@ -128,11 +83,11 @@ class Generation:
                     self.usage.completion_tokens += len(delta.token_ids)
                     if first:
                         first = False
-                        metrics.ttft.observe(self.record.age_s)
-                    now = time.perf_counter()
+                        self._note_first_token([time.monotonic()])
+                    now = time.monotonic()
                     before = last_token_at.get((index, delta.index))
                     if before is not None:
-                        metrics.itl.observe((now - before) / len(delta.token_ids))
+                        self._metrics.itl.observe((now - before) / len(delta.token_ids))
                     last_token_at[index, delta.index] = now
                 _check_finish(delta.finish_reason, delta.error, delta.error_code)
                 self.usage.cached_tokens = sum(cached.values())
@@ -144,23 +99,29 @@ class Generation:
 
     def _options(self, index: int) -> dict[str, Any]:
         return {
-            "request_id": f"{self._id}-{index}",
-            "namespace": self._namespace,
-            "priority": self._priority,
+            "request_id": f"{self._request.id}-{index}",
+            "namespace": (self._record.tenant, self._request.cache_salt or ""),
+            "priority": self._request.priority,
         }
 
     def _too_long(self, error: ContextLengthExceededError) -> ContextLengthExceededError:
         """The engine does not know what the prompt is called in this route's body."""
-        return ContextLengthExceededError(str(error), param=self._prompt_param)
+        return ContextLengthExceededError(str(error), param=self._request.prompt_param)
 
     def _note_cache_report(self, index: int, report: MissReport | None) -> None:
         """Keep a prompt's report for the usage, and count it, once."""
-        if report is not None and index not in self.usage.cache_reports:
-            self.usage.cache_reports[index] = report
-            self.context.metrics.observe_cache_report(report)
+        if report is not None and index not in self.usage.reports_by_prompt:
+            self.usage.reports_by_prompt[index] = report
+            self._metrics.observe_cache_report(report)
+
+    def _note_first_token(self, readings: Sequence[float | None]) -> None:
+        """Count the time to the request's first token, whichever prompt it is for; one clock for all."""
+        seen = [reading for reading in readings if reading is not None]
+        if seen:
+            self._metrics.ttft.observe(min(seen) - self._record.started)
 
     def _note_usage(self) -> None:
-        record = self.record
+        record = self._record
         record.prompt_tokens = self.usage.prompt_tokens
         record.cached_tokens = self.usage.cached_tokens
         record.completion_tokens = self.usage.completion_tokens

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
-from radixkv_server.http.errors import bad_request
+from radixkv_server.errors import bad_request
 
 if TYPE_CHECKING:
     from radixkv.async_engine import AsyncEngine

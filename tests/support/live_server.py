@@ -7,15 +7,16 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from openai import AsyncOpenAI, OpenAI
 
-from radixkv_server.app import create_app
-from radixkv_server.http.listener import HttpServer, bind_socket, uvicorn_config
+from radixkv_server.app import APIS, make_server
+from radixkv_server.dialect import Api
+from radixkv_server.http.listener import bind_socket
 from radixkv_server.settings import ServerSettings
 
 
@@ -62,13 +63,12 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def live_server(engine: Any, **options: Any) -> Iterator[LiveServer]:
+def live_server(engine: Any, *, apis: Sequence[Api] = APIS, **options: Any) -> Iterator[LiveServer]:
     """Serve `engine` while the block runs; the server has ended when it is left."""
     settings = ServerSettings(port=0, **{"shutdown_grace_s": 5, "access_log": False, **options})
     sock = bind_socket("127.0.0.1", 0)
     ready = threading.Event()
-    app = create_app(engine, settings)
-    server = HttpServer(uvicorn_config(app, settings), settings, lambda host, port: ready.set())
+    server = make_server(engine, settings, on_ready=lambda host, port: ready.set(), apis=apis)
 
     def run() -> None:
         asyncio.run(server.serve(sockets=[sock]))

@@ -1,24 +1,15 @@
-"""API keys: who is calling, and which namespace of the prefix cache is theirs.
-
-The namespace is bound here, on the server, to the name of the key. Nothing a client sends can put a
-request into another tenant's namespace: a `cache_salt` only divides the tenant's own.
-"""
+"""API keys: who is calling. The tenant is bound here, on the server, to the name of the key."""
 
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixkv_server.errors import ApiError
 from radixkv_server.http.api_keys import digest_of, parse_api_key
-from radixkv_server.http.errors import ApiError, bad_request
-from radixkv_server.http.observation import record_of
-
-MAX_SALT_LENGTH = 128
-
-_SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
+from radixkv_server.http.request_record import record_of
 
 
 class KeyRing:
@@ -55,25 +46,6 @@ def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         elif name == b"x-api-key" and value.strip():
             return value.decode("latin-1").strip()
     return None
-
-
-def namespace_for(tenant: str, cache_salt: str | None) -> tuple[str, str]:
-    """The prefix cache's namespace of a request: (tenant, salt), a framed tuple.
-
-    Raises:
-        ApiError: the salt is empty, too long, or has characters other than letters, digits and
-            `_ . + / = : ~ -`, or a path segment `.` or `..`.
-    """
-    if cache_salt is None:
-        return (tenant, "")
-    good = 1 <= len(cache_salt) <= MAX_SALT_LENGTH and _SALT.fullmatch(cache_salt) is not None
-    if not good or any(part in (".", "..") for part in cache_salt.split("/")):
-        raise bad_request(
-            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters out of letters, digits and _.+/=:~-, "
-            "without . or .. between slashes.",
-            param="cache_salt",
-        )
-    return (tenant, cache_salt)
 
 
 class AuthMiddleware:

@@ -1,143 +1,11 @@
-"""What the server lets in: hosts, origins and body sizes. Pure ASGI middlewares.
-
-The Host check stops DNS rebinding: a web page whose name has been pointed at 127.0.0.1 reaches a local
-server with the page's own name in the Host header. The Origin check stops pages of other sites from
-calling a server that happens to run on the visitor's machine.
-"""
+"""How large a request's body may be, and that it comes uncompressed. A pure ASGI middleware."""
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-from collections.abc import Iterable
-from urllib.parse import urlsplit
-
-from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.http.errors import ApiError
-
-_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value.decode("latin-1")).strip()
-    return None
-
-
-def _as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
-def split_host(value: str) -> str | None:
-    """The lower-case host of a Host header, port and brackets removed; None when malformed."""
-    try:
-        parts = urlsplit("//" + value)
-        parts.port  # noqa: B018 (raises on a malformed port)
-        host = parts.hostname
-    except ValueError:
-        return None
-    if not host or parts.path or parts.query or parts.fragment or "@" in parts.netloc:
-        return None
-    return host.rstrip(".")
-
-
-def _is_loopback(host: str) -> bool:
-    address = _as_ip(host)
-    return host in _LOOPBACK_NAMES or (address is not None and address.is_loopback)
-
-
-class HostOriginMiddleware:
-    """403 for a Host or Origin that is not ours; CORS answers for origins that are allowed.
-
-    Listening on a loopback address, the Host must be a loopback name or address. Listening elsewhere, it
-    may be any IP address (a rebinding attack needs a name), this machine's name, or an allowed one.
-    """
-
-    def __init__(
-        self, app: ASGIApp, host: str, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]
-    ) -> None:
-        self.app = app
-        self.local_only = _is_loopback(host.lower())
-        self.allowed_hosts = {name.lower().rstrip(".") for name in allowed_hosts}
-        self.allowed_origins = {origin.lower().rstrip("/") for origin in allowed_origins}
-        if not self.local_only:
-            self.allowed_hosts |= {host.lower(), socket.gethostname().lower()}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        host = self._check_host(scope)
-        origin = _header(scope, b"origin")
-        if origin is None:
-            await self.app(scope, receive, send)
-            return
-        self._check_origin(origin, host)
-        if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
-            await self._preflight(scope, origin)(scope, receive, send)
-            return
-
-        async def cors_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["Access-Control-Allow-Origin"] = origin
-                headers["Access-Control-Expose-Headers"] = "x-request-id"
-                headers.add_vary_header("Origin")
-            await send(message)
-
-        await self.app(scope, receive, cors_send)
-
-    def _check_host(self, scope: Scope) -> str:
-        value = _header(scope, b"host") or ""
-        host = split_host(value)
-        if host is None:
-            raise ApiError(400, "The Host header is missing or malformed.", code="invalid_host")
-        if "*" in self.allowed_hosts or host in self.allowed_hosts or _is_loopback(host):
-            return value.lower()
-        if not self.local_only and _as_ip(host) is not None:
-            return value.lower()
-        raise ApiError(
-            403,
-            f"The host {host[:100]!r} is not served here; allow it with --allowed-host.",
-            code="host_not_allowed",
-        )
-
-    def _check_origin(self, origin: str, host: str) -> None:
-        wanted = origin.lower()
-        if "*" in self.allowed_origins or wanted in self.allowed_origins:
-            return
-        try:
-            parts = urlsplit(wanted)
-        except ValueError:
-            parts = urlsplit("")
-        name = parts.hostname if parts.scheme in ("http", "https") else None
-        if name and (parts.netloc == host or name in self.allowed_hosts):
-            return
-        if name and self.local_only and _is_loopback(name):
-            return
-        raise ApiError(
-            403,
-            f"Pages of {origin[:100]!r} may not call this server; allow it with --allowed-host.",
-            code="origin_not_allowed",
-        )
-
-    @staticmethod
-    def _preflight(scope: Scope, origin: str) -> Response:
-        headers = {
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-            "Access-Control-Allow-Headers": _header(scope, b"access-control-request-headers") or "*",
-            "Access-Control-Max-Age": "600",
-            "Vary": "Origin",
-        }
-        return Response(status_code=204, headers=headers)
+from radixkv_server.errors import ApiError
 
 
 class BodyLimitMiddleware:
@@ -151,11 +19,12 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        encoding = (_header(scope, b"content-encoding") or "identity").lower()
+        headers = Headers(scope=scope)
+        encoding = (headers.get("content-encoding") or "identity").lower()
         if encoding != "identity":
             message = f"Content-Encoding {encoding[:40]!r} is not supported: send the body uncompressed."
             raise ApiError(415, message, code="unsupported_content_encoding")
-        declared = _header(scope, b"content-length")
+        declared = headers.get("content-length")
         if declared is not None and declared.isdigit() and int(declared) > self.max_body_bytes:
             raise self._too_large()
         taken = 0

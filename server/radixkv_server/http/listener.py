@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from radixkv.errors import ConfigError
+from radixkv_server.dialect import Dialects
 from radixkv_server.http.protocol import guarded_protocol
 from radixkv_server.settings import ServerSettings
 
@@ -72,11 +73,11 @@ def bind_error(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(f"can't listen on {host} port {port}: {reason} (flags --host and --port)")
 
 
-def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: ServerSettings, dialects: Dialects) -> uvicorn.Config:
     """uvicorn's settings for `app`: our protocol and limits, our access log instead of its own."""
     return uvicorn.Config(
         app,
-        http=guarded_protocol(settings),
+        http=guarded_protocol(settings, dialects),
         ws="none",
         lifespan="on",
         loop="asyncio",

@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 import radixkv
+from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from radixkv.async_engine import AsyncEngine
     from radixkv.cache.insight.explain import MissReport
-    from radixkv_server.http.observation import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

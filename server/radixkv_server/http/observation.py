@@ -1,63 +1,22 @@
-"""One record per HTTP request: what the access log and the request metrics say about it."""
+"""What the access log and the request metrics say about each request."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-import time
 import uuid
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.http.errors import shutting_down
-
-if TYPE_CHECKING:
-    from radixkv_server.http.metrics import ServerMetrics
+from radixkv_server.http.metrics import ServerMetrics
+from radixkv_server.http.request_record import RequestRecord, attach_record
 
 access_logger = logging.getLogger("radixkv.access")
 
 STATUS_CLIENT_GONE = 499
-_RECORD = "radixkv.record"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of one request so far; filled in as it goes through the server.
-
-    Attributes:
-        request_id: the `x-request-id` of the response: the client's own if it sent a sound one.
-        tenant: name of the API key, or "" when no keys are configured.
-        started: `time.perf_counter` at arrival.
-        status: HTTP status sent; 499 when the client left first; None before either.
-        prompt_tokens, cached_tokens, completion_tokens: as in `usage`.
-        failed: an error was sent inside a stream that had begun with status 200.
-    """
-
-    request_id: str
-    tenant: str = ""
-    started: float = field(default_factory=time.perf_counter)
-    status: int | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    failed: bool = False
-
-    @property
-    def age_s(self) -> float:
-        return time.perf_counter() - self.started
-
-
-def record_of(scope: Scope) -> RequestRecord:
-    """The record of the request that `scope` belongs to."""
-    record = scope[_RECORD]
-    assert isinstance(record, RequestRecord)
-    return record
 
 
 def _request_id(scope: Scope) -> str:
@@ -79,7 +38,8 @@ class ObserveMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = scope[_RECORD] = RequestRecord(_request_id(scope))
+        record = RequestRecord(_request_id(scope))
+        attach_record(scope, record)
 
         finished = False
 
@@ -101,10 +61,6 @@ class ObserveMiddleware:
             await self.app(scope, receive, observed_send)
         except ClientDisconnect:
             record.status = STATUS_CLIENT_GONE
-        except asyncio.CancelledError:
-            # Only the server's own end cancels a request's task; a stream has said so already.
-            if record.status is None:
-                await shutting_down().response()(scope, receive, observed_send)
         finally:
             finish()
 

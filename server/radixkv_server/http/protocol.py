@@ -1,8 +1,9 @@
 """The HTTP/1.1 protocol of the server: uvicorn's h11 one, with deadlines and answers for bad clients.
 
 A client that sends its request one byte at a time would hold a connection forever; one that sends a
-megabyte of headers would get a plain-text 400. Here the first gets 408, the second 431, both in the shape
-of the API, and both connections are closed once the client has had time to read the answer.
+megabyte of headers would get a plain-text 400. Here the first gets 408, the second 431, both in the dialect
+of the path (where it has been read), and both connections are closed once the client has had time to read
+the answer.
 
     connection made --header_timeout_s--> request line + headers complete
     headers complete --body_timeout_s--> body complete
@@ -21,7 +22,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from radixkv_server.http.errors import ApiError
+from radixkv_server.dialect import Dialects
+from radixkv_server.errors import ApiError
 from radixkv_server.settings import ServerSettings
 
 # After an early error the client may still be sending. Closing at once would reset the connection and
@@ -30,9 +32,10 @@ LINGER_S = 2.0
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. Subclassed by `guarded_protocol` with the server's settings."""
+    """One connection. Subclassed by `guarded_protocol` with the server's settings and dialects."""
 
     settings: ServerSettings
+    dialects: Dialects
 
     def __init__(
         self,
@@ -143,7 +146,8 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = json.dumps(error.body()).encode("ascii")
+            dialect = self.dialects.of(self._path())
+            body = json.dumps(dialect.error_body(error, None)).encode("ascii")
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode("ascii")),
@@ -156,6 +160,11 @@ class GuardedProtocol(H11Protocol):
         else:
             self.transport.close()
 
+    def _path(self) -> str:
+        """The path of the request that is being read, or "/" before it is known."""
+        reading_body = self.conn.their_state is h11.SEND_BODY
+        return str(self.scope["path"]) if reading_body and self.cycle is not None else "/"
+
     def _linger(self) -> None:
         self._lingering = True
         self._enter("idle")
@@ -166,6 +175,6 @@ class GuardedProtocol(H11Protocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
-def guarded_protocol(settings: ServerSettings) -> type[GuardedProtocol]:
-    """The protocol class to hand to uvicorn, bound to `settings`."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings})
+def guarded_protocol(settings: ServerSettings, dialects: Dialects) -> type[GuardedProtocol]:
+    """The protocol class to hand to uvicorn, bound to `settings` and `dialects`."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings, "dialects": dialects})

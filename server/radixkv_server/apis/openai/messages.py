@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from radixkv_server.http.errors import bad_request
-from radixkv_server.http.json_body import FAIL_FAST, ParamError
+from radixkv_server.errors import bad_request
+from radixkv_server.http.body import FAIL_FAST, ParamError
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 

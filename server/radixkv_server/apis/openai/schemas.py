@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
+from radixkv.request import MAX_LOGPROBS, MAX_STOP_STRINGS
 from radixkv_server.apis.openai.messages import ChatMessage
-from radixkv_server.http.json_body import FAIL_FAST, ParamError
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -50,13 +50,6 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 NoOp = Any
-Ids = Annotated[list[int], FAIL_FAST]
-
-
-class StrictModel(BaseModel):
-    """No coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 class StreamOptions(StrictModel):
@@ -64,7 +57,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: NoOp = None
 
 
-class GenerationRequest(StrictModel):
+class CommonFields(StrictModel):
     """What chat and text completions share."""
 
     model: str | None = None
@@ -112,7 +105,7 @@ class GenerationRequest(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _options_need_stream(self) -> GenerationRequest:
+    def _options_need_stream(self) -> CommonFields:
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
         return self
@@ -213,7 +206,7 @@ class TemplateFields(StrictModel):
         return self
 
 
-class ChatCompletionRequest(TemplateFields, GenerationRequest):
+class ChatCompletionRequest(TemplateFields, CommonFields):
     """Body of POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
@@ -274,7 +267,7 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         return [tool.model_dump(mode="json") for tool in self.tools]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(CommonFields):
     """Body of POST /v1/completions."""
 
     prompt: Any
@@ -326,31 +319,6 @@ class CompletionRequest(GenerationRequest):
         return max(self.n or 1, self.best_of or 1)
 
 
-class TokenizeRequest(StrictModel):
-    """Body of POST /tokenize: a `prompt`, or `messages` as for a chat."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-    @model_validator(mode="after")
-    def _one_input(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ParamError("give either prompt or messages.", "prompt")
-        return self
-
-
-class DetokenizeRequest(StrictModel):
-    """Body of POST /detokenize."""
-
-    model: str | None = None
-    tokens: Ids
-
-
 def unsupported(param: str, what: str) -> ParamError:
     """A field that can't be ignored without changing what the answer means."""
     return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
@@ -358,22 +326,3 @@ def unsupported(param: str, what: str) -> ParamError:
 
 def _all_ints(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
-
-
-def check_sample_count(param: str, num_samples: int | None) -> None:
-    """Refuse a count of samples that SamplingParams would refuse, before it is multiplied by prompts."""
-    if num_samples is not None and num_samples > MAX_N:
-        raise InvalidRequestError(f"{param} must be at most {MAX_N}, not {num_samples}", param=param)
-
-
-def sampling_params(options: dict[str, Any], *, renamed: Mapping[str, str] | None = None) -> SamplingParams:
-    """SamplingParams from checked options; errors name the field as the client wrote it.
-
-    Raises:
-        InvalidRequestError: a value is out of range.
-    """
-    try:
-        return SamplingParams(**options)
-    except InvalidRequestError as error:
-        param = (renamed or {}).get(error.param or "", error.param)
-        raise InvalidRequestError(str(error), param=param, code=error.code) from None

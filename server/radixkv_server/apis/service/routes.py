@@ -1,48 +1,19 @@
-"""The small routes: models, tokenize, detokenize, health, metrics."""
+"""The routes around the service: tokenize, detokenize, health, metrics."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.openai.messages import template_messages
-from radixkv_server.apis.openai.rendering import Json, dump
-from radixkv_server.apis.openai.schemas import DetokenizeRequest, TokenizeRequest
-from radixkv_server.context import ServerContext, context_of
-from radixkv_server.http.errors import bad_request
-from radixkv_server.http.json_body import read_json
+from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
+from radixkv_server.context import context_of
+from radixkv_server.dialect import Api, Json
+from radixkv_server.errors import bad_request
+from radixkv_server.exchange import json_response
+from radixkv_server.http.body import read_json
 from radixkv_server.http.metrics import CONTENT_TYPE
 
 router = APIRouter()
-
-
-def _json(value: Json, status: int = 200) -> Response:
-    return Response(dump(value), status, media_type="application/json")
-
-
-def _model_card(context: ServerContext, name: str) -> Json:
-    return {
-        "id": name,
-        "object": "model",
-        "created": context.created,
-        "owned_by": "radixkv",
-        "root": context.engine.model_name,
-        "max_model_len": context.engine.max_model_len,
-    }
-
-
-@router.get("/v1/models")
-async def list_models(request: Request) -> Response:
-    """The names the model is served under."""
-    context = context_of(request)
-    cards = [_model_card(context, name) for name in context.model_names]
-    return _json({"object": "list", "data": cards})
-
-
-@router.get("/v1/models/{model:path}")
-async def get_model(request: Request, model: str) -> Response:
-    """One model; names may hold slashes."""
-    context = context_of(request)
-    return _json(_model_card(context, context.resolve_model(model)))
 
 
 @router.post("/tokenize")
@@ -51,23 +22,23 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context.settings.max_json_depth)
     context.resolve_model(body.model)
-    encoder = context.encoder
+    prompts, tokenizer = context.prompts, context.engine.tokenizer
     if body.prompt is not None:
-        ids = await encoder.encode_unchecked(
+        ids = await prompts.encode_unchecked(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
     else:
         assert body.messages is not None
-        ids = await encoder.render_chat(
+        ids = await prompts.render_chat(
             template_messages(body.messages),
             tools=[tool.model_dump(mode="json") for tool in body.tools or ()],
             add_generation_prompt=body.add_generation_prompt is not False,
             options={},
         )
-    answer: Json = {"tokens": ids, "count": len(ids), "max_model_len": encoder.max_model_len}
+    answer: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
     if body.return_token_strs:
-        answer["token_strs"] = [encoder.tokenizer.token_text(token) for token in ids]
-    return _json(answer)
+        answer["token_strs"] = [tokenizer.token_text(token) for token in ids]
+    return json_response(answer)
 
 
 @router.post("/detokenize")
@@ -76,22 +47,25 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context.settings.max_json_depth)
     context.resolve_model(body.model)
-    tokenizer = context.encoder.tokenizer
+    tokenizer = context.engine.tokenizer
     for token in body.tokens:
         if not 0 <= token < tokenizer.vocab_size:
             message = f"Token id {token} is outside the vocabulary of {tokenizer.vocab_size} tokens."
             raise bad_request(message, param="tokens")
-    return _json({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
     """200 while the engine works, 503 when it has failed or stopped. Needs no key."""
     healthy = context_of(request).engine.is_healthy
-    return _json({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
+    return json_response({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
+
+
+API = Api(router)

@@ -14,10 +14,10 @@ import re
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.requests import Request
 
-from radixkv_server.http.errors import ApiError, bad_request
+from radixkv_server.errors import ApiError, bad_request
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -126,7 +126,7 @@ def _param(location: tuple[int | str, ...]) -> str | None:
 
 
 def validation_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first complaint of pydantic's, in OpenAI's words."""
+    """The first complaint of pydantic's, in words for users."""
     first = error.errors(include_url=False, include_context=True)[0]
     param = _param(first["loc"])
     kind = first["type"]
@@ -167,3 +167,9 @@ class ParamError(ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class StrictModel(BaseModel):
+    """A body: no coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())

@@ -1,99 +1,15 @@
-"""The answers of the OpenAI routes: usage, choices, chunks, and both shapes of logprobs.
-
-Plain dictionaries: they are built once per token in a stream, and their shape is checked by tests with
-the real client.
-"""
+"""Logprobs in the shapes of both OpenAI routes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from radixkv.request import Logprob, TokenLogprobs
+from radixkv_server.dialect import Json
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
     from radixkv.text.tokenizer import Tokenizer
-
-Json = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of one HTTP request, summed over its prompts and samples."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cache_reports: dict[int, MissReport] = field(default_factory=dict)  # by prompt
-
-    def as_json(self) -> Json:
-        """OpenAI's `usage`, with the cached tokens always given, and why the others were not found.
-
-        `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
-        other requests' prompts contain.
-        """
-        misses = [_miss(report) for _, report in sorted(self.cache_reports.items())]
-        details: Json = {"cached_tokens": self.cached_tokens}
-        if misses:
-            details["cache_miss"] = misses[0] if len(misses) == 1 else misses
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": details,
-        }
-
-
-def _miss(report: MissReport) -> Json:
-    """The reason, the position of the first token that was not found, and what is known of an eviction."""
-    miss: Json = {"reason": report.reason}
-    if report.reason != "hit":
-        miss["position"] = report.num_hit_tokens
-    if report.age_s is not None:
-        miss["age_s"] = round(report.age_s, 3)
-        miss["evicted_by"] = report.evicted_by
-    if report.skipped is not None:
-        miss["skipped"] = report.skipped
-    return miss
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What all chunks of an answer have in common."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def wrap(self, choices: list[Json], **more: Any) -> Json:
-        return {
-            "id": self.id,
-            "object": self.object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-            **more,
-        }
-
-
-def dump(value: Json) -> bytes:
-    """Compact JSON as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-
-
-def sse(value: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + dump(value) + b"\n\n"
-
-
-SSE_DONE = b"data: [DONE]\n\n"
-SSE_PING = b": ping\n\n"
 
 
 class LogprobsFormat:

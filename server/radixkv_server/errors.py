@@ -1,21 +1,14 @@
-"""Errors as HTTP answers: ApiError, the mapping from radixkv's exceptions, and the boundary that renders.
+"""ApiError: an error with all that its HTTP answer needs, and what radixkv's exceptions become.
 
-Every error of the OpenAI routes has the body `{"error": {"message", "type", "param", "code"}}`, which is
-what the OpenAI SDKs turn into their exception classes.
+What the answer's body looks like is the dialect's (see `radixkv_server.dialect`).
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv.errors import (
     ContextLengthExceededError,
@@ -25,14 +18,6 @@ from radixkv.errors import (
     OutOfBlocks,
     RequestFailedError,
 )
-
-logger = logging.getLogger("radixkv.server")
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
 
 
 class ApiError(Exception):
@@ -61,20 +46,6 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
-
-    @property
-    def type(self) -> str:
-        """OpenAI's `error.type`."""
-        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI's JSON object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def response(self) -> Response:
-        """The error as an HTTP response."""
-        content = json.dumps(self.body(), ensure_ascii=True).encode("ascii")
-        return Response(content, self.status, headers=self.headers, media_type="application/json")
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
@@ -119,48 +90,3 @@ def is_expected(error: BaseException) -> bool:
     """True for errors that are part of normal service, so that no traceback is logged for them."""
     api_error = to_api_error(error)
     return api_error.code != "internal_error"
-
-
-async def http_exception_response(request: Request, error: Exception) -> Response:
-    """Answer for the router's own errors (no such route, wrong method), in OpenAI's shape."""
-    assert isinstance(error, HTTPException)
-    api_error = to_api_error(error)
-    if error.status_code == 404:
-        api_error.message = f"Invalid URL ({request.method} {request.url.path})"
-    elif error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
-        api_error.message = f"{request.url.path} takes {allow or 'another method'}, not {request.method}."
-    return api_error.response()
-
-
-class ErrorBoundary:
-    """ASGI middleware that turns every exception below it into an error response, once.
-
-    After the response has started nothing can be answered any more: the exception goes on up and the
-    server closes the connection.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watched_send)
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            if not is_expected(error):
-                logger.exception("unexpected error in %s %s", scope["method"], ascii(scope["path"]))
-            if started:
-                raise
-            await to_api_error(error).response()(scope, receive, send)

@@ -1,0 +1,146 @@
+"""From the bodies of the OpenAI routes to what the engine shall do, and how its answer will be said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.errors import InvalidRequestError
+from radixkv.request import MAX_N, SamplingParams
+from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.messages import template_messages
+from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import bad_request
+from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def parse_chat(
+    context: ServerContext, body: ChatCompletionRequest
+) -> tuple[GenerationRequest, ChatRenderer]:
+    """POST /v1/chat/completions."""
+    model = context.resolve_model(body.model)
+    ids = await _chat_prompt(context, body)
+    job = Job(ids, _chat_params(context, body, len(ids)))
+    request = _request(new_id("chatcmpl"), body, [job], "messages")
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    envelope = Envelope(request.id, kind, int(time.time()), model)
+    return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer))
+
+
+async def parse_completion(
+    context: ServerContext, body: CompletionRequest
+) -> tuple[GenerationRequest, TextRenderer]:
+    """POST /v1/completions."""
+    model = context.resolve_model(body.model)
+    prompts = await _encode_prompts(context, body)
+    jobs = [Job(ids, _text_params(context, body, len(ids))) for ids in prompts]
+    request = _request(new_id("cmpl"), body, jobs, "prompt")
+    envelope = Envelope(request.id, "text_completion", int(time.time()), model)
+    echoes = _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
+    return request, TextRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), echoes)
+
+
+def _request(answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_param: str) -> GenerationRequest:
+    return GenerationRequest(
+        id=answer_id,
+        jobs=tuple(jobs),
+        stream=bool(body.stream),
+        prompt_param=prompt_param,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+    )
+
+
+async def _chat_prompt(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
+    """Token ids of the chat, checked against the context limit."""
+    limit = context.settings.max_messages
+    if len(body.messages) > limit:
+        raise bad_request(f"At most {limit} messages are allowed.", param="messages")
+    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.chat_template is not None:
+        if not context.settings.trust_request_chat_template:
+            message = "chat_template in a request is not allowed on this server."
+            raise bad_request(message, param="chat_template", code="unsupported_parameter")
+        options["chat_template"] = body.chat_template
+    if body.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    ask_for_answer = body.add_generation_prompt is not False and not body.continue_final_message
+    ids = await context.prompts.render_chat(
+        template_messages(body.messages),
+        tools=body.template_tools,
+        add_generation_prompt=ask_for_answer,
+        options=options,
+    )
+    return context.prompts.check_length(ids, "messages")
+
+
+def _chat_params(
+    context: ServerContext, body: ChatCompletionRequest, num_prompt_tokens: int
+) -> SamplingParams:
+    options = body.sampling_options()
+    options["max_tokens"] = body.max_output_tokens
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    renamed = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    return _params(context, options, num_prompt_tokens, renamed)
+
+
+async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[list[int]]:
+    for name, samples in (("n", body.n), ("best_of", body.best_of)):
+        # What SamplingParams would refuse, before it is multiplied by the prompts.
+        if samples is not None and samples > MAX_N:
+            raise InvalidRequestError(f"{name} must be at most {MAX_N}, not {samples}", param=name)
+    settings = context.settings
+    if len(body.prompts) > settings.max_prompts:
+        raise bad_request(f"At most {settings.max_prompts} prompts are allowed in a request.", param="prompt")
+    if len(body.prompts) * body.num_samples > settings.max_samples:
+        most = settings.max_samples
+        raise bad_request(f"At most {most} samples (prompts x n or best_of) are allowed.", param="n")
+    return [
+        await context.prompts.encode(prompt, param="prompt")
+        if isinstance(prompt, str)
+        else context.prompts.check_ids(prompt, "prompt")
+        for prompt in body.prompts
+    ]
+
+
+def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
+    options = body.sampling_options()
+    options["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.scores_only:
+        options["max_tokens"] = 1  # the engine generates at least one token; it is left out of the answer
+    if body.best_of is not None:
+        options["best_of"] = body.best_of
+    if body.logprobs is not None:
+        options["logprobs"] = body.logprobs
+        if body.echo:
+            options["prompt_logprobs"] = body.logprobs
+    return _params(context, options, num_prompt_tokens, {"prompt_logprobs": "logprobs"})
+
+
+def _params(
+    context: ServerContext, options: dict[str, Any], num_prompt_tokens: int, renamed: dict[str, str]
+) -> SamplingParams:
+    return sampling_params(
+        options,
+        room=context.prompts.max_model_len - num_prompt_tokens,
+        vocab_size=context.engine.tokenizer.vocab_size,
+        renamed=renamed,
+    )
+
+
+def _prompt_texts(context: ServerContext, body: CompletionRequest, prompts: Sequence[list[int]]) -> list[str]:
+    tokenizer = context.engine.tokenizer
+    return [
+        given if isinstance(given, str) else tokenizer.decode(ids, skip_special_tokens=False)
+        for given, ids in zip(body.prompts, prompts, strict=True)
+    ]

@@ -1,0 +1,216 @@
+"""The answers of the OpenAI routes: usage, choices and chunks.
+
+Plain dictionaries: they are built once per token in a stream, and their shape is checked by tests with
+the real client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import radixkv
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput
+from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.dialect import Json
+from radixkv_server.exchange import dump
+from radixkv_server.usage import Usage
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
+
+FINGERPRINT = f"radixkv-{radixkv.__version__}"
+
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of an answer have in common."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+    def wrap(self, choices: list[Json], **more: Any) -> Json:
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            **more,
+        }
+
+
+def usage_json(usage: Usage) -> Json:
+    """OpenAI's `usage`, with the cached tokens always given, and why the others were not found.
+
+    `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
+    other requests' prompts contain.
+    """
+    misses = [_miss(report) for report in usage.cache_reports]
+    details: Json = {"cached_tokens": usage.cached_tokens}
+    if misses:
+        details["cache_miss"] = misses[0] if len(misses) == 1 else misses
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": details,
+    }
+
+
+def _miss(report: MissReport) -> Json:
+    """The reason, the position of the first token that was not found, and what is known of an eviction."""
+    miss: Json = {"reason": report.reason}
+    if report.reason != "hit":
+        miss["position"] = report.num_hit_tokens
+    if report.age_s is not None:
+        miss["age_s"] = round(report.age_s, 3)
+        miss["evicted_by"] = report.evicted_by
+    if report.skipped is not None:
+        miss["skipped"] = report.skipped
+    return miss
+
+
+class _ChunkWriter:
+    """Chunks of one stream as events, and its end."""
+
+    def __init__(self, envelope: Envelope, *, with_usage: bool) -> None:
+        self._envelope = envelope
+        self._with_usage = with_usage
+        self._more: Json = {"usage": None} if with_usage else {}
+
+    def event(self, choice: Json) -> bytes:
+        return self._event([choice], self._more)
+
+    def ending(self, usage: Usage) -> bytes:
+        """The usage, if it was asked for, and `[DONE]`."""
+        return self._event([], {"usage": usage_json(usage)}) + _DONE if self._with_usage else _DONE
+
+    def _event(self, choices: list[Json], more: Json) -> bytes:
+        return b"data: " + dump(self._envelope.wrap(choices, **more)) + b"\n\n"
+
+
+class ChatRenderer:
+    """Answers of POST /v1/chat/completions: per choice a role, its text and a finish reason."""
+
+    def __init__(self, body: ChatCompletionRequest, envelope: Envelope, logprobs: LogprobsFormat) -> None:
+        self._envelope = envelope
+        self._logprobs = logprobs
+        self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
+        self._begun: set[int] = set()
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                "logprobs": self._logprobs.chat(sample.logprobs),
+                "finish_reason": sample.finish_reason,
+                "stop_reason": sample.stop_reason,
+            }
+            for index, sample in enumerate(outputs[0].outputs)
+        ]
+        return self._envelope.wrap(choices, usage=usage_json(usage))
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        return b"".join(self._chunks.event(choice) for choice in self._choices(delta))
+
+    def ending(self, usage: Usage) -> bytes:
+        return self._chunks.ending(usage)
+
+    def _choices(self, delta: OutputDelta) -> list[Json]:
+        def choice(content: Json, **more: Any) -> Json:
+            fields = {"index": delta.index, "delta": content, "logprobs": None, "finish_reason": None}
+            return {**fields, **more}
+
+        choices = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            choices.append(choice({"role": "assistant", "content": "", "refusal": None}))
+        if delta.text or delta.logprobs:
+            choices.append(choice({"content": delta.text}, logprobs=self._logprobs.chat(delta.logprobs)))
+        if delta.finish_reason is not None:
+            choices.append(choice({}, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
+        return choices
+
+
+class TextRenderer:
+    """Answers of POST /v1/completions: choices numbered by prompt, then by sample.
+
+    Args:
+        echoes: what each prompt's choices begin with; empty strings without `echo`.
+    """
+
+    def __init__(
+        self, body: CompletionRequest, envelope: Envelope, logprobs: LogprobsFormat, echoes: Sequence[str]
+    ) -> None:
+        self._body = body
+        self._envelope = envelope
+        self._logprobs = logprobs
+        self._echoes = echoes
+        self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
+        self._offsets: dict[int, int] = {}
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        if self._body.scores_only:
+            usage.completion_tokens = 0
+        choices: list[Json] = []
+        for output, echo in zip(outputs, self._echoes, strict=True):
+            for sample in output.outputs:
+                choices.append(self._choice(len(choices), output, sample, echo))
+        return self._envelope.wrap(choices, usage=usage_json(usage))
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        index = job * (self._body.n or 1) + delta.index
+        text = delta.text
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            text = self._echoes[job] + text
+        logprobs = None
+        wanted = self._body.logprobs
+        if delta.logprobs and wanted is not None:
+            logprobs = self._logprobs.text(delta.logprobs, delta.token_ids, self._offsets[index], wanted)
+        if logprobs is not None:
+            self._offsets[index] += sum(len(token) for token in logprobs["tokens"])
+        if not text and not logprobs and delta.finish_reason is None:
+            return b""
+        return self._chunks.event(
+            {
+                "index": index,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+            }
+        )
+
+    def ending(self, usage: Usage) -> bytes:
+        return self._chunks.ending(usage)
+
+    def _choice(self, index: int, output: RequestOutput, sample: CompletionOutput, echo: str) -> Json:
+        scores_only = self._body.scores_only
+        return {
+            "index": index,
+            "text": echo if scores_only else echo + sample.text,
+            "logprobs": self._sample_logprobs(output, sample),
+            "finish_reason": "length" if scores_only else sample.finish_reason,
+            "stop_reason": None if scores_only else sample.stop_reason,
+        }
+
+    def _sample_logprobs(self, output: RequestOutput, sample: CompletionOutput) -> Json | None:
+        body = self._body
+        if body.logprobs is None or sample.logprobs is None:
+            return None
+        entries = [] if body.scores_only else list(sample.logprobs)
+        ids = [] if body.scores_only else sample.token_ids
+        if not body.echo:
+            return self._logprobs.text(entries, ids, 0, body.logprobs)
+        before = output.prompt_logprobs or []
+        return self._logprobs.text([*before, *entries], [*output.prompt_token_ids, *ids], 0, body.logprobs)

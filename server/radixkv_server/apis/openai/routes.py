@@ -1,0 +1,58 @@
+"""OpenAI's routes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from radixkv_server.apis.openai.errors import OpenAIDialect
+from radixkv_server.apis.openai.parse import parse_chat, parse_completion
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.context import ServerContext, context_of
+from radixkv_server.dialect import Api, Json
+from radixkv_server.exchange import json_response, respond
+
+router = APIRouter()
+
+OPENAI = OpenAIDialect()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a chat, whole or as a stream of server-sent events."""
+    return await respond(request, OPENAI, ChatCompletionRequest, parse_chat)
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    """Complete prompts, whole or as a stream of server-sent events."""
+    return await respond(request, OPENAI, CompletionRequest, parse_completion)
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """The names the model is served under."""
+    context = context_of(request)
+    cards = [_model_card(context, name) for name in context.model_names]
+    return json_response({"object": "list", "data": cards})
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(request: Request, model: str) -> Response:
+    """One model; names may hold slashes."""
+    context = context_of(request)
+    return json_response(_model_card(context, context.resolve_model(model)))
+
+
+def _model_card(context: ServerContext, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.started,
+        "owned_by": "radixkv",
+        "root": context.engine.model_name,
+        "max_model_len": context.engine.max_model_len,
+    }
+
+
+#: OpenAI's is also the dialect of every path that no other API claims.
+API = Api(router, {"/": OPENAI})

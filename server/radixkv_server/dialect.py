@@ -1,0 +1,65 @@
+"""Dialect: how one API words its errors and frames its streams, and which paths speak it.
+
+Nothing below the APIs knows a shape of errors or events: the middlewares, the protocol and the streams ask
+the dialect of the request's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+
+from radixkv_server.errors import ApiError
+
+Json = dict[str, Any]
+
+
+class Dialect(Protocol):
+    """What differs between APIs outside of their routes."""
+
+    @property
+    def ping(self) -> bytes:
+        """What a stream with nothing to say sends, so that nobody gives it up."""
+
+    def error_body(self, error: ApiError, request_id: str | None) -> Json:
+        """The body of an error's answer; `request_id` is None where the request could not be read."""
+
+    def error_event(self, error: ApiError, request_id: str | None) -> bytes:
+        """An error inside a stream that has begun, framed; nothing follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API of the server: its routes, and the dialect of all that is at or below a path.
+
+    Args:
+        dialects: path prefix -> dialect, as `{"/v1/messages": ...}`. The longest prefix that ends where a
+            segment of the path does has its say; `/` is the dialect of everything else.
+    """
+
+    router: APIRouter
+    dialects: Mapping[str, Dialect] = field(default_factory=dict)
+
+
+class Dialects:
+    """Which dialect a path speaks.
+
+    Args:
+        by_prefix: as `Api.dialects`; `/` must be among them.
+    """
+
+    def __init__(self, by_prefix: Mapping[str, Dialect]) -> None:
+        assert "/" in by_prefix, "some dialect must answer for unknown paths"
+        longest_first = sorted(by_prefix, key=len, reverse=True)
+        self._by_prefix = [(prefix.rstrip("/"), by_prefix[prefix]) for prefix in longest_first]
+
+    def of(self, path: str) -> Dialect:
+        """The dialect of a path, known or not. O(prefixes)."""
+        return next(
+            dialect
+            for prefix, dialect in self._by_prefix
+            if path == prefix or path.startswith(prefix + "/") or not prefix
+        )

@@ -1,0 +1,79 @@
+"""One generation route of any API: body in, engine at work, answer or stream out.
+
+An API gives the two ends: `parse`, from its body to a `GenerationRequest`, and a `Renderer`, from what the
+engine gives to its answers. All between is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.context import ServerContext, context_of
+from radixkv_server.dialect import Dialect, Json
+from radixkv_server.generation import Generation
+from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.http.body import read_json
+from radixkv_server.http.disconnect import run_until_disconnect
+from radixkv_server.http.request_record import record_of
+from radixkv_server.http.streaming import EventStream
+from radixkv_server.usage import Usage
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Renderer(Protocol):
+    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        """The body of a whole answer; one output per job, in order."""
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        """Framed events for what a step added to a job; may be empty. `usage` is what is known so far."""
+
+    def ending(self, usage: Usage) -> bytes:
+        """Framed events after the last delta."""
+
+
+Parse = Callable[[ServerContext, Body], Awaitable[tuple[GenerationRequest, Renderer]]]
+
+
+def json_response(value: Json, status: int = 200) -> Response:
+    """A response of compact JSON as UTF-8."""
+    return Response(dump(value), status, media_type="application/json")
+
+
+def dump(value: Json) -> bytes:
+    """Compact JSON as UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+
+
+async def respond(request: Request, dialect: Dialect, model: type[Body], parse: Parse[Body]) -> Response:
+    """Serve a request of a generation route.
+
+    Raises:
+        ApiError, RadixKVError: the request is refused, or failed before its answer began.
+        ClientDisconnect: the client left first.
+    """
+    context, record = context_of(request), record_of(request.scope)
+    body = await read_json(request, model, context.settings.max_json_depth)
+    wanted, renderer = await parse(context, body)
+    generation = Generation(context.engine, context.metrics, record, wanted)
+    if wanted.stream:
+        frames = _frames(generation, renderer)
+        return EventStream(frames, dialect, record, context.settings.ping_interval_s)
+    outputs = await run_until_disconnect(request.receive, generation.run())
+    return json_response(renderer.answer(outputs, generation.usage))
+
+
+async def _frames(generation: Generation, renderer: Renderer) -> AsyncGenerator[bytes, None]:
+    async for job, delta in generation.stream():
+        frames = renderer.chunk(job, delta, generation.usage)
+        if frames:
+            yield frames
+    yield renderer.ending(generation.usage)

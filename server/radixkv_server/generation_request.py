@@ -1,0 +1,98 @@
+"""GenerationRequest: what any API's body comes down to, and the checks that all of them share."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.errors import InvalidRequestError
+from radixkv.request import SamplingParams
+from radixkv_server.errors import bad_request
+
+MAX_SALT_LENGTH = 128
+
+_SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt with its sampling parameters."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What the engine shall do for one HTTP request, in no dialect.
+
+    Args:
+        id: the id of the answer, which the engine's requests are called after.
+        jobs: the prompts, at least one.
+        stream: answer as it comes, not at the end.
+        prompt_param: what the body calls the prompt, for errors about its length.
+        cache_salt: divides the tenant's part of the prefix cache; None: undivided.
+        priority: lower is more urgent, where the engine schedules by priority.
+
+    Raises:
+        ApiError: the salt is empty, too long, or has characters other than letters, digits and
+            `_ . + / = : ~ -`, or a path segment `.` or `..`.
+    """
+
+    id: str
+    jobs: tuple[Job, ...]
+    stream: bool
+    prompt_param: str
+    cache_salt: str | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        salt = self.cache_salt
+        if salt is None:
+            return
+        good = 1 <= len(salt) <= MAX_SALT_LENGTH and _SALT.fullmatch(salt) is not None
+        if not good or any(part in (".", "..") for part in salt.split("/")):
+            raise bad_request(
+                f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters out of letters, digits and "
+                "_.+/=:~-, without . or .. between slashes.",
+                param="cache_salt",
+            )
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id of an answer, `prefix-` and 32 hex digits."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def sampling_params(
+    options: dict[str, Any],
+    *,
+    room: int,
+    vocab_size: int,
+    renamed: Mapping[str, str] | None = None,
+) -> SamplingParams:
+    """SamplingParams from the fields of a body; errors name the field as the client wrote it.
+
+    Args:
+        options: arguments of SamplingParams. `max_tokens` is clamped to `room`; a value below 1 is refused.
+        room: tokens left of the context after the prompt.
+        vocab_size: token ids in `logit_bias` and `stop_token_ids` must be below it.
+        renamed: argument -> field of the body, where they differ.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    for name in ("logit_bias", "stop_token_ids"):
+        for token in options.get(name, ()):
+            if not 0 <= token < vocab_size:
+                message = f"{name}: token id {token} is outside the vocabulary of {vocab_size} tokens"
+                raise InvalidRequestError(message, param=name)
+    wanted = options.get("max_tokens")
+    try:
+        return SamplingParams(**{**options, "max_tokens": None if wanted is None else min(wanted, room)})
+    except InvalidRequestError as error:
+        param = (renamed or {}).get(error.param or "", error.param)
+        raise InvalidRequestError(str(error), param=param, code=error.code) from None

@@ -1,0 +1,74 @@
+"""The boundary that turns every exception below it into an answer, in the dialect of the request's path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixkv_server.dialect import Dialects
+from radixkv_server.errors import is_expected, shutting_down, to_api_error
+from radixkv_server.http.request_record import record_of
+
+logger = logging.getLogger("radixkv.server")
+
+
+async def raise_router_error(request: Request, error: Exception) -> Response:
+    """The router's own errors (no such route, wrong method) in words that name the path; for the boundary."""
+    assert isinstance(error, HTTPException)
+    api_error = to_api_error(error)
+    if error.status_code == 404:
+        api_error.message = f"Invalid URL ({request.method} {request.url.path})"
+    elif error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        api_error.message = f"{request.url.path} takes {allow or 'another method'}, not {request.method}."
+    raise api_error
+
+
+class ErrorBoundary:
+    """ASGI middleware that turns every exception below it into an error response, once.
+
+    After the response has started nothing can be answered any more: the exception goes on up and the
+    server closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
+        self.app = app
+        self.dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched_send)
+        except ClientDisconnect:
+            raise
+        except asyncio.CancelledError:
+            # Only the server's own end cancels a request's task; a stream has said so already.
+            if not started:
+                await self._response(scope, shutting_down())(scope, receive, send)
+        except Exception as error:
+            if not is_expected(error):
+                logger.exception("unexpected error in %s %s", scope["method"], ascii(scope["path"]))
+            if started:
+                raise
+            await self._response(scope, error)(scope, receive, send)
+
+    def _response(self, scope: Scope, error: BaseException) -> Response:
+        api_error = to_api_error(error)
+        body = self.dialects.of(scope["path"]).error_body(api_error, record_of(scope).request_id)
+        content = json.dumps(body).encode("ascii")
+        return Response(content, api_error.status, headers=api_error.headers, media_type="application/json")

@@ -1,0 +1,49 @@
+"""RequestRecord: what is known of one HTTP request, filled in as it goes through the server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+_RECORD = "radixkv.record"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one request so far; filled in as it goes through the server.
+
+    Attributes:
+        request_id: the `x-request-id` of the response: the client's own if it sent a sound one.
+        tenant: name of the API key, or "" when no keys are configured.
+        started: `time.monotonic` at arrival, the clock of `RequestTimes`.
+        status: HTTP status sent; 499 when the client left first; None before either.
+        prompt_tokens, cached_tokens, completion_tokens: as in `usage`.
+        failed: an error was sent inside a stream that had begun with status 200.
+    """
+
+    request_id: str
+    tenant: str = ""
+    started: float = field(default_factory=time.monotonic)
+    status: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    failed: bool = False
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that `scope` belongs to."""
+    record = scope[_RECORD]
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def attach_record(scope: Scope, record: RequestRecord) -> None:
+    """Make `record` the one that `record_of` finds."""
+    scope[_RECORD] = record
