@@ -68,8 +68,10 @@ def admit(
     lease = Lease(cache, cache._lease_ids, namespace, space, data, node, held_tokens, num_tokens, cached)
     if cache._public.prefixes:
         lease._public_tokens = cache._public.length_in(data) // TOKEN_BYTES
+    if cache.explains:
+        _note_report(cache, lease, data, walk, skip)
     _grant(cache, lease, total, needed, source if slots else None, slots)
-    _account(cache, lease, data, walk, skip)
+    _account(cache, lease, data, walk)
     return lease
 
 
@@ -118,20 +120,23 @@ def _hit_path(cache: PrefixCache, node: Node) -> None:
         node = node.parent
 
 
-def _account(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk, skip: str | None) -> None:
-    """Count a lease just granted, note what its report will need, and tell the policy."""
+def _note_report(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk, skip: str | None) -> None:
+    """Note what the lease's report will need, before anything is evicted for it."""
+    if skip is not None:
+        lease._due = DueReport(-1, walk, lease.num_tokens, 0.0, 0, 0, skip)
+        return
+    latest = cache._reports.latest
+    latest.append((ref(lease), data, walk, cache._clock(), cache._ghosts.count))
+    if len(latest) >= BATCH:
+        cache._reports.flush()
+
+
+def _account(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk) -> None:
+    """Count a lease just granted, and tell the policy."""
     num_tokens, cached = lease.num_tokens, lease.num_cached_tokens
     cache._acquires += 1
     cache._queried_tokens += num_tokens
     cache._hit_tokens += cached
-    if cache.explains:
-        latest = cache._reports.latest
-        if skip is not None:
-            lease._due = DueReport(-1, walk, num_tokens, 0.0, 0, 0, skip)
-        else:
-            latest.append((ref(lease), data, walk, cache._clock(), cache._ghosts.count))
-            if len(latest) >= BATCH:
-                cache._reports.flush()
     if cache._on_acquire is not None:
         cache._on_acquire(num_tokens, cached)
     if cache.policy.uses_ghosts and walk.depth + walk.partial < num_tokens:

@@ -30,7 +30,7 @@ from radixkv.cache.detach import detach
 from radixkv.cache.eviction.policies import EvictionPolicy, hook, make_policy
 from radixkv.cache.holding import discard_from
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
-from radixkv.cache.insight.events import EventStream, Listener
+from radixkv.cache.insight.events import EventStream, Listener, Listeners
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
@@ -128,9 +128,11 @@ class PrefixCache:
         self._lookup = Lookup(self._tree, self._public, enabled)
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
-        self._ghosts = GhostIndex(self._tree, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
+        self._ghosts = GhostIndex(
+            self._tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks
+        )
         self._explainer = Explainer(self, self._ghosts)
-        self._advisor = Advisor(self._tree)
+        self._advisor = Advisor(block_size)
         self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
         self.policy.attach(num_blocks, block_size, self._ghosts)
         self._on_acquire = hook(self.policy, "on_acquire")
@@ -140,7 +142,7 @@ class PrefixCache:
         self._pinned = self._pins.pins.by_key
         self._leases: dict[int, Lease] = {}
         self._lagging: dict[Lease, None] = {}
-        self._events = EventStream(self._ghosts.hasher, self._tree.block_bytes)
+        self._follow(Listeners())
         self._lease_ids = 0
         self._tick = 0
         self._acquires = self._queried_tokens = self._hit_tokens = 0
@@ -356,7 +358,6 @@ class PrefixCache:
         For the caller who found a broken invariant: this cache and its leases must not be used any more. The
         policy is a new one of the same class; pins, ghosts, advice and counters begin anew. O(nodes).
         """
-        listeners = list(self._events.listeners)
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
         policy = type(self.policy)()
@@ -375,9 +376,8 @@ class PrefixCache:
         fresh._pins.budget_blocks = self._pins.budget_blocks
         for prefix in self._public.prefixes:
             fresh._ghosts.hasher.has_public |= fresh._public.add(prefix) > 0
-        fresh._events.sequence = self._events.sequence
-        for listener in listeners:
-            fresh.subscribe(listener, replay=False)
+        fresh._follow(self._events.listeners)
+        self._follow(Listeners())
         return fresh
 
     # ------------------------------------------------------------------ pins
@@ -448,23 +448,27 @@ class PrefixCache:
         """Call `listener` with every block stored or removed from now on; see `radixkv.cache.insight.events`.
 
         Args:
-            replay: first tell it what is cached already.
+            replay: first tell it what is cached already; what it raises then goes to the caller.
 
         Returns:
-            A function that ends the subscription.
+            A function that ends the subscription, also with the cache that `rebuilt` puts in this one's place.
+
+        What a listener raises later is logged; one that fails many times in a row is dropped.
         """
         if replay:
             self._events.replay(list(self._tree.nodes()), listener)
-        self._events.listeners.append(listener)
-        self._tree.listener = self._events
+        return self._events.listeners.add(listener)
 
-        def unsubscribe() -> None:
-            if listener in self._events.listeners:
-                self._events.listeners.remove(listener)
-            if not self._events.listeners:
-                self._tree.listener = None
+    def _follow(self, listeners: Listeners) -> None:
+        """Tell these of events from now on."""
+        self._events = EventStream(self._ghosts.hasher, self._tree.block_bytes, listeners)
+        listeners.on_change = self._on_listeners
+        self._on_listeners(len(listeners) > 0)
 
-        return unsubscribe
+    def _on_listeners(self, any_listen: bool) -> None:
+        self._tree.listener = self._events if any_listen else None
+        if not any_listen:
+            self._events.forget()
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).

@@ -8,7 +8,7 @@ import pytest
 from cache_model import FakeClock
 
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.cache.prefix_cache import Lease
+from radixkv.cache.prefix_cache import Lease, MissReport
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:
@@ -127,3 +127,33 @@ def test_reading_late_and_reading_at_once_agree(seed: int) -> None:
             del unread[rnd.randrange(40)]
     for expected, lease in unread:
         assert lease.report.to_dict() == expected
+
+
+def shown(report: MissReport) -> tuple[object, ...]:
+    return report.reason, report.num_hit_tokens, report.diverged_at, report.age_s, report.evicted_by
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+def test_a_report_says_what_explain_said_just_before(seed: int, is_read_at_once: bool) -> None:
+    """The acquire's own evictions add ghosts to a small index and push others out: not for its report."""
+    rng = random.Random(seed)
+    cache = PrefixCache(12, 2, ghost_blocks=6, clock=FakeClock())
+    due: list[tuple[Lease, tuple[object, ...]]] = []
+    reasons = set()
+    for _ in range(300):
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 16))]
+        expected = shown(cache.explain(prompt))
+        lease = cache.acquire(prompt)
+        if lease.num_cached_tokens == expected[1]:  # else there was no room to copy a part of a block
+            due.append((lease, expected))
+            assert not is_read_at_once or shown(lease.report) == expected
+        lease.commit(len(prompt))
+        lease.release()
+        cache.check()
+        if len(due) > 20:
+            for old, said in due:
+                assert shown(old.report) == said
+                reasons.add(said[0])
+            due.clear()
+    assert {"hit", "evicted", "diverged", "first_seen"} <= reasons

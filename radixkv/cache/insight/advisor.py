@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
-from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.radix_tree import Walk
 
 FAMILY_TOKENS = 4
 COMPARED_TOKENS = 4096
@@ -88,15 +88,16 @@ class Advisor:
     Counts are exact up to some hundred divergences and estimates beyond.
 
     Args:
+        block_size: tokens per block.
         window: divergences after which older ones begin to be forgotten.
 
     Attributes:
         to_skip: divergences that need not be shown to `observe` before the next one that must.
     """
 
-    def __init__(self, tree: RadixTree, window: int = 10_000) -> None:
+    def __init__(self, block_size: int, window: int = 10_000) -> None:
         self.window = window
-        self._size = tree.block_size
+        self._size = block_size
         self._now: dict[tuple[bytes, int], _Tally] = {}
         self._before: dict[tuple[bytes, int], _Tally] = {}
         self._seen = 0

@@ -21,10 +21,9 @@ from weakref import ref
 
 import xxhash
 
-from radixkv.cache.insight.prefix_hash import PrefixHasher, State
+from radixkv.cache.insight.prefix_hash import PrefixHasher, RunHashes, State
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Node
-from radixkv.cache.radix_tree import RadixTree
 
 _MAX_READERS = 1024
 
@@ -60,13 +59,14 @@ class GhostRecord:
 class RemovedRun:
     """A node's tokens when blocks began to leave it, and what is needed to hash them; shared by its notes."""
 
-    __slots__ = ("key", "mark", "notes", "state")
+    __slots__ = ("hashes", "key", "mark", "notes", "state")
 
     def __init__(self, state: State, key: bytes | bytearray, mark: int) -> None:
         self.state = state
         self.key = key
         self.mark = mark
         self.notes = 0  # that are not hashed yet
+        self.hashes: RunHashes | None = None  # None: none of its notes has been hashed
 
 
 Note = tuple[RemovedRun, int, int, int, str, float, str, Any]  # run, first, count, end; GhostRecord's
@@ -76,6 +76,7 @@ class GhostIndex:
     """Removed blocks by prefix hash, the latest `capacity` of them.
 
     Args:
+        block_bytes: bytes of a block's token ids.
         capacity: blocks remembered; 0 turns the index off.
 
     Attributes:
@@ -83,16 +84,16 @@ class GhostIndex:
         before_reading: called before notes are hashed or forgotten: the last chance to `watch`.
     """
 
-    def __init__(self, tree: RadixTree, capacity: int) -> None:
+    def __init__(self, block_bytes: int, capacity: int) -> None:
         self.capacity = capacity
         self.count = 0
         self.before_reading: Callable[[], None] = _nothing
-        self.hasher = PrefixHasher(tree)
-        self._size = tree.block_bytes
+        self.hasher = PrefixHasher(block_bytes)
+        self._size = block_bytes
         self._notes: deque[Note] = deque()
         self._noted_blocks = 0
         self._noted_bytes = 0
-        self._byte_limit = max(1 << 20, 3 * capacity * tree.block_bytes)
+        self._byte_limit = max(1 << 20, 3 * capacity * block_bytes)
         self._readers: deque[tuple[int, ref[Any]]] = deque()
         self._records: OrderedDict[int, GhostRecord] = OrderedDict()
         self._partials: OrderedDict[int, tuple[int, int, GhostRecord]] = OrderedDict()
@@ -190,18 +191,21 @@ class GhostIndex:
             self._hash(self._take_first())
 
     def _hash(self, note: Note) -> None:
+        """O(blocks of the note); once for a run O(its tokens)."""
         run, first, num_blocks, end, *why = note
         record = GhostRecord(*why)
         records, key, mark = self._records, run.key, run.mark
+        if run.hashes is None:
+            run.hashes = self.hasher.run(run.state)
         first += max(0, num_blocks - self.capacity)
-        hashes, partial = self.hasher.of_run(run.state, key, first, end)
-        for value in hashes:
+        whole = end - end % self._size
+        for value in run.hashes.of_blocks(key, first, whole // self._size):
             value ^= mark
             records[value] = record
             records.move_to_end(value)
-        if partial:
-            tail = bytes(key[end - end % self._size : end])
-            partial ^= mark
+        if whole < end:
+            tail = bytes(key[whole:end])
+            partial = run.hashes.partial_key(key, whole) ^ mark
             self._partials[partial] = (len(tail), _hash(tail), record)
             self._partials.move_to_end(partial)
         while len(records) + len(self._partials) > self.capacity:

@@ -18,7 +18,6 @@ from array import array
 import xxhash
 
 from radixkv.cache.node import Node
-from radixkv.cache.radix_tree import RadixTree
 
 SEGMENT_BLOCKS = 16
 _PARTIAL = 0x9E3779B97F4A7C15  # told apart from the hash of a whole block by this difference
@@ -34,12 +33,79 @@ def space_seed(key: tuple[str, ...]) -> int:
     return _hash(framed, len(key))
 
 
-class PrefixHasher:
-    """Prefix hashes of the blocks of a tree and of prompts."""
+class RunHashes:
+    """Hashes of the blocks of one run of tokens, asked for in any order.
 
-    def __init__(self, tree: RadixTree) -> None:
-        self._size = tree.block_bytes
-        self._segment = SEGMENT_BLOCKS * tree.block_bytes
+    Remembers the chain at the segments' beginnings, as far as it was needed: all questions about a run
+    cost O(run), each one O(segment) beyond that. The run may grow; `cut` says that it was shortened.
+
+    Args:
+        state: at the run's beginning.
+        block_bytes: bytes of a block's token ids.
+    """
+
+    __slots__ = ("_chains", "_head", "_segment", "_size")
+
+    def __init__(self, state: State, block_bytes: int) -> None:
+        chain, self._head = state
+        self._chains = array("Q", [chain])
+        self._size = block_bytes
+        self._segment = SEGMENT_BLOCKS * block_bytes
+
+    def _chain(self, key: bytes | bytearray, segment: int) -> int:
+        """The chain at the beginning of a segment that the run reaches."""
+        chains, length = self._chains, self._segment
+        while len(chains) <= segment:
+            start = (len(chains) - 1) * length
+            chains.append(_hash(self._slice(key, start, start + length), chains[-1]))
+        return chains[segment]
+
+    def _slice(self, key: bytes | bytearray, start: int, end: int) -> bytes | bytearray:
+        """Bytes [start, end) of the segment's head followed by the run."""
+        head = self._head
+        if start >= len(head):
+            return key[start - len(head) : end - len(head)]
+        return head[start:end] + key[: max(0, end - len(head))]
+
+    def of_blocks(self, key: bytes | bytearray, first: int, stop: int) -> array[int]:
+        """The hashes of the blocks [first, stop) of the run, the last one perhaps partial."""
+        size, length, before = self._size, self._segment, len(self._head)
+        total = before + len(key)
+        segment = (before + first * size) // length
+        base = limit = segment * length
+        data = self._slice(key, base, before + stop * size)
+        offset = chain = 0
+        hashes = array("Q")
+        for end in range(before + (first + 1) * size, before + stop * size + 1, size):
+            end = min(end, total)
+            while end > limit:
+                chain, offset = self._chain(key, segment), limit - base
+                segment, limit = segment + 1, limit + length
+            hashes.append(_hash(data[offset : end - base], chain))
+        return hashes
+
+    def partial_key(self, key: bytes | bytearray, start: int) -> int:
+        """The key of a partial block that begins behind key[:start] (bytes), as in prompts."""
+        end = len(self._head) + start
+        segment = max(0, end - 1) // self._segment
+        chain = self._chain(key, segment)
+        return (_hash(self._slice(key, segment * self._segment, end), chain) if end else chain) ^ _PARTIAL
+
+    def cut(self, length: int) -> None:
+        """The run has only `length` bytes left: forget what lay behind. O(1)."""
+        del self._chains[1 + (len(self._head) + length) // self._segment :]
+
+
+class PrefixHasher:
+    """Prefix hashes of the blocks of a tree and of prompts.
+
+    Args:
+        block_bytes: bytes of a block's token ids.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._size = block_bytes
+        self._segment = SEGMENT_BLOCKS * block_bytes
         self.has_public = False  # whether a prefix was ever public
 
     def of_prompt(self, data: bytes | bytearray, seed: int, end: int) -> int:
@@ -93,30 +159,9 @@ class PrefixHasher:
             start += segment
         return chain, bytes(data[start:])
 
-    def of_run(self, state: State, key: bytes | bytearray, first: int, end: int) -> tuple[array[int], int]:
-        """The hashes of the whole blocks of key[:end] (bytes) from index `first` on, behind a state.
-
-        And the key of a partial block at its end, or 0. O(end).
-        """
-        size, segment = self._size, self._segment
-        chain, head = state
-        data = head + bytes(key[:end])
-        offset = 0
-        place = len(head) + first * size
-        whole = len(data) - end % size
-        hashes = array("Q")
-        while place < whole:
-            place += size
-            while place - offset > segment:
-                chain = _hash(data[offset : offset + segment], chain)
-                offset += segment
-            hashes.append(_hash(data[offset:place], chain))
-        if whole == len(data):
-            return hashes, 0
-        while whole - offset > segment:
-            chain = _hash(data[offset : offset + segment], chain)
-            offset += segment
-        return hashes, (_hash(data[offset:whole], chain) if whole else chain) ^ _PARTIAL
+    def run(self, state: State) -> RunHashes:
+        """The hashes of a run behind a state."""
+        return RunHashes(state, self._size)
 
     def of_block(self, node: Node, index: int) -> int:
         """The hash of one block of a node, whole or partial. O(blocks before it in the node)."""

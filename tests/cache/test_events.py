@@ -1,0 +1,204 @@
+"""Followers of events: whatever they raise, the cache is not disturbed; long runs cost no more than short."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from measuring import count_work
+
+from radixkv import PrefixCache
+from radixkv.cache.insight.events import MOST_FAILURES, CacheEvent, Residency
+
+
+def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
+    lease = cache.acquire(tokens, namespace)
+    lease.commit(len(tokens))
+    lease.release()
+
+
+def load(cache: PrefixCache, times: int, start: int = 0) -> None:
+    """Requests that store, extend, replace and evict blocks."""
+    for i in range(start, start + times):
+        store(cache, [*range(8), i, i + 1, i + 2])
+        cache.check()
+
+
+class Unreliable:
+    """Raises at the calls that it is told to."""
+
+    def __init__(self, error: type[BaseException], *fails_at: int) -> None:
+        self.error = error
+        self.fails_at = fails_at
+        self.calls = 0
+
+    def __call__(self, event: CacheEvent) -> None:
+        self.calls += 1
+        if self.calls in self.fails_at:
+            raise self.error("a listener's own trouble")
+
+
+class Panic(BaseException):
+    """What a foreign library may raise."""
+
+
+@pytest.mark.parametrize("error", [ValueError, Panic, SystemExit])
+@pytest.mark.parametrize("fails_at", [1, 3, 4, 9, 20])
+def test_a_listener_that_raises_once_disturbs_nothing(
+    error: type[BaseException], fails_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = PrefixCache(8, 4)
+    listener, follower = Unreliable(error, fails_at), Residency()
+    cache.subscribe(listener)
+    cache.subscribe(follower)
+    load(cache, 12)
+    assert cache.stats.evicted_blocks > 0
+    assert listener.calls == follower.sequence, "it is still told of everything"
+    assert cache.match([*range(8), 11, 12, 13]).num_tokens == 11
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "a listener's own trouble" in caplog.text
+    cache.evict(8)
+    assert cache.stats.free_blocks == 8
+    assert not follower.blocks
+
+
+def test_a_listener_that_always_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    cache = PrefixCache(8, 4)
+    listener = Unreliable(ValueError, *range(1000))
+    unsubscribe = cache.subscribe(listener)
+    load(cache, 12)
+    assert listener.calls == MOST_FAILURES
+    assert "told of nothing more" in caplog.records[-1].getMessage()
+    unsubscribe()
+    unsubscribe()
+    load(cache, 2)
+    follower = Residency()
+    cache.subscribe(follower)
+    load(cache, 2)
+    cache.reset()
+    assert not follower.blocks
+
+
+def test_a_listener_that_ends_its_own_subscription() -> None:
+    cache = PrefixCache(8, 4)
+    calls = []
+
+    def once(event: CacheEvent) -> None:
+        calls.append(event)
+        unsubscribe()
+
+    unsubscribe = cache.subscribe(once)
+    load(cache, 8)
+    assert len(calls) == 1
+
+
+def test_what_a_listener_raises_in_its_replay_is_its_callers() -> None:
+    cache = PrefixCache(8, 4)
+    load(cache, 1)
+    listener = Unreliable(ValueError, 2)
+    with pytest.raises(ValueError, match="own trouble"):
+        cache.subscribe(listener)
+    load(cache, 2, start=5)
+    assert listener.calls == 2, "it was not subscribed"
+
+
+def test_a_subscription_can_be_ended_after_the_cache_was_rebuilt() -> None:
+    cache = PrefixCache(8, 4)
+    one, two = Unreliable(ValueError), Unreliable(ValueError)
+    end_one, end_two = cache.subscribe(one), cache.subscribe(two)
+    load(cache, 1)
+    fresh = cache.rebuilt()
+    before = one.calls
+    load(fresh, 1)
+    assert one.calls == two.calls > before
+    end_one()
+    load(fresh, 1, start=5)
+    assert two.calls > one.calls
+    before = two.calls
+    again = fresh.rebuilt()
+    end_two()
+    seen = two.calls
+    load(again, 2)
+    assert two.calls == seen >= before
+    ends = again.subscribe(two)
+    load(again, 1, start=9)
+    assert two.calls > seen, "whoever comes later is told"
+    ends()
+
+
+def hashes(follower: Residency) -> set[tuple[int, int | None, tuple[int, ...]]]:
+    return {(block.block_hash, block.parent_hash, block.token_ids) for block in follower.blocks.values()}
+
+
+def test_the_hashes_of_a_follower_are_the_same_however_the_blocks_came() -> None:
+    """A long run stored at once, in pieces, split, trimmed and grown again, and replayed at the end."""
+    cache = PrefixCache(200, 2)
+    pieces, late = Residency(), Residency()
+    cache.subscribe(pieces)
+    long = list(range(1, 230))
+    lease = cache.acquire(long[:1])
+    for end in range(5, len(long), 7):
+        lease.append(long[lease.num_tokens : end])
+        lease.commit(end)
+    lease.release()
+    store(cache, [*long[:101], 7, 7, 7, 7])
+    cache.evict(20)
+    store(cache, [*long[:190], 9, 9, 9])
+    store(cache, long)
+    cache.subscribe(late)
+    assert hashes(late) == hashes(pieces)
+    other = PrefixCache(200, 2)
+    whole = Residency()
+    other.subscribe(whole)
+    for tokens in (long, [*long[:101], 7, 7, 7, 7], [*long[:190], 9, 9, 9]):
+        store(other, tokens)
+    assert hashes(whole) >= hashes(pieces)
+
+
+def commit_work(num_blocks: int, chunk: int) -> float:
+    """Instructions per block of a commit in chunks with a follower, and of its eviction block by block."""
+    cache = PrefixCache(2 * num_blocks, 1)
+    cache.subscribe(lambda event: None)
+    first = 0
+
+    def run() -> None:
+        nonlocal first
+        first += 10 * num_blocks
+        lease = cache.acquire(list(range(first, first + num_blocks)))
+        for end in range(chunk, num_blocks + 1, chunk):
+            lease.commit(end)
+        lease.release()
+        for _ in range(num_blocks):
+            cache.evict(1)
+
+    return count_work(run, warm_up=0).instructions / num_blocks
+
+
+@pytest.mark.parametrize("pieces", [1, 64])
+def test_following_a_long_run_costs_no_more_per_block(pieces: int) -> None:
+    few, many = (commit_work(blocks, blocks // pieces) for blocks in (256, 2048))
+    assert many < 1.5 * few
+
+
+def explain_work(num_blocks: int) -> float:
+    """Instructions per block evicted of explaining what was evicted of one long leaf, block by block."""
+    cache = PrefixCache(num_blocks + 8, 1)
+    first = 0
+
+    def run() -> None:
+        nonlocal first
+        first += 10 * num_blocks
+        prompt = list(range(first, first + num_blocks))
+        store(cache, prompt)
+        for _ in range(num_blocks // 4):
+            cache.evict(1)
+        assert cache.explain(prompt).reason == "evicted"
+        cache.evict(num_blocks)
+        cache.explain(prompt)
+
+    return count_work(run, warm_up=1).instructions / num_blocks
+
+
+def test_explaining_evictions_from_a_long_leaf_costs_no_more_per_block() -> None:
+    few, many = (explain_work(blocks) for blocks in (256, 2048))
+    assert many < 1.2 * few
