@@ -451,7 +451,7 @@ class PrefixCache:
             replay: first tell it what is cached already; what it raises then goes to the caller.
 
         Returns:
-            A function that ends the subscription, also with the cache that `rebuilt` puts in this one's place.
+            A function that ends the subscription, also with what `rebuilt` puts in this cache's place.
 
         What a listener raises later is logged; one that fails many times in a row is dropped.
         """
