@@ -78,7 +78,8 @@ class Batch:
         write_slots: int64 [N], slot = block * block_size + offset.
         write_rows: int64 [N], the row of T that goes to each slot; None: row i to slot i, N = T.
         logit_rows: int64 [S], rows whose logits are needed, ascending.
-        copy_groups: copies to run before the step, group after group; inside a group no target is a source.
+        copy_groups: copies to run before the step, group after group; inside a group no
+            source is a target before it, and no block is a target twice.
     """
 
     entries: list[Entry]
@@ -203,7 +204,7 @@ def _resolve_copies(
 
     Cases, per copied slot:
       1. its source is computed in this step by an earlier entry -> write the same row into the target too;
-      2. its source block is itself a target of an earlier copy of this step -> a later group;
+      2. its source or target is itself a target of an earlier copy of this step -> a later group;
       3. otherwise                                               -> this group.
 
     Entries are in the order in which they took and committed their blocks. Only earlier entries count in
@@ -216,7 +217,7 @@ def _resolve_copies(
     targets: set[int] = set()
     for r, entry in enumerate(entries):
         for source, target, num_slots in entry.copies:
-            if not groups or source in targets:
+            if not groups or source in targets or target in targets:
                 groups.append([])
                 targets = set()
             groups[-1].append((source, target, num_slots))

@@ -15,20 +15,28 @@ namespaces in arrival order, and a namespace's requests are sorted by cached pre
 How long a request can be passed, under each policy, is bounded by `max_overtake` steps:
 
     prefix, fcfs     steps in which a request that arrived later was admitted before it
-    priority, fair   steps in which it was tried and did not fit, and one tried after it was admitted
+    fair             steps in which it was tried and did not fit, and one tried after it was admitted
+    priority         both: the second for every request; the first for the oldest one that waits, which is
+                     then promoted to be the most urgent of all, for good. So one behind n older ones is
+                     promoted after (n + 1) * max_overtake such steps. A running request is promoted when
+                     it got no tokens for so many steps.
     lpm              unbounded
+
+(A strict bound for each request under `priority` would mean that a backlog of unimportant requests, grown old
+together, goes before all urgent ones. Promoted one by one, they take one place in `max_overtake`.)
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from radixkv.errors import ConfigError
 from radixkv.scheduling.request_state import Namespace, Request
 
-Urgency = tuple[int, int]
+Urgency = tuple[float, int]
 MatchedTokens = Callable[[Sequence[Request]], Sequence[int]]
 
 # Waiting requests that are looked at in one step; those behind them move up as they go.
@@ -43,6 +51,8 @@ class AdmissionPolicy:
             and nobody passes it any more.
         bounds_holding_up: a request that did not fit while others behind it were admitted, in `max_overtake`
             steps, is passed no more by those behind it.
+        promotes_oldest: the oldest waiting request is promoted once later ones were admitted before it in
+            `max_overtake` steps.
         lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
         ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
             admitted before them.
@@ -53,6 +63,7 @@ class AdmissionPolicy:
     name = "fcfs"
     bounds_overtaking = True
     bounds_holding_up = False
+    promotes_oldest = False
     lets_short_pass = False
     ranks_prompts = False
     keeps_order = False
@@ -123,30 +134,35 @@ class PureLongestPrefixPolicy(PrefixPolicy):
 
 
 class PriorityPolicy(AdmissionPolicy):
-    """Smallest `priority` first, then arrival.
+    """Smallest `priority` first, then arrival; promoted requests before all.
 
     A more urgent request may displace a less urgent one, never the other way round: nobody passes a more
-    urgent request that waits for room, and room is made for it by preemption.
+    urgent request that waits for room, and room is made for it by preemption. A promoted one waits for room
+    as the others do: it displaces whom its priority displaces, and is displaced by nobody.
     """
 
     name = "priority"
     bounds_overtaking = False
     bounds_holding_up = True
+    promotes_oldest = True
     ranks_prompts = True
     keeps_order = True
 
     def order_prompts(self, prompts: list[Request]) -> list[Request]:
-        prompts.sort(key=lambda request: (request.priority, request.last_scheduled_step))
+        prompts.sort(key=lambda request: (self._rank(request), request.last_scheduled_step))
         return prompts
 
+    def _rank(self, request: Request) -> float:
+        return -math.inf if request.is_promoted else request.priority
+
     def urgency(self, request: Request) -> Urgency:
-        return (request.priority, request.arrival_order)
+        return (self._rank(request), request.arrival_order)
 
     def may_pass(self, request: Request, passed: Request) -> bool:
-        return request.priority <= passed.priority
+        return self._rank(request) <= self._rank(passed)
 
     def displaces(self, request: Request, running: Request) -> bool:
-        return request.priority < running.priority
+        return not running.is_promoted and request.priority < running.priority
 
 
 def tenant_of(namespace: Namespace) -> str:

@@ -77,6 +77,7 @@ class Request:
         "held_up_steps",
         "index",
         "is_paused",
+        "is_promoted",
         "last_scheduled_step",
         "lease",
         "match",
@@ -138,6 +139,7 @@ class Request:
         self.was_admitted = False
         self.shares_blocks = False  # it was forked, or is a fork: operations of others may change its lease
         self.is_paused = False  # has its next token's candidates, and waits for others to have theirs
+        self.is_promoted = False  # under `priority`: it was passed often enough, and comes before all others
         self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
         self.held_up_steps = 0  # steps in which it did not fit, and others behind it were admitted
         self.last_scheduled_step = -1

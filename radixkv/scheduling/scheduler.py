@@ -131,6 +131,7 @@ class Scheduler:
             parent.shares_blocks = fork.shares_blocks = True
             fork.lease = parent.lease.fork()
             fork.num_computed = parent.num_computed
+            fork.last_scheduled_step = self.stats.num_steps
             self._running[fork.arrival_order] = self._off_lane[fork.arrival_order] = fork
         else:
             self._waiting.add(fork)
@@ -254,8 +255,8 @@ class Scheduler:
         if order:
             self._reserve = min(max(MIN_CHUNK, self._budget // 4), self._budget // 2)
         if self.policy.ranks_prompts and prompts:
-            first = min(prompts, key=self.policy.urgency)
-            self._admit_waiting([request for request in order if self.policy.displaces(request, first)])
+            first = min(self.policy.urgency(request)[0] for request in prompts)
+            self._admit_waiting([request for request in order if self.policy.urgency(request)[0] < first])
         self._schedule_prompts(prompts, result)
         put_off = self._admit_waiting(order)
         self._reserve = 0
@@ -270,6 +271,15 @@ class Scheduler:
         if not self._has_work_in_step and len(self._waiting):
             self._unblock(result)
         self._waiting.count_passed(self._latest_admitted, self._held_up.values())
+        if self.policy.promotes_oldest:
+            self._promote_unserved()
+
+    def _promote_unserved(self) -> None:
+        """Promote running requests to which others have left no token of the budget for too long."""
+        oldest = self.stats.num_steps - self.max_overtake
+        for request in self._off_lane.values():
+            if request.last_scheduled_step < oldest and not request.is_paused:
+                request.is_promoted = True
 
     def _schedule_decodes(self, result: ScheduleResult) -> list[Request]:
         """Give every decode that is not in the lane its token; returns the prompts in progress."""
@@ -327,10 +337,9 @@ class Scheduler:
             entry.copies = lease.take_copies()
         end = entry.start + entry.count
         deferred = end - lease.num_committed  # by the lane: they are computed, and come first
-        redundant = lease.commit(end + count) - deferred
-        if redundant > 0:
-            assert entry.redundant == entry.count, "redundant tokens lead the range"
-            entry.redundant += redundant
+        redundant = max(0, lease.commit(end + count) - deferred)
+        assert not redundant or not entry.count, "an entry's slots changed within the step"
+        entry.redundant += redundant
         entry.count += count
         entry.samples = entry.start + entry.count == request.num_tokens
         self._budget -= count
@@ -355,8 +364,18 @@ class Scheduler:
             if entry.request.needs_prompt_logits:
                 rest = min(rest, MAX_LOGITS_CHUNK - entry.count)
             rest = min(rest, self._budget)
-            if rest > 0:
+            if rest > 0 and not self._would_dedupe(entry, rest):
                 self._schedule_tokens(entry.request, rest)
+
+    def _would_dedupe(self, entry: Entry, count: int) -> bool:
+        """Whether others have cached what follows the entry's tokens. O(tokens).
+
+        Committing `count` more would then replace the block in which the entry ends, one that this step is to
+        write and perhaps to copy from. What a step writes is decided once: the next step takes over theirs.
+        """
+        end = entry.start + entry.count
+        tokens = entry.request.tokens.view(0, end + count)
+        return self.cache.match(tokens, entry.request.namespace).num_tokens > end
 
     # ------------------------------------------------------------------ room, and preemption
 

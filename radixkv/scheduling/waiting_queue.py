@@ -131,8 +131,10 @@ class WaitingQueue:
     def is_aged(self, request: Request) -> bool:
         """Whether nobody may pass the request any more. O(1)."""
         policy, limit = self._policy, self._max_overtake
-        return (policy.bounds_overtaking and request.overtaken_steps >= limit) or (
-            policy.bounds_holding_up and request.held_up_steps >= limit
+        return (
+            request.is_promoted
+            or (policy.bounds_overtaking and request.overtaken_steps >= limit)
+            or (policy.bounds_holding_up and request.held_up_steps >= limit)
         )
 
     def count_passed(self, latest_admitted: int, held_up: Iterable[Request]) -> None:
@@ -150,6 +152,25 @@ class WaitingQueue:
                 if request.arrival_order > latest_admitted:
                     break
                 request.overtaken_steps += 1
+        if latest_admitted >= 0 and self._policy.promotes_oldest:
+            self._count_oldest(latest_admitted)
+
+    def _count_oldest(self, latest_admitted: int) -> None:
+        """Count a step in which the oldest request was overtaken; promote it at the limit. O(promoted)."""
+        oldest = next((request for request in self._ready() if not request.is_promoted), None)
+        if oldest is not None and oldest.arrival_order < latest_admitted:
+            oldest.overtaken_steps += 1
+            if oldest.overtaken_steps >= self._max_overtake:
+                self.promote(oldest)
+
+    def promote(self, request: Request) -> None:
+        """From now on the request comes before all that are not promoted. O(log n)."""
+        is_kept = self._by_urgency is not None and request in self
+        if is_kept:
+            self._by_urgency.remove(request)
+        request.is_promoted = True
+        if is_kept:
+            self._by_urgency.add(request)
 
     def check(self) -> None:
         """Assert that nobody in here holds a lease."""

@@ -91,6 +91,100 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, seats
     assert max(overtaken.values(), default=0) <= bound
 
 
+def _under_urgent_load(engine, until, most: int = 300, length: int = 20) -> int:
+    """Steps, with an urgent request added in each, until `until(result)`."""
+    for step in range(most):
+        engine.add_request(prompt(1000 + step, length), ONE, priority=0)
+        if until(engine.step()):
+            return step + 1
+    raise AssertionError(f"not within {most} steps")
+
+
+def _answers(request_id: str):
+    return lambda result: any(output.request_id == request_id for output in result.finished)
+
+
+@pytest.mark.parametrize("bound", [1, 4, 20])
+def test_priority_starves_nobody(bound):
+    engine, _ = make_engine(
+        num_blocks=100, budget=64, max_num_seqs=1, max_overtake=bound, scheduling_policy="priority"
+    )
+    _under_urgent_load(engine, lambda result: result.finished)
+    for i in range(4):
+        engine.add_request(prompt(i, 20), ONE, request_id=f"low-{i}", priority=10**6 - i)
+    for i in range(4):  # one after the other: the oldest is promoted
+        assert _under_urgent_load(engine, _answers(f"low-{i}")) <= bound + 1
+
+
+def test_a_backlog_of_unimportant_requests_gets_one_place_in_so_many():
+    engine, model = make_engine(
+        num_blocks=100, budget=64, max_num_seqs=1, max_overtake=5, scheduling_policy="priority"
+    )
+    for i in range(100):
+        engine.add_request(prompt(i, 20), ONE, request_id=f"low-{i}", priority=7)
+    model.batches.clear()
+    for step in range(60):
+        engine.add_request(prompt(1000 + step, 20), ONE, request_id=f"urgent-{step}", priority=0)
+        engine.step()
+    served = [name for batch in model.batches for name, _, _ in batch]
+    assert 55 / 6 - 1 <= sum(name.startswith("low") for name in served) <= 60 / 6 + 1
+
+
+def test_an_unimportant_prompt_in_progress_is_not_left_without_tokens():
+    engine, _ = make_engine(num_blocks=400, budget=32, max_overtake=4, scheduling_policy="priority")
+    engine.add_request(prompt(0, 100), ONE, request_id="low", priority=9)
+    engine.step()
+    # Each urgent prompt takes the whole budget of a step.
+    assert _under_urgent_load(engine, _answers("low"), length=32) <= 4 * 5
+    assert engine.stats().num_rebuilds == 0
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(-2, 2), st.integers(0, 2)),
+        min_size=2,
+        max_size=16,
+    ),
+    bound=st.integers(1, 4),
+    num_blocks=st.sampled_from([12, 20, 200]),
+    places=st.sampled_from([1, 3]),
+    budget=st.sampled_from([8, 33, 200]),
+)
+def test_nobody_is_overtaken_beyond_the_bound_under_priority(arrivals, bound, num_blocks, places, budget):
+    engine, _ = make_engine(
+        num_blocks=num_blocks,
+        budget=budget,
+        max_num_seqs=places,
+        max_overtake=bound,
+        scheduling_policy="priority",
+        max_model_len=90,
+    )
+    todo = list(enumerate(arrivals))
+    most_older: dict[str, int] = {}
+    overtaken: dict[str, int] = {}
+    wait = step = 0
+    while todo or engine.has_work:
+        while todo and wait <= 0:
+            i, (length, output, priority, wait) = todo.pop(0)
+            params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+            # All requests that ever came before it may be preempted for it, and wait before it.
+            most_older[f"{i}"] = i
+            engine.add_request(prompt(i, length), params, request_id=f"{i}", priority=priority)
+        wait -= 1
+        before = {r.request_id for r in engine.scheduler.waiting}
+        engine.step()
+        engine.check()
+        after = {r.request_id for r in engine.scheduler.waiting}
+        latest = max((int(name) for name in before - after), default=-1)
+        for name in after & before:
+            overtaken[name] = overtaken.get(name, 0) + (latest > int(name))
+        step += 1
+        assert step < 5000, "the engine does not come to an end"
+    assert engine.stats().num_rebuilds == 0
+    for name, count in overtaken.items():
+        assert count <= (most_older[name] + 1) * bound
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(2, 12),
