@@ -320,17 +320,15 @@ class Engine:
         """The logits row of every sample that gets a token; forks share their parent's row."""
         rows: list[int] = []
         requests: list[Request] = []
-        row = 0
-        for entry in batch.entries:
-            row += entry.count if entry.request.needs_prompt_logits else int(entry.samples)
+        for entry, _, end in batch.logit_spans():
             if not entry.samples:
                 continue
             requests.append(entry.request)
-            rows.append(row - 1)
+            rows.append(end - 1)
             if entry.request.num_forks:
                 forks = self.intake.forks(entry.request)
                 requests.extend(forks)
-                rows.extend([row - 1] * len(forks))
+                rows.extend([end - 1] * len(forks))
         return rows, requests
 
     def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
@@ -341,16 +339,13 @@ class Engine:
         self.scheduler.complete(batch)
         self._faults.step_passed(batch)
         now = self.clock()
-        row = 0
-        for entry in batch.entries:
+        for entry, first, end in batch.logit_spans():
             request = entry.request
             if request.times.first_scheduled is None:
                 request.times.first_scheduled = now
             if request.needs_prompt_logits:
-                self._collect_prompt_logprobs(request, entry.start, outcome.logits[row : row + entry.count])
-                row += entry.count
-            else:
-                row += int(entry.samples)
+                start = entry.start + entry.count - entry.num_logits
+                self._collect_prompt_logprobs(request, start, outcome.logits[first:end])
         # Forks take their lease before their parent's next token is appended anywhere.
         for request in outcome.requests:
             if request.arrival_order < 0 and not request.group.is_finished:

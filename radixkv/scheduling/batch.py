@@ -15,7 +15,7 @@ the step would copy nothing: those slots are instead written twice (`write_rows`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,8 @@ class Entry:
         redundant: leading tokens of the range whose K/V is already in the cache (another request computed
             the same tokens): they are computed for their logits only, and not written.
         samples: whether the last token's logits choose the request's next token.
+        num_logits: of how many of its last rows the logits are needed: 1 to sample, all of them for the
+            logprobs of a prompt, 0 inside a prompt.
         copies: copy-on-write of this entry's lease, to run before its tokens are written.
     """
 
@@ -42,6 +44,7 @@ class Entry:
     count: int
     redundant: int = 0
     samples: bool = False
+    num_logits: int = 0
     copies: Sequence[Copy] = ()
 
 
@@ -96,6 +99,13 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    def logit_spans(self) -> Iterator[tuple[Entry, int, int]]:
+        """Each entry with its rows [first, end) among the logits [S, V] that the model returns; O(R)."""
+        end = 0
+        for entry in self.entries:
+            first, end = end, end + entry.num_logits
+            yield entry, first, end
 
     def __repr__(self) -> str:
         counts = ",".join(str(entry.count) for entry in self.entries[:8])
@@ -165,10 +175,9 @@ def _flatten(entries: list[Entry], block_size: int) -> Batch:
             slots[rows] = table[at // block_size].astype(np.int64) * block_size + at % block_size
         if entry.redundant:
             slots[first : first + entry.redundant] = -1
-        if request.needs_prompt_logits:
-            logit_rows.extend(range(first, first + entry.count))
-        elif entry.samples:
-            logit_rows.append(first + entry.count - 1)
+        if entry.num_logits:
+            end = first + entry.count
+            logit_rows.extend(range(end - entry.num_logits, end))
     extra_rows: list[int] = []
     extra_slots: list[int] = []
     copy_groups: list[list[Copy]] = []

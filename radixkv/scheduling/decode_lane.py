@@ -85,7 +85,7 @@ class DecodeLane:
         self._ends[row] = start + size
         self._requests.append(request)
         self._buffers.append(request.tokens)
-        self._entries.append(Entry(request, end, 1, samples=True))
+        self._entries.append(Entry(request, end, 1, samples=True, num_logits=1))
         self._tables.append(table)
         key = (frame_namespace(request.namespace), end, request.tokens.last)
         self._members[request.arrival_order] = _Member(row, key)

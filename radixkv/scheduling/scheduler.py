@@ -342,6 +342,7 @@ class Scheduler:
         entry.redundant += redundant
         entry.count += count
         entry.samples = entry.start + entry.count == request.num_tokens
+        entry.num_logits = entry.count if request.needs_prompt_logits else int(entry.samples)
         self._budget -= count
         self._view.touched()
         request.last_scheduled_step = self.stats.num_steps
