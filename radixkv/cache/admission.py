@@ -160,19 +160,24 @@ def _tell_ghost_hit(cache: PrefixCache, data: bytes, space: Space, walk: Walk) -
 
 def _room_beside(cache: PrefixCache, group: QuotaGroup, walk: Walk, source: Node | None) -> int:
     """Blocks that could be had while the match is held, and all of `source` if given."""
-    locked = 0
+    locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
     node = walk.node
     if source is not None and not source.refs:
-        locked = len(source.blocks)
-    if node is not source and not node.refs:
-        locked += (walk.depth - node.start) // cache.block_size
-    current = node.parent
+        if source.space.group is group:
+            locked = len(source.blocks)
+        else:
+            shared = len(source.blocks)
+    current: Node | None = node if node is not source else node.parent
     while current is not None and not current.refs:
-        locked += len(current.blocks)
+        count = len(current.blocks) if current is not node else (walk.depth - node.start) // cache.block_size
+        if current.space.group is group:
+            locked += count
+        else:
+            shared += count
         current = current.parent
     if source is not None:
-        return cache._capacity.available(group, locked, source, source.end)
-    return cache._capacity.available(group, locked, node, walk.depth)
+        return cache._capacity.available(group, locked, shared, source, source.end)
+    return cache._capacity.available(group, locked, shared, node, walk.depth)
 
 
 def check_room(

@@ -151,16 +151,16 @@ def frame_namespace(namespace: Namespace) -> NamespaceKey:
     """A namespace as the tuple that keys the tree; its parts are never joined, so they can't run together.
 
     Raises:
-        InvalidRequestError: neither a string nor a tuple of strings.
+        InvalidRequestError: neither a string nor a tuple of at least one string.
     """
     if type(namespace) is str:
         return (namespace,)
-    if isinstance(namespace, tuple) and all(isinstance(part, str) for part in namespace):
+    if isinstance(namespace, tuple) and namespace and all(isinstance(part, str) for part in namespace):
         return namespace
     if isinstance(namespace, str):
         return (str(namespace),)
     raise InvalidRequestError(
-        f"a namespace is a string or a tuple of strings, not {namespace!r}", param="namespace"
+        f"a namespace is a string or a tuple of at least one string, not {namespace!r}", param="namespace"
     )
 
 

@@ -302,7 +302,8 @@ class Lease:
     def fork(self) -> Lease:
         """Another lease on the same blocks, the partial last one included; O(blocks).
 
-        Whoever first writes into the shared last block (by `append`) gets a copy of it.
+        Whoever first writes into the shared last block (by `append`) gets a copy of it. Copies that have not
+        been taken yet are the child's as well: whichever of the two runs first makes them.
 
         Raises:
             LeaseError: the lease has been released.
@@ -330,6 +331,13 @@ class Lease:
         child._report = self.report if cache.explains else None
         hold(cache, self._node)
         cache._pool.share(self._private_blocks())
+        # The copies may not have run yet: the child waits for them too, and keeps what they read.
+        child.copies = self.copies[:]
+        for node, block in self._sources:
+            cache._tree.protect(node)
+            child._sources.append((node, block))
+        cache._pool.share(array("i", self._source_blocks))
+        child._source_blocks = self._source_blocks[:]
         if self._family is None:
             self._family = [self]
         self._family.append(child)

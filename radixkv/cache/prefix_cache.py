@@ -267,15 +267,14 @@ class PrefixCache:
             ):
                 match = self._lookup.match(data, space)
             walk = match._walk
-            if walk is None:
-                is_public = self._public.prefixes and self._public.length_in(data)
-                walk = Walk(
-                    self._tree.root(self._public.space if is_public else space), 0, 0, None, None, b""
-                )
         else:
-            walk = Walk(self._tree.root(space), 0, 0, None, None, b"")
+            walk = None
             if skip is None:
                 skip = CACHE_IS_OFF
+        if walk is None:
+            is_public = self._public.prefixes and self._public.length_in(data)
+            root = self._tree.root(self._public.space if is_public else space)
+            walk = Walk(root, 0, 0, None, None, b"")
         return admit(self, data, namespace, space, walk, skip)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:

@@ -42,7 +42,8 @@ class Fuzzer:
             options["hash_function"] = _constant_hash
         num_blocks = rnd.choice([6, 12, 24, 48])
         if rnd.random() < 0.3:
-            options["quotas"] = {"tenant": (num_blocks // 4, num_blocks // 2)}
+            floor = rnd.choice([0, num_blocks // 4])
+            options["quotas"] = {"tenant": (floor, rnd.choice([num_blocks // 2, num_blocks // 3]))}
         self.model = ModelledCache(num_blocks, rnd.choice([1, 2, 4, 5]), **options)
         if rnd.random() < 0.3:
             self.model.follow_events()
@@ -51,11 +52,7 @@ class Fuzzer:
         self.history: list[list[int]] = []
         if rnd.random() < 0.3:
             for _ in range(2):
-                prefix = self.prompt()
-                self.model.cache.publish(prefix)
-                self.model.public.append(
-                    prefix[: len(prefix) // self.model.block_size * self.model.block_size]
-                )
+                self.model.publish(self.prompt())
 
     def prompt(self) -> list[int]:
         rnd = self.random
@@ -93,7 +90,8 @@ class Fuzzer:
 
     def acquire(self) -> str:
         rnd, model = self.random, self.model
-        new = model.acquire(self.prompt(), rnd.choice(NAMESPACES), rnd.random() < 0.5)
+        skip = rnd.random() < 0.15
+        new = model.acquire(self.prompt(), rnd.choice(NAMESPACES), rnd.random() < 0.5, skip)
         if new is None:
             return "acquire: out of blocks"
         found = new.lease.num_cached_tokens

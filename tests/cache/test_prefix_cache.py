@@ -184,6 +184,30 @@ def test_a_public_prefix_is_shared_and_what_follows_is_not() -> None:
     assert not cache.unpublish(system)
 
 
+def test_a_prompt_that_looks_nothing_up_shares_a_public_prefix_all_the_same() -> None:
+    cache = PrefixCache(64, 4)
+    system = list(range(8))
+    cache.publish(system)
+    for namespace in ("alice", "bob"):
+        lease = cache.acquire([*system, 9], namespace, skip="asked for")
+        assert lease.num_cached_tokens == 0
+        assert lease.commit(9) == (0 if namespace == "alice" else 8)
+        cache.check()
+        lease.release()
+        cache.check()
+    assert cache.match([*system, 9], "carol").num_tokens == 8
+
+
+@pytest.mark.parametrize("call", ["match", "acquire", "explain", "pin", "available_blocks"])
+def test_an_empty_tuple_is_no_namespace(call: str) -> None:
+    cache = PrefixCache(64, 4)
+    cache.publish(list(range(8)))
+    store(cache, list(range(8)), "alice")
+    arguments = ((),) if call == "available_blocks" else ([1, 2, 3], ())
+    with pytest.raises(InvalidRequestError, match="at least one string"):
+        getattr(cache, call)(*arguments)
+
+
 # ---------------------------------------------------------------------- sharing
 
 
@@ -251,6 +275,23 @@ def test_a_fork_carries_uncommitted_tokens() -> None:
     parent.commit(11)
     child.commit(11)
     cache.check()
+
+
+def test_a_fork_made_before_the_copies_ran_makes_them_itself() -> None:
+    cache = PrefixCache(4, 4)
+    table = store(cache, [1, 2, 3, 4])
+    parent = cache.acquire([1, 2, 9, 9, 5])
+    child = parent.fork()
+    copies = [(table[0], int(parent.block_table[0]), 2)]
+    assert child.copies == parent.copies == copies
+    parent.release()
+    assert cache.evict(4) == 0, "the child's copy still reads the block"
+    assert child.take_copies() == copies
+    child.commit(5)
+    assert cache.match([1, 2, 9, 9, 5]).num_tokens == 5
+    cache.check()
+    child.release()
+    assert cache.evict(4) == 3
 
 
 # ---------------------------------------------------------------------- ending

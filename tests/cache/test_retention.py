@@ -135,3 +135,17 @@ def test_a_floor_holds_for_requests_of_any_size() -> None:
     for i in range(30):
         store(cache, [1000 + i] * 28, "noisy")
     assert cache.match(list(range(48)), "quiet").num_tokens == 32
+
+
+def test_a_public_prefix_that_nobody_holds_does_not_count_against_a_ceiling() -> None:
+    cache = PrefixCache(99, 4, quotas={"small": (0, 10)})
+    system = list(range(80))
+    cache.publish(system)
+    store(cache, system, "other")
+    lease = cache.acquire([*system, 1, 2, 3, 4, 5], "small")
+    assert lease.num_cached_tokens == 80
+    lease.commit(85)
+    cache.check()
+    with pytest.raises(OutOfBlocks) as error:
+        cache.acquire([*system, *range(200, 240)], "small")
+    assert (error.value.needed, error.value.available) == (10, 8)

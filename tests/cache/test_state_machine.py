@@ -29,24 +29,41 @@ class CacheMachine(RuleBasedStateMachine):
         size=st.sampled_from([1, 2, 4]),
         policy=st.sampled_from(sorted(POLICIES)),
         constant_hash=st.booleans(),
-        quota=st.booleans(),
+        quota=st.sampled_from([None, (2, 4), (0, 3)]),
         events=st.booleans(),
+        public=st.none() | TOKENS,
     )
     def start(
-        self, blocks: int, size: int, policy: str, constant_hash: bool, quota: bool, events: bool
+        self,
+        blocks: int,
+        size: int,
+        policy: str,
+        constant_hash: bool,
+        quota: tuple[int, int] | None,
+        events: bool,
+        public: list[int] | None,
     ) -> None:
         options: dict[str, object] = {"policy": policy}
         if constant_hash:
             options["hash_function"] = lambda data: 0
-        if quota:
-            options["quotas"] = {"tenant": (2, 4)}
+        if quota is not None:
+            options["quotas"] = {"tenant": quota}
         self.model = ModelledCache(blocks, size, **options)
+        if public is not None:
+            self.model.publish(public)
         if events:
             self.model.follow_events()
 
-    @rule(target=runs, tokens=TOKENS, namespace=NAMESPACES, use_match=st.booleans(), step=st.booleans())
-    def acquire(self, tokens: list[int], namespace: str, use_match: bool, step: bool) -> object:
-        run = self.model.acquire(tokens, namespace, use_match)
+    @rule(
+        target=runs,
+        tokens=TOKENS,
+        namespace=NAMESPACES,
+        use_match=st.booleans(),
+        step=st.booleans(),
+        skip=st.booleans(),
+    )
+    def acquire(self, tokens: list[int], namespace: str, use_match: bool, step: bool, skip: bool) -> object:
+        run = self.model.acquire(tokens, namespace, use_match, skip)
         if run is None:
             return multiple()
         if step:

@@ -12,12 +12,13 @@ operation `verify` demands:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.insight.events import Residency
-from radixkv.cache.keys import Namespace, decode_tokens
+from radixkv.cache.keys import Namespace, decode_tokens, frame_namespace
 from radixkv.cache.prefix_cache import Lease, Match
 
 PUBLIC = ("(public)",)
@@ -143,20 +144,33 @@ class ModelledCache:
                 kept.append((match, tokens, namespace))
         self.matches = kept
 
-    def acquire(self, tokens: list[int], namespace: Namespace, use_match: bool = False) -> Run | None:
+    def publish(self, tokens: list[int]) -> None:
+        length = self.cache.publish(tokens)
+        assert length == len(tokens) // self.block_size * self.block_size
+        self.public.append(tokens[:length])
+
+    def acquire(
+        self, tokens: list[int], namespace: Namespace, use_match: bool = False, skip: bool = False
+    ) -> Run | None:
         cache = self.cache
         match = cache.match(tokens, namespace)
         before = self._snapshot()
         needed = -(-len(tokens) // self.block_size)
         try:
-            lease = cache.acquire(tokens, namespace, match=match if use_match else None)
+            lease = cache.acquire(
+                tokens, namespace, match=match if use_match else None, skip="asked for" if skip else None
+            )
         except OutOfBlocks as error:
             assert error.needed > error.available, "there was room"  # noqa: PT017
             assert self._snapshot() == before, "a failed acquire changed something"
             assert cache.match(tokens, namespace).num_tokens == match.num_tokens
+            self._recount(error, len(tokens), namespace, None if skip else match)
             return None
         assert lease.num_cached_tokens <= min(match.num_tokens, len(tokens) - 1)
-        if lease.num_cached_tokens < min(match.num_tokens, len(tokens) - 1):
+        if skip:
+            assert lease.num_cached_tokens == 0
+            assert lease.report.reason == "skipped"
+        elif lease.num_cached_tokens < min(match.num_tokens, len(tokens) - 1):
             assert lease.report is not None
             assert lease.report.reason in ("partial_block", "skipped"), lease.report
             assert min(match.num_tokens, len(tokens) - 1) - lease.num_cached_tokens < self.block_size
@@ -167,6 +181,67 @@ class ModelledCache:
         self.runs.append(run)
         self._copies_are_sound(run)
         return run
+
+    def _recount(
+        self, error: OutOfBlocks, num_tokens: int, namespace: Namespace, match: Match | None
+    ) -> None:
+        """What a failed acquire says was needed and available, counted again the slow way."""
+        walk = None if match is None else match._walk
+        depth, held = 0, 0
+        path: dict[object, int] = {}  # node -> its leading blocks that the request would hold
+        if walk is not None:
+            depth = held = walk.depth
+            node = walk.node
+            while node.parent is not None:
+                path[node] = min(len(node.blocks), (depth - node.start) // self.block_size)
+                node = node.parent
+            source = walk.source
+            if (
+                source is not None
+                and self.cache.partial_reuse
+                and not source.holders
+                and source.end == match.num_tokens
+            ):
+                held = source.end  # taken over and extended
+                path[source] = len(source.blocks)
+        needed = -(-num_tokens // self.block_size) - -(-held // self.block_size)
+        assert error.needed == needed, f"{error.needed} blocks were said to be needed, {needed} are"
+        self._recount_room(error.available, namespace, path)
+
+    def _recount_room(self, available: int, namespace: Namespace, path: dict[object, int]) -> None:
+        """Evict in thought, block by block, for as long as quotas and what is held allow."""
+        cache = self.cache
+        own = cache._groups_by_key.get(frame_namespace(namespace), cache._common)
+        left = {node: len(node.blocks) for node in cache._tree.nodes()}
+        children = Counter(node.parent for node in left)
+        used = {group: group.used for group in cache._groups}
+        own_evicted = evicted = 0
+        todo = [node for node in left if not children[node]]
+        while True:
+            before = evicted
+            for node in list(todo):
+                group = node.space.group
+                if node.refs:
+                    continue
+                while left[node] > path.get(node, 0) and (group is own or used[group] > group.floor):
+                    left[node] -= 1
+                    used[group] -= 1
+                    evicted += 1
+                    own_evicted += group is own
+                if not left[node]:
+                    todo.remove(node)
+                    children[node.parent] -= 1
+                    if not children[node.parent] and node.parent in left:
+                        todo.append(node.parent)
+            if evicted == before:
+                break
+        room = cache.stats.free_blocks + evicted
+        if own.ceiling is not None:
+            room = max(0, min(room, own.ceiling - own.used + own_evicted))
+        if self.public and any(group.floor for group in cache._groups):
+            assert available <= room, f"{available} blocks were called available, {room} are"
+        else:
+            assert available == room, f"{available} blocks were called available, {room} are"
 
     def _copies_are_sound(self, run: Run) -> None:
         for source, _, slots in run.lease.copies:
@@ -181,6 +256,10 @@ class ModelledCache:
         except OutOfBlocks as error:
             assert error.needed > error.available  # noqa: PT017
             assert self._snapshot() == before
+            missing = -(-(len(run.tokens) + len(tokens)) // self.block_size) - len(table)
+            may_copy = len(run.tokens) % self.block_size > 0
+            assert missing <= error.needed <= missing + may_copy  # noqa: PT017
+            self._recount_room(error.available, run.namespace, {})
             assert run.lease.block_table.tolist() == table, "a failed append changed something"
             return False
         run.tokens += tokens
@@ -214,8 +293,6 @@ class ModelledCache:
                 self.ever_committed.setdefault(owner, set()).update(run.prefixes[:num_tokens])
 
     def fork(self, run: Run) -> Run:
-        self._copies(run)
-        run.lease.copies_done()
         held = self.cache.stats.free_blocks
         child = run.lease.fork()
         assert self.cache.stats.free_blocks == held, "a fork took blocks"

@@ -38,19 +38,22 @@ class Capacity:
         """Blocks in the tree that nothing protects. O(groups)."""
         return sum(group.blocks - group.protected for group in self.groups)
 
-    def available(self, group: QuotaGroup, locked: int = 0, end: Node | None = None, depth: int = 0) -> int:
+    def available(
+        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
+    ) -> int:
         """Blocks that `group` could get now.
 
         O(groups); with floors and public prefixes O(public nodes * namespaces below them).
 
         Args:
-            locked: evictable blocks of the group's that the request itself would protect:
+            locked, shared: evictable blocks of the group's, and public ones of another group's, that the
+                request itself would protect:
             end, depth: the path to `end` up to token `depth`.
         """
         if len(self.groups) == 1:
             return self.pool.num_free + group.blocks - group.protected - locked
         own = group.blocks - group.protected - locked
-        total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group)
+        total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group) - shared
         total -= self._below_floors(group, end, depth)
         if group.ceiling is not None:
             total = min(total, group.ceiling - group.used + own)
