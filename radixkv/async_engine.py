@@ -1,38 +1,40 @@
-"""AsyncEngine: an Engine with a thread of its own, for asyncio callers such as the server.
+"""AsyncEngine: an engine with a thread of its own, for asyncio callers such as the server.
 
-One thread owns the engine; everything reaches it as a command through one queue. The results of a step go
-to each event loop in one call, so that a step costs the loop one wake-up, however many requests it served.
+The life of a request here:
+
+ 1. its prompt is tokenised (a long one off the event loop), and an `_Add` command goes to the engine's thread;
+ 2. the thread adds it, or sends back why not; from then on its stream is known there under its id;
+ 3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one wake-up,
+    however many requests it served;
+ 4. it ends with its output, with an error, with an `_Abort` command when its reader leaves, or when its event
+    loop is found closed.
+
+Which request is meant is decided by the stream, never by the id alone: an id is free again as soon as its
+reader has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import queue
 import sys
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from radixkv.cache_key import CacheKey
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.engine_thread import Command, EngineThread, Snapshot
 from radixkv.engine.request_group import EngineStats, StepResult
-from radixkv.errors import (
-    EngineOverloadedError,
-    EngineStoppedError,
-    InvalidRequestError,
-    RequestFailedError,
-)
+from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv.scheduling.request_state import Namespace
 
 if TYPE_CHECKING:
+    from radixkv.cache.keys import Namespace, TokenIds
     from radixkv.engine.builder import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
 
-logger = logging.getLogger("radixkv")
+T = TypeVar("T")
 
 # Text longer than this is tokenised in a worker thread, so that the event loop stays free (characters).
 LONG_TEXT = 4096
@@ -41,18 +43,158 @@ _Event = OutputDelta | RequestOutput | BaseException
 
 
 class _Stream:
-    """Where the results of one request go."""
+    """Where the results of one request go.
+
+    Attributes:
+        request_id: None until the engine has chosen one.
+    """
 
     __slots__ = ("events", "loop", "request_id")
 
-    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request_id: str | None, loop: asyncio.AbstractEventLoop) -> None:
         self.request_id = request_id
         self.loop = loop
         self.events: asyncio.Queue[_Event] = asyncio.Queue()
 
 
+class _Streams:
+    """The streams of the requests that the engine has; used on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, _Stream] = {}
+
+    def open(self, request_id: str, stream: _Stream) -> None:
+        stream.request_id = request_id
+        self._by_id[request_id] = stream
+
+    def close(self, engine: Engine, stream: _Stream) -> None:
+        """Its reader has left: end its request, if that has not ended yet."""
+        request_id = stream.request_id
+        if request_id is not None and self._by_id.get(request_id) is stream:
+            del self._by_id[request_id]
+            engine.abort(request_id)
+            self.deliver(engine, engine.take_result())
+
+    def deliver(self, engine: Engine, result: StepResult) -> None:
+        """Send what a step gave; requests whose event loop is closed are ended."""
+        while result.deltas or result.finished:
+            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, _Event]]] = {}
+            events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
+            for event in events:
+                stream = self._by_id.get(event.request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append((stream, event))
+            for output in result.finished:
+                self._by_id.pop(output.request_id, None)
+            for loop, sent in by_loop.items():
+                if not send(loop, sent):
+                    self._forget_loop(engine, loop)
+            result = engine.take_result()
+
+    def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        orphans = [request_id for request_id, stream in self._by_id.items() if stream.loop is loop]
+        for request_id in orphans:
+            del self._by_id[request_id]
+            engine.abort(request_id)
+
+    def fail_all(self, error: EngineStoppedError) -> None:
+        """The engine has ended."""
+        for stream in self._by_id.values():
+            send(stream.loop, [(stream, error)])
+        self._by_id.clear()
+
+
+def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[_Stream, _Event]]) -> bool:
+    """Put events into streams of one loop, from any thread; False: the loop is closed, nobody listens."""
+
+    def put() -> None:
+        for stream, event in events:
+            stream.events.put_nowait(event)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Add(Command):
+    """Start a request; its stream gets what the engine refuses it for."""
+
+    def __init__(self, streams: _Streams, stream: _Stream, prompt: TokenIds, **options: Any) -> None:
+        self._streams = streams
+        self._stream = stream
+        self._prompt = prompt
+        self._options = options
+
+    def run(self, engine: Engine) -> None:
+        stream = self._stream
+        try:
+            request_id = engine.add_request(self._prompt, request_id=stream.request_id, **self._options)
+        except BaseException as error:
+            send(stream.loop, [(stream, error)])
+        else:
+            self._streams.open(request_id, stream)
+
+    def cancel(self, error: EngineStoppedError) -> None:
+        send(self._stream.loop, [(self._stream, error)])
+
+
+class _Abort(Command):
+    """End the request of a stream whose reader has left."""
+
+    def __init__(self, streams: _Streams, stream: _Stream) -> None:
+        self._streams = streams
+        self._stream = stream
+
+    def run(self, engine: Engine) -> None:
+        self._streams.close(engine, self._stream)
+
+
+class _AbortById(Command):
+    """End a request; its reader gets the output so far."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def run(self, engine: Engine) -> None:
+        engine.abort(self._request_id)
+
+
+class _Call(Command):
+    """Run a function, and hand what it returns or raises to a future of an event loop."""
+
+    def __init__(
+        self, function: Callable[[Engine], T], future: asyncio.Future[T], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._function = function
+        self._future = future
+        self._loop = loop
+
+    def run(self, engine: Engine) -> None:
+        try:
+            result = self._function(engine)
+        except BaseException as error:
+            self._tell(lambda: self._future.set_exception(error))
+        else:
+            self._tell(lambda: self._future.set_result(result))
+
+    def cancel(self, error: EngineStoppedError) -> None:
+        self._tell(lambda: self._future.set_exception(error))
+
+    def _tell(self, complete: Callable[[], None]) -> None:
+        def unless_done() -> None:
+            if not self._future.done():
+                complete()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(unless_done)
+
+
 class AsyncEngine:
-    """Serve many requests at once from asyncio. Creating one blocks until its engine is ready.
+    """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
+
+    Creating one blocks until its engine is ready. Several event loops may use it.
 
     Args:
         engine: from now on only this object's thread may touch it. Or a function that makes it, which is
@@ -62,20 +204,12 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._next_id = 0
         # The engine's thread needs the interpreter back quickly after each tensor operation; with the
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
-        made: Future[Engine] = Future()
-        self._thread = threading.Thread(
-            target=self._make_and_run, args=(engine, made), name="radixkv-engine", daemon=True
-        )
-        self._thread.start()
-        self._engine = made.result()
+        self._streams = _Streams()
+        self._thread = EngineThread(engine, self._streams.deliver, self._streams.fail_all)
+        self._engine = self._thread.engine
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -88,7 +222,7 @@ class AsyncEngine:
 
         return cls(lambda: build_engine(config))
 
-    # ------------------------------------------------------------------ what callers see
+    # ------------------------------------------------------------------ facts
 
     @property
     def config(self) -> EngineConfig:
@@ -105,6 +239,11 @@ class AsyncEngine:
         return self._engine.model_name
 
     @property
+    def model_fingerprint(self) -> str:
+        """Identifies configuration, weights and dtype; empty: unknown."""
+        return self._engine.model_fingerprint
+
+    @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
 
@@ -118,26 +257,36 @@ class AsyncEngine:
     @property
     def is_healthy(self) -> bool:
         """Whether the engine's thread takes requests."""
-        return not self._closed and self._failure is None and self._thread.is_alive()
+        return self._thread.is_running
+
+    def stats(self) -> EngineStats:
+        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(Snapshot())  # an idle engine takes new figures for the next caller
+        return self._thread.stats
+
+    # ------------------------------------------------------------------ requests
 
     async def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        namespace: Namespace = "",
+        tenant: str = "",
+        salt: str = "",
         priority: int = 0,
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
         Raises:
             InvalidRequestError, ContextLengthExceededError, EngineOverloadedError: before the first delta.
             RequestFailedError: the request failed; others go on.
-            EngineStoppedError: the engine has been closed.
+            EngineStoppedError: the engine has been closed or has failed.
         """
+        namespace = self.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id=request_id, namespace=namespace, priority=priority)
+            self._events(prompt, params, request_id, namespace=namespace, priority=priority)
         ) as events:
             async for event in events:
                 if isinstance(event, OutputDelta):
@@ -145,16 +294,18 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        namespace: Namespace = "",
+        tenant: str = "",
+        salt: str = "",
         priority: int = 0,
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
+        namespace = self.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id=request_id, namespace=namespace, priority=priority)
+            self._events(prompt, params, request_id, namespace=namespace, priority=priority)
         ) as events:
             async for event in events:
                 if isinstance(event, RequestOutput):
@@ -163,74 +314,84 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; within one step its blocks are released. Unknown ids are ignored."""
-        self._commands.put(lambda: self._engine.abort(request_id))
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(_AbortById(request_id))
 
-    def stats(self) -> EngineStats:
-        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
-        if self._thread.is_alive():
-            self._commands.put(lambda: None)  # an idle engine takes a new snapshot for the next caller
-        return self._stats
+    def namespace(self, tenant: str = "", salt: str = "") -> Namespace:
+        """The namespace of the prefix cache in which the requests of a tenant live."""
+        return CacheKey(tenant, salt, model=self._engine.model_fingerprint).namespace
 
-    async def call(self, function: Callable[[Engine], object]) -> object:
-        """Run a function on the engine's own thread, between two steps, and return its result."""
-        self._raise_if_stopped()
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function on the engine's own thread, between two steps, and return its result.
+
+        Raises:
+            EngineStoppedError: the engine has been closed or has failed; and whatever the function raises.
+        """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
-
-        def settle(result: object, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        def run() -> None:
-            result, error = None, None
-            try:
-                result = function(self._engine)
-            except BaseException as caught:
-                error = caught
-            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(settle, result, error)
-
-        self._commands.put(run)
+        future: asyncio.Future[T] = loop.create_future()
+        self._thread.submit(_Call(function, future, loop))
         return await future
 
     async def close(self) -> None:
-        """Stop the thread; unfinished requests get EngineStoppedError."""
-        if not self._closed:
-            self._closed = True
-            self._commands.put(None)
+        """Stop the thread; unfinished requests get EngineStoppedError. May be called again."""
+        self._thread.stop()
         await asyncio.to_thread(self._thread.join)
+
+    # ------------------------------------------------------------------ text
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text of any length, without holding up the event loop.
+
+        Raises:
+            InvalidRequestError: the text can't be tokenised.
+        """
+        return await self._off_loop(
+            len(text),
+            lambda: self._engine.intake.tokenize(
+                text, add_special_tokens=add_special_tokens, allow_special=allow_special
+            ),
+        )
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation through the chat template, without holding up the event loop.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or there is none.
+        """
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        return await self._off_loop(
+            size,
+            lambda: self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **options,
+            ),
+        )
+
+    @staticmethod
+    async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
+        return work() if num_chars <= LONG_TEXT else await asyncio.to_thread(work)
 
     # ------------------------------------------------------------------ one request
 
     async def _events(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str | None,
-        namespace: Namespace,
-        priority: int,
+        self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
-        self._raise_if_stopped()
-        token_ids = await self._encode(prompt)
-        self._engine.check_request(token_ids, params)
-        if self._engine.scheduler.num_waiting >= self.config.max_queue:
-            raise EngineOverloadedError(
-                f"{self._engine.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
-                "try again later"
-            )
-        if request_id is None:
-            request_id = f"req-{self._next_id}"
-            self._next_id += 1
-        if request_id in self._streams:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        encoded = self._engine.intake.encode(token_ids)
         stream = _Stream(request_id, asyncio.get_running_loop())
-        self._streams[request_id] = stream
-        self._commands.put(lambda: self._add(stream, token_ids, params, namespace, priority))
+        self._thread.submit(_Add(self._streams, stream, encoded, params=params, **options))
         finished = False
         try:
             while not finished:
@@ -240,103 +401,11 @@ class AsyncEngine:
                     raise event
                 if isinstance(event, RequestOutput):
                     finished = True
-                    event.prompt = prompt if isinstance(prompt, str) else None
+                    event.prompt = text
                     if event.error is not None:
                         raise RequestFailedError(event.error, code=event.error_code)
                 yield event
         finally:
-            self._streams.pop(request_id, None)
             if not finished:
-                self._commands.put(lambda: self._engine.abort(request_id))
-
-    async def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if len(prompt) > LONG_TEXT:
-            return await asyncio.to_thread(self._engine.intake.tokenize, prompt)
-        return self._engine.intake.tokenize(prompt)
-
-    def _raise_if_stopped(self) -> None:
-        if self._closed or not self._thread.is_alive():
-            raise EngineStoppedError("the engine has been closed")
-        if self._failure is not None:
-            raise EngineStoppedError(f"the engine has failed: {self._failure}")
-
-    # ------------------------------------------------------------------ the engine's thread
-
-    def _add(
-        self,
-        stream: _Stream,
-        token_ids: list[int],
-        params: SamplingParams,
-        namespace: Namespace,
-        priority: int,
-    ) -> None:
-        try:
-            self._engine.add_request(
-                token_ids, params, request_id=stream.request_id, namespace=namespace, priority=priority
-            )
-        except Exception as error:
-            self._send(stream.loop, [(stream, error)])
-
-    def _make_and_run(self, source: Engine | Callable[[], Engine], made: Future[Engine]) -> None:
-        try:
-            engine = source if isinstance(source, Engine) else source()
-            self._stats = engine.stats()
-        except BaseException as error:
-            made.set_exception(error)
-            return
-        made.set_result(engine)
-        self._run(engine)
-
-    def _run(self, engine: Engine) -> None:
-        try:
-            while True:
-                if not self._take_commands(wait=not engine.has_work):
-                    break
-                result = engine.step() if engine.has_work else engine.take_result()
-                self._stats = engine.stats()  # before anybody can have seen what the step gave
-                self._deliver(result)
-        except BaseException as error:
-            logger.exception("the engine's thread failed")
-            self._failure = error
-        finally:
-            self._closed = True
-            self._fail_all()
-
-    def _take_commands(self, *, wait: bool) -> bool:
-        """Run what callers have asked for; False: close."""
-        while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command()
-            self._stats = self._engine.stats()
-            wait = False
-
-    def _deliver(self, result: StepResult) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, _Event]]] = {}
-        events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
-        for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, event))
-        for loop, sent in by_loop.items():
-            self._send(loop, sent)
-
-    @staticmethod
-    def _send(loop: asyncio.AbstractEventLoop, events: Sequence[tuple[_Stream, _Event]]) -> None:
-        def put() -> None:
-            for stream, event in events:
-                stream.events.put_nowait(event)
-
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-            loop.call_soon_threadsafe(put)
-
-    def _fail_all(self) -> None:
-        reason = f": {self._failure}" if self._failure is not None else ""
-        for stream in list(self._streams.values()):
-            self._send(stream.loop, [(stream, EngineStoppedError(f"the engine has stopped{reason}"))])
+                with contextlib.suppress(EngineStoppedError):
+                    self._thread.submit(_Abort(self._streams, stream))

@@ -153,6 +153,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         vocab_size=loaded.vocab_size,
         end_token_ids=loaded.eos_token_ids,
         model_name=loaded.name,
+        model_fingerprint=loaded.fingerprint,
     )
 
 

@@ -28,7 +28,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.beam_driver import BeamDriver, Candidates
 from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.engine.fault_recovery import ENDS_PROCESS, FaultRecovery
-from radixkv.engine.input_processor import RequestIntake
+from radixkv.engine.input_processor import Prompt, RequestIntake
 from radixkv.engine.output_processor import SampleOutput, name_logprobs
 from radixkv.engine.request_group import (
     EngineStats,
@@ -90,6 +90,7 @@ class Engine:
         max_num_batched_tokens: token budget of a step.
         vocab_size: token ids must be below it; None: unchecked.
         end_token_ids: the model's end-of-sequence tokens.
+        model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
         clock: seconds, monotonic.
     """
 
@@ -105,6 +106,7 @@ class Engine:
         vocab_size: int | None = None,
         end_token_ids: Sequence[int] = (),
         model_name: str = "",
+        model_fingerprint: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -115,6 +117,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.end_token_ids = frozenset(end_token_ids)
         self.model_name = model_name
+        self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by engine_builder
         self.intake = RequestIntake(
@@ -162,7 +165,7 @@ class Engine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -172,7 +175,7 @@ class Engine:
         """Check a request and queue it.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text, token ids (a sequence or an array), or what `intake.encode` made of them.
             request_id: must be unused among unfinished requests; None: a fresh one.
             namespace: requests share cached prefixes only inside one namespace.
             priority: smaller is more urgent, under the `priority` policy.
@@ -192,7 +195,7 @@ class Engine:
 
     def add_beam_search(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: BeamSearchParams,
         *,
         request_id: str | None = None,
@@ -209,7 +212,7 @@ class Engine:
         return self._queue(group)
 
     def _queue(self, group: RequestGroup) -> str:
-        if self.scheduler.num_waiting >= self.config.max_queue:
+        if not self.has_room:
             raise EngineOverloadedError(
                 f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
                 "try again later"
@@ -219,10 +222,6 @@ class Engine:
         self._groups[group.request_id] = group
         self.scheduler.add(group.samples[0])
         return group.request_id
-
-    def check_request(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise what `add_request` would raise for this prompt; changes nothing; any thread may call it."""
-        self.intake.check(token_ids, params)
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
@@ -237,6 +236,11 @@ class Engine:
                 self._faults.rebuild(error)
                 if isinstance(error, ENDS_PROCESS):
                     raise
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue takes one more request."""
+        return self.scheduler.num_waiting < self.config.max_queue
 
     @property
     def has_work(self) -> bool:

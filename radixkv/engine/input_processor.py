@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from radixkv.cache.keys import frame_namespace
+from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens, frame_namespace
 from radixkv.config import EngineConfig
 from radixkv.engine.beam_driver import beam_sampling_params
 from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
@@ -28,6 +29,29 @@ from radixkv.scheduling.request_state import Namespace, Request
 
 if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt on its way in: its tokens are checked and encoded once, by `RequestIntake.encode`.
+
+    Attributes:
+        text: what it was tokenised from; None for a prompt given as token ids.
+    """
+
+    tokens: EncodedTokens
+    text: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """Its tokens, int32 [len], read-only. O(1)."""
+        return np.frombuffer(self.tokens.data, dtype="<i4")
+
+
+Prompt = str | TokenIds | EncodedPrompt
 
 
 class RequestIntake:
@@ -66,119 +90,131 @@ class RequestIntake:
 
     # ------------------------------------------------------------------ checks
 
-    def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt.
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text; any thread. See `radixkv.text.tokenizer.Tokenizer.encode`.
 
         Raises:
-            InvalidRequestError: text without a tokenizer, or the tokenizer fails on it.
+            InvalidRequestError: there is no tokenizer, or it fails on the text.
         """
-        if not isinstance(prompt, str):
-            return list(prompt)
         if self.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
         try:
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, allow_special=allow_special
+            )
         except (InvalidRequestError, *ENDS_PROCESS):
             raise
-        except BaseException as error:
+        except BaseException as error:  # a panic of the tokenizers library is no Exception
             raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
 
-    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise what a request with this prompt would be refused for; changes nothing. O(tokens).
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Tokenise a prompt if it is text, check its token ids, and encode them; any thread. O(length).
 
         Raises:
-            InvalidRequestError: empty prompt, token id out of range, or a parameter out of range.
+            InvalidRequestError: no flat sequence of token ids of this model, or text that can't be tokenised.
+        """
+        if isinstance(prompt, EncodedPrompt):
+            return prompt
+        if isinstance(prompt, str):
+            return replace(self.encode(self.tokenize(prompt)), text=prompt)
+        try:
+            encoded = EncodedPrompt(EncodedTokens(encode_tokens(prompt)))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), param="prompt", code=error.code) from None
+        except TypeError:
+            message = f"a prompt is text or a sequence of token ids, not {prompt!r:.80}"
+            raise InvalidRequestError(message, param="prompt") from None
+        limit = self.vocab_size
+        if limit is not None and len(encoded) and int(encoded.token_ids.max()) >= limit:
+            bad = int(encoded.token_ids[encoded.token_ids >= limit][0])
+            raise InvalidRequestError(
+                f"token id {bad} is out of range: this model has ids 0 to {limit - 1}", param="prompt"
+            )
+        return encoded
+
+    def check(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
+        """Raise what a request with this prompt would be refused for; changes nothing; any thread.
+
+        Raises:
+            InvalidRequestError: an empty prompt, or a parameter that names a token out of range.
             ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
                 or in the KV cache.
         """
-        if len(token_ids) == 0:
+        if len(prompt) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        limit = self.vocab_size if self.vocab_size is not None else 2**31
-        self._check_token_ids(token_ids, limit)
-        if len(token_ids) >= self.max_model_len:
+        if len(prompt) >= self.max_model_len:
             raise ContextLengthExceededError(
-                f"the prompt has {len(token_ids)} tokens, but this model's context is {self.max_model_len} "
+                f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_model_len} "
                 f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
             )
+        limit = self.vocab_size if self.vocab_size is not None else 2**31
         for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
             for token in ids:
                 if token >= limit:
                     raise InvalidRequestError(
                         f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
                     )
-        needed = -(-(len(token_ids) + 1) // self.block_size)
+        needed = -(-(len(prompt) + 1) // self.block_size)
         if needed > self.num_blocks:
             raise ContextLengthExceededError(
-                f"the prompt has {len(token_ids)} tokens and needs {needed} KV blocks of {self.block_size} "
+                f"the prompt has {len(prompt)} tokens and needs {needed} KV blocks of {self.block_size} "
                 f"tokens with at least one token to generate, but the cache has {self.num_blocks}; shorten "
                 f"the prompt to {self.num_blocks * self.block_size - 1} tokens, or raise --kv-cache-memory "
                 "or --num-blocks"
-            )
-
-    @staticmethod
-    def _check_token_ids(token_ids: Sequence[int], limit: int) -> None:
-        try:
-            array: Any = np.asarray(token_ids)
-        except (ValueError, OverflowError):
-            array = np.empty(0, dtype=object)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise InvalidRequestError("token ids must be a flat list of integers", param="prompt")
-        if int(array.min()) < 0 or int(array.max()) >= limit:
-            bad = int(array[(array < 0) | (array >= limit)][0])
-            raise InvalidRequestError(
-                f"token id {bad} is out of range: this model has ids 0 to {limit - 1}", param="prompt"
             )
 
     # ------------------------------------------------------------------ requests
 
     def sampling_group(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None,
         namespace: Namespace,
         priority: int,
     ) -> RequestGroup:
-        """A request for samples; raises what `tokenize` and `check` raise."""
-        token_ids = self.tokenize(prompt)
-        self.check(token_ids, params)
+        """A request for samples; raises what `encode` and `check` raise."""
+        encoded = self.encode(prompt)
+        self.check(encoded, params)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         own = params
         if params.num_samples > params.n and params.logprobs is None:
             own = replace(params, logprobs=0)
-        request = self._request(token_ids, own, request_id, namespace, priority)
+        request = self._request(encoded, own, request_id, namespace, priority)
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         ends = () if params.ignore_eos else self.end_token_ids
-        request.sampling_state = SamplingState(params, seed, token_ids, [*ends, *params.stop_token_ids])
+        request.sampling_state = SamplingState(params, seed, encoded.token_ids, [*ends, *params.stop_token_ids])
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        return self._group(request, prompt, params)
+        return self._group(request, encoded, params)
 
     def beam_group(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: BeamSearchParams,
         *,
         request_id: str | None,
         namespace: Namespace,
         priority: int,
     ) -> RequestGroup:
-        """A beam search; raises what `tokenize` and `check` raise."""
-        token_ids = self.tokenize(prompt)
+        """A beam search; raises what `encode` and `check` raise."""
+        encoded = self.encode(prompt)
         own = beam_sampling_params(params.max_tokens)
-        self.check(token_ids, own)
+        self.check(encoded, own)
         if params.beam_width > self.config.max_num_seqs:
             raise InvalidRequestError(
                 f"{params.beam_width} beams were asked for, but at most {self.config.max_num_seqs} requests "
                 "run at once",
                 param="beam_width",
             )
-        request = self._request(token_ids, own, request_id, namespace, priority)
+        request = self._request(encoded, own, request_id, namespace, priority)
         request.reserved_seats = params.beam_width - 1
-        group = self._group(request, prompt, own)
-        room = self._room(len(token_ids))
+        group = self._group(request, encoded, own)
+        room = self._room(len(encoded))
         group.beams = BeamSearch(
             params, end_token_ids=self.end_token_ids, max_new_tokens=min(params.max_tokens, room)
         )
@@ -209,7 +245,7 @@ class RequestIntake:
 
     def _request(
         self,
-        token_ids: Sequence[int],
+        prompt: EncodedPrompt,
         params: SamplingParams,
         request_id: str | None,
         namespace: Namespace,
@@ -218,7 +254,7 @@ class RequestIntake:
         frame_namespace(namespace)  # raises if it is none
         request = Request(
             request_id if request_id is not None else f"req-{next(self._ids)}",
-            token_ids,
+            prompt.token_ids,
             params,
             namespace=namespace,
             priority=priority,
@@ -228,9 +264,8 @@ class RequestIntake:
         return request
 
     @staticmethod
-    def _group(request: Request, prompt: str | Sequence[int], params: SamplingParams) -> RequestGroup:
-        text = prompt if isinstance(prompt, str) else None
-        group = request.group = RequestGroup(request.request_id, text, params, [request])
+    def _group(request: Request, prompt: EncodedPrompt, params: SamplingParams) -> RequestGroup:
+        group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
         return group
 
     def _room(self, num_prompt_tokens: int) -> int:

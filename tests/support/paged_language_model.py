@@ -7,7 +7,7 @@ copy or an unwritten slot changes the output, and is also reported at once by co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from radixkv.scheduling.batch import Batch
 
 VOCAB = 97
 END = 0
+
+#: Engines made by `make_engine` in the running test; `tests/engine/conftest.py` looks at them after it.
+MADE: list[Engine] = []
 
 
 def next_logits(context: np.ndarray[Any, Any], salt: int = 0) -> np.ndarray[Any, Any]:
@@ -37,6 +40,62 @@ def greedy_reference(prompt: list[int], max_tokens: int) -> list[int]:
         if tokens[-1] == END:
             break
     return tokens[len(prompt) :]
+
+
+class LetterTokenizer:
+    """Text for the paged hash model: a token is one letter.
+
+    Args:
+        on_encode: called with each text before it is encoded, in the thread that encodes it.
+        on_decode: called with each token before it is decoded.
+    """
+
+    vocab_size = VOCAB
+    has_chat_template = True
+
+    def __init__(
+        self,
+        *,
+        on_encode: Callable[[str], object] = lambda text: None,
+        on_decode: Callable[[int], object] = lambda token_id: None,
+    ) -> None:
+        self.on_encode = on_encode
+        self.on_decode = on_decode
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
+        self.on_encode(text)
+        return [1 + ord(letter) % (VOCAB - 1) for letter in text]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+    def token_text(self, token_id: int) -> str:
+        self.on_decode(token_id)
+        return chr(33 + token_id)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(self.token_text, token_ids))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: object = None, **options: object
+    ) -> list[int]:
+        return self.encode("".join(message["content"] for message in messages))
+
+    def stream(self, skip_special_tokens: bool = True) -> LetterDecoder:
+        return LetterDecoder(self)
+
+
+class LetterDecoder:
+    """One growing output of a `LetterTokenizer`."""
+
+    def __init__(self, tokenizer: LetterTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(token_ids)
+
+    def finish(self) -> str:
+        return ""
 
 
 class PagedHashModel:
@@ -111,6 +170,7 @@ def make_engine(
     max_model_len: int | None = None,
     model: PagedHashModel | None = None,
     clock: Callable[[], float] | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
@@ -122,7 +182,7 @@ def make_engine(
         config,
         runner=runner,
         cache=cache,
-        tokenizer=None,
+        tokenizer=tokenizer,
         max_model_len=max_model_len or num_blocks * block_size,
         max_num_batched_tokens=budget,
         vocab_size=VOCAB,
@@ -130,6 +190,7 @@ def make_engine(
         model_name="paged-hash",
         **extra,
     )
+    MADE.append(engine)
     return engine, runner
 
 
