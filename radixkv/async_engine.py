@@ -2,10 +2,10 @@
 
 The life of a request here:
 
- 1. its prompt is tokenised (a long one off the event loop), and an `_Add` command goes to the engine's thread;
+ 1. its prompt is tokenised (a long one off the event loop), and `_Add` goes to the engine's thread;
  2. the thread adds it, or sends back why not; from then on its stream is known there under its id;
- 3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one wake-up,
-    however many requests it served;
+ 3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one
+    wake-up, however many requests it served;
  4. it ends with its output, with an error, with an `_Abort` command when its reader leaves, or when its event
     loop is found closed.
 
@@ -32,6 +32,7 @@ from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from radixkv.cache.keys import Namespace, TokenIds
     from radixkv.engine.builder import EngineSummary
+    from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[_Stream, _Event
 class _Add(Command):
     """Start a request; its stream gets what the engine refuses it for."""
 
-    def __init__(self, streams: _Streams, stream: _Stream, prompt: TokenIds, **options: Any) -> None:
+    def __init__(self, streams: _Streams, stream: _Stream, prompt: EncodedPrompt, **options: Any) -> None:
         self._streams = streams
         self._stream = stream
         self._prompt = prompt
@@ -175,17 +176,17 @@ class _Call(Command):
         try:
             result = self._function(engine)
         except BaseException as error:
-            self._tell(lambda: self._future.set_exception(error))
+            self._tell(self._future.set_exception, error)
         else:
-            self._tell(lambda: self._future.set_result(result))
+            self._tell(self._future.set_result, result)
 
     def cancel(self, error: EngineStoppedError) -> None:
-        self._tell(lambda: self._future.set_exception(error))
+        self._tell(self._future.set_exception, error)
 
-    def _tell(self, complete: Callable[[], None]) -> None:
+    def _tell(self, complete: Callable[[Any], None], value: object) -> None:
         def unless_done() -> None:
             if not self._future.done():
-                complete()
+                complete(value)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(unless_done)
@@ -382,14 +383,17 @@ class AsyncEngine:
     async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
         return work() if num_chars <= LONG_TEXT else await asyncio.to_thread(work)
 
+    async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
+        size = len(prompt) if isinstance(prompt, str) else 0
+        return await self._off_loop(size, lambda: self._engine.intake.encode(prompt))
+
     # ------------------------------------------------------------------ one request
 
     async def _events(
         self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        encoded = self._engine.intake.encode(token_ids)
+        encoded = await self._encode(prompt)
+        self._engine.intake.check(encoded, params)
         stream = _Stream(request_id, asyncio.get_running_loop())
         self._thread.submit(_Add(self._streams, stream, encoded, params=params, **options))
         finished = False
@@ -401,7 +405,6 @@ class AsyncEngine:
                     raise event
                 if isinstance(event, RequestOutput):
                     finished = True
-                    event.prompt = text
                     if event.error is not None:
                         raise RequestFailedError(event.error, code=event.error_code)
                 yield event

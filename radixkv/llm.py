@@ -1,10 +1,15 @@
-"""LLM: the offline door. Prompts in, finished outputs back, with a progress bar."""
+"""LLM: the offline entry point. Prompts in, finished outputs back, with a progress bar.
+
+Calls may be interleaved (`generate` inside a loop over `stream`, several streams in turns): each has an
+inbox, and whoever makes a step sorts what it gave into all of them.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -12,12 +17,44 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.engine.engine import Engine
+from radixkv.engine.request_group import StepResult
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.scheduling.request_state import Namespace
 
-Prompt: TypeAlias = str | Sequence[int]
+if TYPE_CHECKING:
+    from radixkv.cache.keys import TokenIds
+
+#: Text, or token ids as a sequence of integers or a one-dimensional array (numpy, torch).
+Prompt: TypeAlias = "str | TokenIds"
 Message: TypeAlias = Mapping[str, Any]
+
+
+class _Inbox:
+    """What the steps, whoever made them, have given to the requests of one call.
+
+    Attributes:
+        ids: the requests that were started, in order.
+        outputs: of those that have ended.
+        deltas: increments that were not taken yet; None: they are only counted.
+    """
+
+    __slots__ = ("deltas", "ids", "num_tokens", "outputs")
+
+    def __init__(self, *, keep_deltas: bool) -> None:
+        self.ids: list[str] = []
+        self.outputs: dict[str, RequestOutput] = {}
+        self.deltas: deque[OutputDelta] | None = deque() if keep_deltas else None
+        self.num_tokens = 0
+
+    def put_delta(self, delta: OutputDelta) -> None:
+        self.num_tokens += len(delta.token_ids)
+        if self.deltas is not None:
+            self.deltas.append(delta)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.outputs) == len(self.ids)
 
 
 class LLM:
@@ -41,12 +78,14 @@ class LLM:
         from radixkv.engine.builder import build_engine
 
         self.engine: Engine = build_engine(EngineConfig.from_options(model, options))
+        self._inboxes: dict[str, _Inbox] = {}
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
-        """The same door around an engine that exists already."""
+        """The same around an engine that exists already; nobody else may step it during a call."""
         llm = cls.__new__(cls)
         llm.engine = engine
+        llm._inboxes = {}
         return llm
 
     @property
@@ -65,7 +104,9 @@ class LLM:
         """Complete prompts; all run together, each shared prefix is computed once.
 
         Args:
-            prompts: one prompt or several, each text or token ids.
+            prompts: one prompt or several, each text or token ids: a sequence of integers, or a
+                one-dimensional array. A two-dimensional array is a prompt per row. They may be more than
+                the engine's queue holds.
             params: for all prompts, or one per prompt.
             progress: show a progress bar; None: when standard error is a terminal.
 
@@ -74,22 +115,21 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or a parameter is bad; nothing was started.
+            RuntimeError: somebody else steps the engine.
         """
         several = self._as_list(prompts)
         each = self._params_for(several, params)
-        encoded = [self._encode(prompt) for prompt in several]
-        for token_ids, own in zip(encoded, each, strict=True):
-            self.engine.check_request(token_ids, own)
-        ids = []
-        texts: dict[str, str | None] = {}
-        for prompt, token_ids, own in zip(several, encoded, each, strict=True):
-            request_id = self.engine.add_request(token_ids, own, namespace=namespace, priority=priority)
-            ids.append(request_id)
-            texts[request_id] = prompt if isinstance(prompt, str) else None
-        outputs = self._run(ids, progress)
-        for request_id, output in outputs.items():
-            output.prompt = texts[request_id]
-        return [outputs[request_id] for request_id in ids]
+        intake = self.engine.intake
+        encoded = [intake.encode(prompt) for prompt in several]
+        for prompt, own in zip(encoded, each, strict=True):
+            intake.check(prompt, own)
+
+        def start(index: int) -> str:
+            return self.engine.add_request(
+                encoded[index], each[index], namespace=namespace, priority=priority
+            )
+
+        return self._run(len(several), start, progress)
 
     def chat(
         self,
@@ -127,10 +167,12 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or a parameter is bad.
         """
-        several = [self._encode(prompt) for prompt in self._as_list(prompts)]
-        ids = [self.engine.add_beam_search(prompt, params, namespace=namespace) for prompt in several]
-        outputs = self._run(ids, progress)
-        return [outputs[request_id] for request_id in ids]
+        several = [self.engine.intake.encode(prompt) for prompt in self._as_list(prompts)]
+
+        def start(index: int) -> str:
+            return self.engine.add_beam_search(several[index], params, namespace=namespace)
+
+        return self._run(len(several), start, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: Namespace = ""
@@ -139,24 +181,25 @@ class LLM:
 
         Raises:
             RequestFailedError: the request failed while it ran.
+            RuntimeError: somebody else steps the engine.
         """
-        request_id = self.engine.add_request(self._encode(prompt), params, namespace=namespace)
-        finished = False
+        inbox = _Inbox(keep_deltas=True)
+        assert inbox.deltas is not None
+        encoded = self.engine.intake.encode(prompt)
         try:
-            while not finished:
-                result = self.engine.step()
-                for delta in result.deltas:
-                    if delta.request_id == request_id:
-                        yield delta
-                for output in result.finished:
-                    if output.request_id == request_id:
-                        finished = True
-                        if output.error is not None:
-                            raise RequestFailedError(output.error)
+            while not self.engine.has_room:
+                self._step()
+            self._note(inbox, self.engine.add_request(encoded, params, namespace=namespace))
+            while inbox.deltas or not inbox.is_complete:
+                if not inbox.deltas:
+                    self._step()
+                while inbox.deltas:
+                    yield inbox.deltas.popleft()
+            (output,) = inbox.outputs.values()
+            if output.error is not None:
+                raise RequestFailedError(output.error, code=output.error_code)
         finally:
-            if not finished:
-                self.engine.abort(request_id)
-                self.engine.take_result()
+            self._close(inbox)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **template_options: Any
@@ -177,19 +220,22 @@ class LLM:
         )
         return ids
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.engine.tokenizer is None:
-            raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
-        return self.engine.tokenizer.encode(prompt)
-
     @staticmethod
-    def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    def _as_list(prompts: Any) -> list[Prompt]:
         if isinstance(prompts, str):
             return [prompts]
-        several: list[Any] = list(prompts)
-        return [several] if several and isinstance(several[0], int) else several
+        dimensions = getattr(prompts, "ndim", None)  # of an array
+        if dimensions is not None and dimensions not in (1, 2):
+            raise InvalidRequestError(
+                f"token ids must be a flat array, or one row per prompt, not of shape {tuple(prompts.shape)}",
+                param="prompts",
+            )
+        if dimensions == 1:
+            return [prompts]
+        several = list(prompts)
+        # An id is an integer: one of Python's, or an array's without dimensions.
+        is_id = several and (isinstance(several[0], int) or getattr(several[0], "ndim", None) == 0)
+        return [several] if is_id else several
 
     @staticmethod
     def _params_for(
@@ -204,9 +250,11 @@ class LLM:
             )
         return list(params)
 
-    def _run(self, ids: Sequence[str], progress: bool | None) -> dict[str, RequestOutput]:
-        wanted = set(ids)
-        outputs: dict[str, RequestOutput] = {}
+    # ------------------------------------------------------------------ steps
+
+    def _run(self, count: int, start: Callable[[int], str], progress: bool | None) -> list[RequestOutput]:
+        """Start `count` requests, as the queue takes them, and wait for all; `start` gives an id."""
+        inbox = _Inbox(keep_deltas=False)
         show = sys.stderr.isatty() if progress is None else progress
         columns = (
             TextColumn("[progress.description]{task.description}"),
@@ -216,21 +264,46 @@ class LLM:
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-            task = bar.add_task("Generating", total=len(wanted), rate="")
-            tokens = 0
+            task = bar.add_task("Generating", total=count, rate="")
             try:
-                while len(outputs) < len(wanted):
-                    result = self.engine.step()
-                    tokens += sum(len(delta.token_ids) for delta in result.deltas)
-                    for output in result.finished:
-                        if output.request_id in wanted:
-                            outputs[output.request_id] = output
+                while len(inbox.outputs) < count:
+                    while len(inbox.ids) < count and self.engine.has_room:
+                        self._note(inbox, start(len(inbox.ids)))
+                    self._step()
                     elapsed = bar.tasks[0].elapsed or 0.0
-                    rate = f"{tokens / elapsed:.1f} tokens/s" if elapsed else ""
-                    bar.update(task, completed=len(outputs), rate=rate)
-            finally:  # an interrupt must not leave requests behind
-                for request_id in wanted - outputs.keys():
-                    self.engine.abort(request_id)
-                if len(outputs) < len(wanted):
-                    self.engine.take_result()
-        return outputs
+                    rate = f"{inbox.num_tokens / elapsed:.1f} tokens/s" if elapsed else ""
+                    bar.update(task, completed=len(inbox.outputs), rate=rate)
+            finally:  # a failure or an interrupt must not leave requests behind
+                self._close(inbox)
+        return [inbox.outputs[request_id] for request_id in inbox.ids]
+
+    def _note(self, inbox: _Inbox, request_id: str) -> None:
+        inbox.ids.append(request_id)
+        self._inboxes[request_id] = inbox
+
+    def _step(self) -> None:
+        """One step of the engine, for everybody."""
+        if not self.engine.has_work:
+            raise RuntimeError(
+                "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "
+                "step its engine while its calls are under way"
+            )
+        self._sort(self.engine.step())
+
+    def _sort(self, result: StepResult) -> None:
+        for delta in result.deltas:
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                inbox.put_delta(delta)
+        for output in result.finished:
+            inbox = self._inboxes.pop(output.request_id, None)
+            if inbox is not None:
+                inbox.outputs[output.request_id] = output
+
+    def _close(self, inbox: _Inbox) -> None:
+        """Its call is over: end what of it still runs."""
+        for request_id in inbox.ids:
+            if request_id not in inbox.outputs:
+                self._inboxes.pop(request_id, None)
+                self.engine.abort(request_id)
+        self._sort(self.engine.take_result())

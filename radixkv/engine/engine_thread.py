@@ -29,6 +29,7 @@ class Command(ABC):
 
     def cancel(self, error: EngineStoppedError) -> None:
         """The thread has ended before it could be done; called once, instead of `run`."""
+        del error  # nobody waits for it
 
 
 class Snapshot(Command):

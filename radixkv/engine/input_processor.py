@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -187,7 +187,9 @@ class RequestIntake:
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         ends = () if params.ignore_eos else self.end_token_ids
-        request.sampling_state = SamplingState(params, seed, encoded.token_ids, [*ends, *params.stop_token_ids])
+        request.sampling_state = SamplingState(
+            params, seed, encoded.token_ids, [*ends, *params.stop_token_ids]
+        )
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
         return self._group(request, encoded, params)

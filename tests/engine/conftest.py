@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_was_rebuilt(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No engine of a test may have had to rebuild its cache, unless the test injects faults into the engine."""
+    """No engine of a test may have rebuilt its cache, unless the test injects faults."""
     paged_language_model.MADE.clear()
     yield
     made = list(paged_language_model.MADE)

@@ -16,6 +16,8 @@ from radixkv.sampling.sampler import SamplingState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
+pytestmark = pytest.mark.injects_faults
+
 
 def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()

@@ -147,7 +147,9 @@ def test_an_engine_that_others_step_is_an_error_not_a_busy_loop():
         list(stream)
 
 
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, list, tuple, lambda ids: [np.int32(i) for i in ids]])
+@pytest.mark.parametrize(
+    "kind", [np.array, torch.tensor, list, tuple, lambda ids: [np.int32(i) for i in ids]]
+)
 def test_ids_may_come_in_any_array(kind):
     llm = llm_of()
     for prompts, expected in (
