@@ -51,7 +51,7 @@ from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.node import HashFunction, Node, Space
 from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.retention.capacity import Capacity
-from radixkv.cache.retention.pinning import PinBoard
+from radixkv.cache.retention.pinning import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.retention.retention import Quota, QuotaGroup, quota_groups
 from radixkv.errors import ConfigError, InvalidRequestError
@@ -414,6 +414,10 @@ class PrefixCache:
         if pin is not None:
             self._pins.drop(pin)
         return pin is not None
+
+    def pins(self) -> list[PinInfo]:
+        """The pins, oldest first. O(pins and their tokens)."""
+        return self._pins.listing()
 
     # ------------------------------------------------------------------ insight
 

@@ -100,7 +100,8 @@ class Generation:
     def _options(self, index: int) -> dict[str, Any]:
         return {
             "request_id": f"{self._request.id}-{index}",
-            "namespace": (self._record.tenant, self._request.cache_salt or ""),
+            "tenant": self._record.tenant,
+            "salt": self._request.cache_salt or "",
             "priority": self._request.priority,
         }
 

@@ -73,9 +73,9 @@ def test_keys_open_the_door_and_bind_the_namespace(server: LiveServer) -> None:
             client.chat.completions.create(
                 model="scripted", messages=MESSAGES, extra_body={"cache_salt": "s"}
             )
-        namespace = server.engine.requests[-1].namespace
-        assert namespace[1] == "s"
-        tenants.append(namespace[0])
+        asked = server.engine.requests[-1]
+        assert asked.salt == "s"
+        tenants.append(asked.tenant)
     assert tenants[0] == tenants[1] == "alice", "two keys of one name share the namespace"
     assert tenants[2] == "bob"
     assert tenants[3] not in ("alice", "bob", "")
@@ -85,10 +85,10 @@ def test_keys_open_the_door_and_bind_the_namespace(server: LiveServer) -> None:
 def test_a_salt_can_not_reach_another_tenant(server: LiveServer) -> None:
     with server.openai("key-a") as client:
         client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body={"cache_salt": "bob"})
-    assert server.engine.requests[-1].namespace == ("alice", "bob")
+    assert server.engine.requests[-1].owner == ("alice", "bob")
     with server.openai("key-b") as client:
         client.chat.completions.create(model="scripted", messages=MESSAGES)
-    assert server.engine.requests[-1].namespace == ("bob", "")
+    assert server.engine.requests[-1].owner == ("bob", "")
 
 
 def test_the_client_raises_its_own_error(server: LiveServer) -> None:
@@ -104,7 +104,7 @@ def test_anthropic_style_header(server: LiveServer) -> None:
 def test_without_keys_any_key_will_do() -> None:
     with live_server(ScriptedEngine()) as open_server, open_server.openai("anything") as client:
         client.chat.completions.create(model="scripted", messages=MESSAGES)
-        assert open_server.engine.requests[-1].namespace == ("", "")
+        assert open_server.engine.requests[-1].owner == ("", "")
 
 
 def test_parsing_keys() -> None:

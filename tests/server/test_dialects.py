@@ -111,7 +111,7 @@ def test_whole_answers(server: LiveServer, client: httpx.Client) -> None:
     assert answer == {"said": ["one", "two"], "read": 14, "known": 6, "wrote": 8}
     asked = server.engine.requests[-1]
     assert asked.request_id.startswith("tiny-")
-    assert asked.namespace == ("ada", ""), "the tenant is the key's in every dialect"
+    assert asked.owner == ("ada", ""), "the tenant is the key's in every dialect"
 
 
 def test_streams(client: httpx.Client) -> None:

@@ -130,7 +130,7 @@ def test_chat_fields_reach_the_engine(server: LiveServer) -> None:
     assert params.ignore_eos
     assert tuple(params.stop_token_ids) == (10,)
     assert asked.priority == -3
-    assert asked.namespace == ("", "salt-1")
+    assert asked.owner == ("", "salt-1")
 
 
 def test_messages_reach_the_template(server: LiveServer) -> None:

@@ -128,7 +128,7 @@ async def test_a_burst_computes_each_distinct_token_once(server: LiveServer, eng
         ids = engine.tokenizer.apply_chat_template(messages)
         distinct.update(tuple(ids[: end + 1]) for end in range(len(ids)))
     first = engine.tokenizer.apply_chat_template(prompts[0])
-    already = await engine.call(lambda inner: inner.cache.match(first, namespace=("", "")).num_tokens)
+    already = await engine.cache.match(first)
     before = engine.stats().computed_prompt_tokens
     async with server.async_openai() as client:
         answers = await asyncio.gather(

@@ -11,12 +11,14 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import EngineStoppedError, InvalidRequestError
 from radixkv.request import (
     CompletionOutput,
     FinishReason,
@@ -35,6 +37,7 @@ class ByteTokenizer:
     """One token a UTF-8 byte, plus two control tokens that only the chat template writes."""
 
     vocab_size = 258
+    has_chat_template = True
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -84,9 +87,14 @@ class Asked:
     request_id: str
     prompt: list[int]
     params: SamplingParams
-    namespace: str | tuple[str, ...]
+    tenant: str
+    salt: str
     priority: int
     aborted: bool = False
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        return (self.tenant, self.salt)
 
     @property
     def text(self) -> str:
@@ -134,7 +142,10 @@ class ScriptedEngine:
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = "scripted"
+        self.model_fingerprint = "scripted-weights"
         self.max_model_len = max_model_len
+        self.prefix_cache = PrefixCache(100, 16)  # nothing is computed, but what a test puts there is found
+        self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
         self.fail = fail or (lambda asked, given: None)
@@ -148,6 +159,19 @@ class ScriptedEngine:
 
     def stats(self) -> Stats:
         return Stats()
+
+    async def _run_on_cache(self, function: Callable[[PrefixCache], Any]) -> Any:
+        if not self.is_healthy:
+            raise EngineStoppedError("the engine has been closed")
+        return function(self.prefix_cache)
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        return self.tokenizer.apply_chat_template(messages, **options)
 
     def note(self) -> None:
         with self._changed:
@@ -172,11 +196,12 @@ class ScriptedEngine:
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        namespace: str | tuple[str, ...] = "",
+        tenant: str = "",
+        salt: str = "",
         priority: int = 0,
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        asked = Asked(request_id or "none", ids, params, namespace, priority)
+        asked = Asked(request_id or "none", ids, params, tenant, salt, priority)
         self.requests.append(asked)
         self.note()
         finished = False

@@ -7,10 +7,29 @@ Expired pins are taken off when the cache is next used: `expire` costs one compa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import isinf
 
+from radixkv.cache.keys import NamespaceKey, decode_tokens
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.retention.retention import Pin, Pins
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A pin as it can be seen.
+
+    Attributes:
+        token_ids: what was to be pinned.
+        num_tokens: leading tokens of it that are.
+        expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
+    """
+
+    namespace: NamespaceKey
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    expires_in_s: float | None
 
 
 class PinBoard:
@@ -35,6 +54,20 @@ class PinBoard:
 
     def __len__(self) -> int:
         return len(self.pins.by_key)
+
+    def listing(self) -> list[PinInfo]:
+        """What is pinned, oldest first. O(pins and their tokens)."""
+        self.expire()
+        now = self._clock()
+        return [
+            PinInfo(
+                pin.namespace,
+                tuple(decode_tokens(pin.key)),
+                pin.num_tokens,
+                None if isinf(pin.expires) else pin.expires - now,
+            )
+            for pin in self.pins.by_key.values()
+        ]
 
     def __repr__(self) -> str:
         return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"

@@ -1,0 +1,168 @@
+"""The prefix cache of a running engine for callers on event loops: each call runs between two steps.
+
+`CacheCalls` says what is done with the cache, and is given a way to run that where the cache may be touched:
+on the engine's thread, or, in tests without an engine, on the spot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from radixkv.cache.insight.advisor import BreakPoint
+from radixkv.cache.insight.events import CacheEvent
+from radixkv.cache.insight.explain import MissReport
+from radixkv.cache.keys import TokenIds
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache_key import CacheKey
+from radixkv.client import PinnedPrefix
+from radixkv.errors import EngineOverloadedError, EngineStoppedError
+
+T = TypeVar("T")
+
+# Events that may wait for a reader. A reader that is further behind would do better to read the cache anew.
+MOST_EVENTS = 100_000
+
+
+class RunOnCache(Protocol):
+    """Runs a function where the cache may be touched, and gives what it returns or raises."""
+
+    def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
+
+
+class CacheCalls:
+    """The `CacheClient` of a cache that `run` can reach.
+
+    Args:
+        run: runs a function on the cache.
+        model: the fingerprint of the model whose K/V the cache holds.
+    """
+
+    def __init__(self, run: RunOnCache, model: str = "") -> None:
+        self._run = run
+        self._model = model
+        self._followers: set[_Follower] = set()
+
+    def namespace(self, tenant: str = "", salt: str = "") -> tuple[str, ...]:
+        """Where the requests of a tenant are cached."""
+        return CacheKey(tenant, salt, model=self._model).namespace
+
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.match(token_ids, namespace).num_tokens)
+
+    async def explain(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+    ) -> MissReport:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.explain(token_ids, namespace, admin=admin))
+
+    async def pin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> int:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
+
+    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.unpin(token_ids, namespace))
+
+    async def pins(self, *, tenant: str | None = None) -> list[PinnedPrefix]:
+        def collect(cache: PrefixCache) -> list[PinnedPrefix]:
+            found = []
+            for pin in cache.pins():
+                key = CacheKey(*pin.namespace)
+                if tenant is None or key.tenant == tenant:
+                    found.append(
+                        PinnedPrefix(key.tenant, key.salt, pin.token_ids, pin.num_tokens, pin.expires_in_s)
+                    )
+            return found
+
+        return await self._run(collect)
+
+    async def publish(self, token_ids: TokenIds) -> int:
+        return await self._run(lambda cache: cache.publish(token_ids))
+
+    async def unpublish(self, token_ids: TokenIds) -> bool:
+        return await self._run(lambda cache: cache.unpublish(token_ids))
+
+    async def reset(self) -> None:
+        await self._run(lambda cache: cache.reset())
+
+    async def advice(self, limit: int = 10) -> list[BreakPoint]:
+        return await self._run(lambda cache: cache.advice(limit))
+
+    async def tree(self, max_lines: int = 50) -> str:
+        return await self._run(lambda cache: cache.show(max_lines))
+
+    async def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
+        follower = _Follower(asyncio.get_running_loop())
+        unsubscribe = await self._run(lambda cache: cache.subscribe(follower.tell, replay=replay))
+        self._followers.add(follower)
+        try:
+            while True:
+                for event in await follower.take():
+                    yield event
+        finally:
+            self._followers.discard(follower)
+            if follower.error is None:
+                await self._run(lambda cache: unsubscribe())
+
+    def fail_all(self, error: EngineStoppedError) -> None:
+        """The engine has ended: followers of events get this error; on the engine's thread."""
+        for follower in list(self._followers):
+            follower.fail(error)
+
+
+class _Follower:
+    """Carries events from the engine's thread to one event loop, with one wake-up for many.
+
+    Attributes:
+        error: why no more events come; None: they do.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.error: EngineStoppedError | None = None
+        self._loop = loop
+        self._waiting: deque[CacheEvent] = deque()
+        self._missed = 0
+        self._is_woken = False
+        self._wake = asyncio.Event()
+
+    def tell(self, event: CacheEvent) -> None:
+        """On the engine's thread. Raises RuntimeError once the loop is closed; the cache then drops it."""
+        if len(self._waiting) >= MOST_EVENTS:
+            self._missed += 1
+        else:
+            self._waiting.append(event)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def fail(self, error: EngineStoppedError) -> None:
+        """On the engine's thread: no more events will come."""
+        self.error = error
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def take(self) -> list[CacheEvent]:
+        """The events that wait, at least one.
+
+        Raises:
+            EngineOverloadedError: some were dropped.
+            EngineStoppedError: the engine has ended.
+        """
+        while not self._waiting:
+            if self._missed:
+                raise EngineOverloadedError(
+                    f"{self._missed} cache events were dropped because more than {MOST_EVENTS} waited to be "
+                    "read; subscribe again, with replay"
+                )
+            if self.error is not None:
+                raise self.error
+            await self._wake.wait()
+            self._wake.clear()
+            self._is_woken = False  # before reading: what comes after this wakes again
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
