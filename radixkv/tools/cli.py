@@ -101,10 +101,26 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Further Host or Origin to accept besides this machine's; repeat for several.",
+            help="Further Host to accept besides this machine's, and pages from there; * for all; repeat "
+            "for several.",
             rich_help_panel="Server",
         ),
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin (as https://app.example) whose pages may call the server from a browser; * for all; "
+            "repeat for several.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    slow_client_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which a client that takes nothing of its answer is given up.",
+            rich_help_panel="Server",
+        ),
+    ] = 30.0,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     from radixkv_server.app import check_port_is_free, serve_engine
@@ -116,6 +132,8 @@ def serve(
         api_keys=api_key,
         served_model_name=served_model_name,
         allowed_hosts=allowed_host,
+        allowed_origins=allowed_origin,
+        slow_client_timeout_s=slow_client_timeout,
     )
     check_port_is_free(host, port)
     console = Console(stderr=True)

@@ -34,7 +34,7 @@ class ServerSettings:
         header_timeout_s: time a client has to send a request's headers.
         body_timeout_s: time a client has to send a request's body.
         keep_alive_s: how long an idle connection stays open.
-        send_timeout_s: a stream whose client takes nothing for this long is aborted.
+        slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
         ping_interval_s: a stream with nothing to say sends an SSE comment this often.
         shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
@@ -60,7 +60,7 @@ class ServerSettings:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     keep_alive_s: int = 30
-    send_timeout_s: float = 60.0
+    slow_client_timeout_s: float = 30.0
     ping_interval_s: float = 15.0
     shutdown_grace_s: float = 30.0
     trust_request_chat_template: bool = False
@@ -94,7 +94,7 @@ class ServerSettings:
         ):
             value = getattr(self, name)
             require(_is_int(value) and value >= 1, name, "an integer of at least 1")
-        for name in ("header_timeout_s", "body_timeout_s", "send_timeout_s", "ping_interval_s"):
+        for name in ("header_timeout_s", "body_timeout_s", "slow_client_timeout_s", "ping_interval_s"):
             value = getattr(self, name)
             require(_is_number(value) and value > 0, name, "a number of seconds above 0")
         grace = self.shutdown_grace_s

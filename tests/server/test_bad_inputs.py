@@ -128,6 +128,39 @@ def test_headers_over_the_limit(server: LiveServer, client: httpx.Client) -> Non
     assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
+@pytest.mark.parametrize("where", ["header", "url"])
+def test_headers_over_the_limit_that_arrive_at_once(server: LiveServer, where: str) -> None:
+    path, header = ("/health", "x" * 100_000) if where == "header" else ("/" + "x" * 70_000, "x")
+    with server.connect() as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Big: {header}\r\n\r\n".encode())
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert len(answer) < 2000
+
+
+def test_a_long_url_is_not_echoed(client: httpx.Client) -> None:
+    message = check_error(client.get("/" + "x" * 10_000), 404, code="not_found")
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("encoding", ["chunked", "identity", "gzip, chunked"])
+def test_two_lengths_of_one_body_are_refused(server: LiveServer, client: httpx.Client, encoding: str) -> None:
+    """What one end of a chain of proxies takes for a body, the other could take for the next request."""
+    before = len(server.engine.requests)
+    hidden = raw_request(TEXT, {"prompt": "say:hidden"})
+    head = (
+        f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: 4\r\nTransfer-Encoding: {encoding}\r\n\r\n"
+    )
+    with server.connect() as sock:
+        sock.sendall(head.encode() + b"0\r\n\r\n" + hidden)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"\r\n\r\n") == 1, "one answer"
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+    assert len(server.engine.requests) == before
+
+
 def test_not_http(server: LiveServer, client: httpx.Client) -> None:
     with server.connect() as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
@@ -388,6 +421,12 @@ def test_unknown_model(client: httpx.Client, model: str) -> None:
     check_error(client.post(TEXT, json={"prompt": "x", "model": model}), 404, code="model_not_found")
 
 
+def test_embeddings_are_refused_with_the_reason(client: httpx.Client) -> None:
+    for body in ({"model": "scripted", "input": "x"}, {}):
+        message = check_error(client.post("/v1/embeddings", json=body), 400, code="unsupported_endpoint")
+        assert "generates text" in message
+
+
 def test_unknown_route_and_method(client: httpx.Client) -> None:
     check_error(client.get("/v1/nothing"), 404, code="not_found")
     answer = client.get(CHAT)
@@ -425,6 +464,11 @@ def test_foreign_origin(client: httpx.Client, origin: str) -> None:
     answer = client.post(CHAT, json={"messages": MESSAGES}, headers={"origin": origin})
     check_error(answer, 403, code="origin_not_allowed")
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_foreign_origin_is_told_what_would_let_it_in(client: httpx.Client) -> None:
+    answer = client.get("/v1/models", headers={"origin": "https://app.example"})
+    assert "--allowed-origin https://app.example" in check_error(answer, 403, code="origin_not_allowed")
 
 
 def test_allowed_origins_and_hosts() -> None:

@@ -95,11 +95,16 @@ def test_closing_the_openai_stream_aborts(server: LiveServer, engine: ScriptedEn
         engine.wait_until(lambda: engine.requests[0].aborted)
 
 
-def test_disconnects_are_counted(server: LiveServer, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_disconnects_are_counted(server: LiveServer, engine: ScriptedEngine, stream: bool) -> None:
+    engine.hold_at = 2
     engine.gate.clear()
     sock = server.connect()
-    sock.sendall(raw_request(CHAT, chat("x")))
+    sock.sendall(raw_request(CHAT, chat("say:hello", stream=stream)))
     engine.wait_until(lambda: len(engine.requests) == 1)
+    received = b""
+    while stream and b'"content":"e"' not in received:
+        received += sock.recv(65536)
     sock.close()
     engine.wait_until(lambda: engine.requests[0].aborted)
     with server.http() as client:
@@ -193,9 +198,15 @@ def test_streams_that_wait_are_kept_alive() -> None:
         assert b'"content":"h"' in received
 
 
-def test_a_client_that_stops_reading_is_aborted() -> None:
-    endless = ScriptedEngine(max_model_len=10**9)
-    with live_server(endless, send_timeout_s=0.2) as server:
+def test_a_client_that_reads_nothing_is_aborted_and_gets_few_tokens() -> None:
+    given = 0
+
+    def count(asked: Asked, so_far: int) -> None:
+        nonlocal given
+        given = so_far
+
+    endless = ScriptedEngine(max_model_len=10**9, fail=count)
+    with live_server(endless, slow_client_timeout_s=0.2) as server:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
@@ -204,6 +215,7 @@ def test_a_client_that_stops_reading_is_aborted() -> None:
                 raw_request(TEXT, {"prompt": "say:" + "x" * 100_000, "max_tokens": 99_999, "stream": True})
             )
             endless.wait_until(lambda: bool(endless.requests) and endless.requests[0].aborted, timeout=60)
+    assert given < 3000, "what nobody reads is not generated"
 
 
 def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
@@ -245,6 +257,14 @@ def test_metrics_add_up(server: LiveServer, engine: ScriptedEngine) -> None:
     assert values["radixkv_preemptions_total"] == 1
     assert values["radixkv_evicted_blocks_total"] == 5
     assert values["radixkv_event_loop_lag_seconds_count"] >= 0
+
+
+def test_the_first_token_is_timed_once_a_request(server: LiveServer) -> None:
+    with server.http() as client:
+        for stream in (True, False):
+            client.post(TEXT, json={"prompt": ["say:one", "say:two", "say:three"], "n": 2, "stream": stream})
+        text = client.get("/metrics").text
+    assert "radixkv_time_to_first_token_seconds_count 2.0" in text
 
 
 def test_two_servers_have_metrics_of_their_own() -> None:

@@ -22,11 +22,12 @@ async def raise_router_error(request: Request, error: Exception) -> Response:
     """The router's own errors (no such route, wrong method) in words that name the path; for the boundary."""
     assert isinstance(error, HTTPException)
     api_error = to_api_error(error)
+    path = request.url.path[:200]
     if error.status_code == 404:
-        api_error.message = f"Invalid URL ({request.method} {request.url.path})"
+        api_error.message = f"Invalid URL ({request.method} {path})"
     elif error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        api_error.message = f"{request.url.path} takes {allow or 'another method'}, not {request.method}."
+        api_error.message = f"{path} takes {allow or 'another method'}, not {request.method}."
     raise api_error
 
 

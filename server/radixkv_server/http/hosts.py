@@ -118,7 +118,8 @@ class HostOriginMiddleware:
             return
         raise ApiError(
             403,
-            f"Pages of {origin[:100]!r} may not call this server; allow it with --allowed-host.",
+            f"Pages of {origin[:100]!r} may not call this server. Allow them with "
+            f"--allowed-origin {origin[:100]}.",
             code="origin_not_allowed",
         )
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from radixkv.errors import ConfigError
 from radixkv_server.dialect import Dialects
-from radixkv_server.http.protocol import guarded_protocol
+from radixkv_server.http.protocol import MAX_UNSENT_BYTES, guarded_protocol
 from radixkv_server.settings import ServerSettings
 
 logger = logging.getLogger("radixkv.server")
@@ -40,6 +40,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
     # A name may stand for an IPv6 and an IPv4 address: clients that get only one listen to expect IPv4.
     family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     sock = socket.socket(family, kind, proto)
+    # Connections inherit it. Left to itself the kernel would take megabytes, thousands of tokens, for a
+    # client that reads nothing.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     try:
         if os.name == "posix":
             # Allows a restart while old connections linger; a socket that listens still conflicts.

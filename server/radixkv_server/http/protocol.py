@@ -7,7 +7,7 @@ the answer.
 
     connection made --header_timeout_s--> request line + headers complete
     headers complete --body_timeout_s--> body complete
-    output buffer full --send_timeout_s--> output buffer taken
+    output buffer full --slow_client_timeout_s--> output buffer taken
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from uvicorn.server import ServerState
 
 from radixkv_server.dialect import Dialects
 from radixkv_server.errors import ApiError
+from radixkv_server.http.strict_connection import StrictConnection
 from radixkv_server.settings import ServerSettings
 
 # After an early error the client may still be sending. Closing at once would reset the connection and
 # take the answer with it, so its bytes are thrown away for a moment first.
 LINGER_S = 2.0
+
+# What a client that reads nothing can make the server keep of its answer, here and once more in the kernel:
+# beyond that its request waits, and `slow_client_timeout_s` runs.
+MAX_UNSENT_BYTES = 64 * 1024
 
 
 class GuardedProtocol(H11Protocol):
@@ -45,6 +50,7 @@ class GuardedProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = self._connection = StrictConnection(self.settings.max_header_bytes)
         self._deadline: asyncio.TimerHandle | None = None
         self._phase = "idle"
         self._lingering = False
@@ -52,6 +58,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         super().connection_made(transport)
         self._enter("headers")
 
@@ -82,7 +89,7 @@ class GuardedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(self.settings.send_timeout_s, self.transport.abort)
+        self._stalled = self.loop.call_later(self.settings.slow_client_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._clear_stalled()
@@ -99,7 +106,7 @@ class GuardedProtocol(H11Protocol):
         status = getattr(error, "error_status_hint", 400)
         if status == 431:
             limit = self.settings.max_header_bytes
-            message = f"The request's headers are larger than {limit:,} bytes."
+            message = f"The request line and headers are larger than {limit:,} bytes."
             self._refuse(ApiError(431, message, code="headers_too_large"))
         else:
             self._refuse(ApiError(400, f"Not a valid HTTP/1.1 request: {error}.", code="invalid_http"))
@@ -146,7 +153,7 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            dialect = self.dialects.of(self._path())
+            dialect = self.dialects.of(self._connection.path)
             body = json.dumps(dialect.error_body(error, None)).encode("ascii")
             headers = [
                 (b"content-type", b"application/json"),
@@ -159,11 +166,6 @@ class GuardedProtocol(H11Protocol):
             self._linger()
         else:
             self.transport.close()
-
-    def _path(self) -> str:
-        """The path of the request that is being read, or "/" before it is known."""
-        reading_body = self.conn.their_state is h11.SEND_BODY
-        return str(self.scope["path"]) if reading_body and self.cycle is not None else "/"
 
     def _linger(self) -> None:
         self._lingering = True

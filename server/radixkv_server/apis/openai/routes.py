@@ -9,6 +9,7 @@ from radixkv_server.apis.openai.parse import parse_chat, parse_completion
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
+from radixkv_server.errors import ApiError
 from radixkv_server.exchange import json_response, respond
 
 router = APIRouter()
@@ -26,6 +27,17 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """Complete prompts, whole or as a stream of server-sent events."""
     return await respond(request, OPENAI, CompletionRequest, parse_completion)
+
+
+@router.post("/v1/embeddings")
+async def create_embedding() -> Response:
+    """Refused."""
+    raise ApiError(
+        400,
+        "This server generates text and computes no embeddings: its models are trained to predict the next "
+        "token, and what they hold for a text inside is no measure of its meaning. Use an embedding model.",
+        code="unsupported_endpoint",
+    )
 
 
 @router.get("/v1/models")

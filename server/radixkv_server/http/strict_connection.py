@@ -1,0 +1,49 @@
+"""h11's state machine, with two refusals that it leaves to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+
+
+class StrictConnection(h11.Connection):
+    """The server's side of a connection.
+
+    - The limit of a request's head holds however its bytes arrive. h11 applies it to what it has to wait for,
+      not to what comes in one read.
+    - A request with both Content-Length and Transfer-Encoding is refused. HTTP/1.1 lets the second win, but a
+      proxy that goes by the first would take part of the body for the next request, or the other way round.
+
+    Attributes:
+        path: of the request that is being read or answered; "/" before it is known.
+    """
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self.path = "/"
+        self._max_head_bytes = max_head_bytes
+
+    def next_event(self) -> Any:
+        """The next event.
+
+        Raises:
+            h11.RemoteProtocolError: the client broke the protocol, or sent one of the above.
+        """
+        if self.their_state is h11.IDLE:
+            self.path = "/"
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.path = event.target.partition(b"?")[0].decode("latin-1")
+            self._check(event)
+        return event
+
+    def _check(self, request: h11.Request) -> None:
+        size = (
+            len(request.method) + len(request.target) + sum(len(k) + len(v) + 4 for k, v in request.headers)
+        )
+        if size > self._max_head_bytes:
+            raise h11.RemoteProtocolError("the request's head is too large", error_status_hint=431)
+        names = {name for name, _ in request.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding exclude each other")
