@@ -49,6 +49,8 @@ class EngineConfig:
         threads: torch CPU threads; None: as many as there are physical cores available.
         chat_template: Jinja text that replaces the model's own; None: the model's.
         allow_download: False: never reach for the hub.
+        trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
+            it; False: such a model is refused.
 
     Raises:
         ConfigError: a value is out of range; names the setting, the value and the range.
@@ -83,6 +85,7 @@ class EngineConfig:
     threads: int | None = None
     chat_template: str | None = None
     allow_download: bool = True
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:

@@ -26,6 +26,7 @@ _RENAMED = {
     "share_prefix_attention": "--share-prefix-attention/--no-share-prefix-attention",
     "deterministic": "--deterministic/--no-deterministic",
     "allow_download": "--download/--no-download",
+    "trust_remote_code": "--trust-remote-code",
     "request_timeout_s": "--request-timeout",
     "namespace_weights": "--namespace-weight",
 }

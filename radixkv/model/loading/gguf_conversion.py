@@ -59,10 +59,12 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         quiet_transformers(),
     ):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
             bar.update(20)
             with dequantising_progress(lambda share: bar.update(20 + 75 * share)):
-                model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, gguf_file=name, dtype=torch.float32, trust_remote_code=False
+                )
         except OSError as error:
             if error.errno is not None:
                 raise

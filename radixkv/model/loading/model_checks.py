@@ -99,6 +99,11 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
         raise unsupported(
             name, architecture, "it is an encoder-decoder model, and only decoders have one cache"
         )
+    if getattr(config, "transformers_weights", None) is not None:
+        raise ModelLoadError(
+            f"The config.json of {name} names a weight file of its own (transformers_weights), which radixkv "
+            "does not read: name the file model.safetensors and take the setting out."
+        )
     text_config = config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ()) - set(_ATTENTION_LAYERS)
     if kinds:

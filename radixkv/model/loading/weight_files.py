@@ -1,20 +1,17 @@
-"""The files of a model folder: are they whole, and what identifies them. Read without torch."""
+"""The weight files of a model folder: which they are, and whether they are whole. Read without torch."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import struct
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from radixkv.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LARGEST_HEADER = 100_000_000  # the limit that the safetensors format sets
-_SAMPLE_SIZE = 1 << 16
-_SAMPLES_PER_FILE = 64
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -28,22 +25,47 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} is not a model folder: it has no config.json. Give a folder as transformers' "
             "save_pretrained writes it, or a .gguf file."
         )
-    if (folder / _INDEX).is_file():
-        try:
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-            names = sorted(set(index["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelLoadError(f"{folder / _INDEX} can't be read ({error}); fetch it again.") from error
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ModelLoadError(
-                f"{len(missing)} of {len(names)} weight files are missing from {folder}, the first is "
-                f"{missing[0]}. The download or copy is incomplete; fetch it again."
-            )
-        return [folder / name for name in names]
-    if (folder / _SINGLE).is_file():
+    if (folder / _SINGLE).is_file():  # transformers prefers it, too
         return [folder / _SINGLE]
-    raise ModelLoadError(_no_weights(folder))
+    if not (folder / _INDEX).is_file():
+        raise ModelLoadError(_no_weights(folder))
+    names = _names_in_index(folder / _INDEX)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{len(missing)} of {len(names)} weight files are missing from {folder}, the first is "
+            f"{missing[0]}. The download or copy is incomplete; fetch it again."
+        )
+    return [folder / name for name in names]
+
+
+def _names_in_index(path: Path) -> list[str]:
+    """The files that an index names, sorted; each must be a plain name below the index's own folder."""
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} can't be read ({error}); fetch it again.") from error
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not names:
+        raise ModelLoadError(f"{path} has no weight_map from tensors to files; fetch it again.")
+    for name in names.values():
+        if not isinstance(name, str) or not _is_plain(name):
+            raise ModelLoadError(
+                f"{path} names {name!r:.100} as a weight file, which is not the name of a file in "
+                "that folder. It may have been tampered with: fetch the model again from a source you trust."
+            )
+    return sorted(set(names.values()))
+
+
+def _is_plain(name: str) -> bool:
+    """A relative path that stays in its folder and is a safetensors file."""
+    path = PurePosixPath(name)
+    return (
+        path.suffix == ".safetensors"
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and not set(name) & {"\\", ":", "\0"}
+    )
 
 
 def _no_weights(folder: Path) -> str:
@@ -85,47 +107,29 @@ def _safetensors_problem(path: Path) -> str | None:
             if header_size > min(_LARGEST_HEADER, size - 8):
                 return "it does not begin with a safetensors header, or ends within it"
             header = json.loads(file.read(header_size))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except OSError as error:
         return f"it can't be read ({error.strerror or error})"
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (ValueError, RecursionError):
         return "its header is not that of a safetensors file"
-    expected = 8 + header_size + max(ends, default=0)
+    end = _end_of_tensors(header)
+    if end is None:
+        return "its header is not that of a safetensors file"
+    expected = 8 + header_size + end
     return None if size == expected else f"it has {size:,} bytes, its header says {expected:,}"
 
 
-def fingerprint_files(folder: Path, names: list[str] | None, *facts: str) -> str:
-    """32 hex digits that identify a model: configuration, weights, and `facts` such as the dtype.
-
-    Of each weight file its size, its header and up to 64 samples of 64 KB spread over it are hashed: other
-    weights differ everywhere, so this tells models apart without reading all of their gigabytes. The folder's
-    name and place do not enter.
-
-    Args:
-        names: the weight files; None: those of a safetensors folder, and its config.json.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-
-    def add(data: bytes) -> None:
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-
-    for fact in facts:
-        add(fact.encode())
-    if names is None:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for volatile in ("transformers_version", "_name_or_path", "dtype", "torch_dtype"):
-            config.pop(volatile, None)
-        add(json.dumps(config, sort_keys=True).encode())
-        paths = weight_files(folder)
-    else:
-        paths = [folder / name for name in names]
-    for path in paths:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            add(str(size).encode())
-            step = max(_SAMPLE_SIZE, size // _SAMPLES_PER_FILE)
-            for offset in range(0, size, step):
-                file.seek(offset)
-                add(file.read(_SAMPLE_SIZE))
-    return digest.hexdigest()
+def _end_of_tensors(header: Any) -> int | None:
+    """The largest offset in a safetensors header; None: the header is malformed."""
+    if not isinstance(header, dict):
+        return None
+    end = 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != 2:
+            return None
+        if not all(type(offset) is int and offset >= 0 for offset in offsets):
+            return None
+        end = max(end, offsets[1])
+    return end

@@ -99,7 +99,7 @@ def _load_pretrained(name: str) -> Any:
     try:
         if Path(name).is_file():
             return PreTrainedTokenizerFast(tokenizer_file=name)
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # files from anywhere: the libraries raise whatever they stumble over
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TraceError(

@@ -1,0 +1,52 @@
+"""What a model folder must be before anything in it is read: whole, and made of its own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.loading.weight_files import check_weight_files, weight_files
+
+#: What is read of a folder, here or by transformers.
+_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".py"})
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
+def check_folder(folder: Path, *, weights: bool = True) -> None:
+    """Refuse a folder that is not whole, or that reads files from elsewhere through links.
+
+    A link in a model from elsewhere could make any file of this machine a chat template, say. Links into the
+    hub's cache are those that its own client makes.
+
+    Args:
+        weights: its weights are needed, too.
+
+    Raises:
+        ModelLoadError: a file is missing, damaged, or a link that leaves the folder.
+    """
+    try:
+        paths = [path for path in folder.iterdir() if path.suffix in _SUFFIXES]
+        paths += (folder / _MORE_TEMPLATES).glob("*")
+    except OSError as error:
+        raise ModelLoadError(f"{folder} can't be read: {error.strerror or error}.") from error
+    _check_links(folder, paths)
+    if weights:
+        _check_links(folder, weight_files(folder))
+        check_weight_files(folder)
+
+
+def _check_links(folder: Path, paths: list[Path]) -> None:
+    own = Path(os.path.realpath(folder))
+    for path in paths:
+        target = Path(os.path.realpath(path))
+        if not target.is_relative_to(own) and not _is_hub_blob(target):
+            raise ModelLoadError(
+                f"{path} is a link to {target}, outside its model's folder. A model from elsewhere could "
+                "read files of this machine that way; if the link is yours, put the file itself in its place."
+            )
+
+
+def _is_hub_blob(path: Path) -> bool:
+    """Whether it lies where the hub's client keeps the files of models: `models--owner--name/blobs/`."""
+    return path.parent.name == "blobs" and path.parent.parent.name.startswith("models--")

@@ -1,0 +1,173 @@
+"""What transformers reads of a model: configuration, tokenizer, weights. Every failure is one sentence.
+
+Code that comes with a model runs only where `trust_remote_code` says so, and nothing is ever asked on
+standard input. Unless it does, transformers reads what lies in the folder and never reaches for the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.model.loading.gguf_conversion import align_special_tokens, dequantising_progress
+from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.loading.model_source import ModelSource
+
+if TYPE_CHECKING:
+    import torch
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """Reads the parts of one model through transformers.
+
+    Attributes:
+        source: where its files are.
+        trust_remote_code: run Python code that comes with the model where transformers has none of its own.
+        allow_download: such code may refer to other repositories: they may be fetched.
+    """
+
+    source: ModelSource
+    trust_remote_code: bool = False
+    allow_download: bool = True
+
+    def config(self) -> Any:
+        """The transformers configuration.
+
+        Raises:
+            ModelLoadError: unreadable, of an unknown type, or in need of code that is not trusted.
+        """
+        from transformers import AutoConfig
+
+        from radixkv.model.loading.model_checks import unsupported
+
+        def read() -> Any:
+            try:
+                return AutoConfig.from_pretrained(self.source.folder, **self._keywords())
+            except (ValueError, KeyError) as error:
+                text = str(error)
+                found = re.search(r"model type `([^`]+)`|architecture (\S+) is not supported", text)
+                if found is None and "Unrecognized model" not in text:
+                    raise
+                name = (found[1] or found[2]) if found else "of an unnamed type"
+                raise unsupported(
+                    self.source.name,
+                    name,
+                    "the installed transformers has no implementation of its own for it",
+                ) from error
+
+        return self.explained("configuration", read)
+
+    def tokenizer(self, hf_config: Any = None) -> Any:
+        """The transformers tokenizer.
+
+        Args:
+            hf_config: of a GGUF file: names its special tokens; read where it is needed and not given.
+
+        Raises:
+            ModelLoadError: unreadable, or in need of code that is not trusted.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer = self.explained(
+            "tokenizer", lambda: AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
+        )
+        if self.source.gguf_file is not None:
+            align_special_tokens(tokenizer, self.config() if hf_config is None else hf_config)
+        return tokenizer
+
+    def model(self, hf_config: Any, dtype: torch.dtype, device: torch.device, show_progress: bool) -> Any:
+        """The transformers model in eval mode, its attention going through the hook; no tensor made up.
+
+        Raises:
+            ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
+        """
+        from transformers import AutoModelForCausalLM
+
+        from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
+        from radixkv.model.loading.model_checks import architecture_name, unsupported
+
+        def read() -> Any:
+            try:
+                return AutoModelForCausalLM.from_pretrained(
+                    self.source.folder,
+                    dtype=dtype,
+                    attn_implementation=register_attention_hook(),
+                    device_map=None if device.type == "cpu" else {"": device},
+                    output_loading_info=True,
+                    **({"use_safetensors": True} if self.source.gguf_file is None else {}),
+                    **self._keywords(),
+                )
+            except (ValueError, KeyError) as error:
+                text = str(error)
+                if "Unrecognized configuration class" in text:
+                    reason = "it does not generate text"
+                elif ATTENTION_NAME in text or "attn_implementation" in text:
+                    reason = "it does not go through transformers' attention interface"
+                else:
+                    raise
+                raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
+
+        if self.source.gguf_file is None:
+            model, report = self.explained("weights", read)
+        else:
+            label = f"Dequantising {self.source.gguf_file}"
+            with (
+                progress_bar(label, 1, unit="percent", show=show_progress) as bar,
+                dequantising_progress(bar.update),
+            ):
+                model, report = self.explained("weights", read)
+        self._check_all_loaded(report)
+        return model.eval().requires_grad_(False)
+
+    def explained(self, what: str, read: Callable[[], _T]) -> _T:
+        """Call `read` and turn whatever it raises into one sentence.
+
+        Raises:
+            ModelLoadError: it raised anything but an error of ours.
+        """
+        try:
+            return read()
+        except (ModelLoadError, ConfigError):
+            raise
+        except Exception as error:  # damaged files surface as any kind of error
+            if "trust_remote_code" in str(error):
+                raise self._needs_code(what) from error
+            detail = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelLoadError(
+                f"The {what} of {self.source.name} can't be read from {self.source.path}: {detail}. If the "
+                "files are damaged or incomplete, fetch them again."
+            ) from error
+
+    def _needs_code(self, what: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"The {what} of {self.source.name} needs Python code that comes with the model (auto_map in "
+            f"{self.source.folder}), because transformers has none of its own for it. Such code can do "
+            "whatever you can, so it is not run: read it, and if you trust it, pass --trust-remote-code."
+        )
+
+    def _keywords(self) -> dict[str, Any]:
+        keywords: dict[str, Any] = {
+            "trust_remote_code": self.trust_remote_code,
+            "local_files_only": not (self.trust_remote_code and self.allow_download),
+        }
+        if self.source.gguf_file is not None:
+            keywords["gguf_file"] = self.source.gguf_file
+        return keywords
+
+    def _check_all_loaded(self, report: Any) -> None:
+        """transformers fills what is missing with random numbers."""
+        missing = sorted(report.get("missing_keys") or ())
+        mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
+        if missing or mismatched:
+            absent = [*missing, *mismatched]
+            raise ModelLoadError(
+                f"The weights of {self.source.name} in {self.source.folder} do not fit its configuration: "
+                f"{len(missing)} tensors are missing and {len(mismatched)} have another shape (first: "
+                f"{absent[0]}). The folder may be incomplete, or its config.json belong to another model."
+            )
