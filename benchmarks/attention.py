@@ -38,7 +38,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend, reference_paged_attention
-from radixkv_kernels.cpu.attention.backend import TorchBackend
+from radixkv_kernels.cpu.attention.backend import CpuBackend
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 9, 3, 64, 16
 SCALE = HEAD_SIZE**-0.5
@@ -48,14 +48,14 @@ SCALE = HEAD_SIZE**-0.5
 class Workload:
     """A batch of equal requests over a paged cache of random keys and values."""
 
-    backend: TorchBackend
+    backend: CpuBackend
     kv: PagedKV
     query: torch.Tensor
     starts: np.ndarray
     lengths: np.ndarray
     tables: list[np.ndarray]
 
-    def attend(self, backend: TorchBackend | None = None) -> Callable[[int], torch.Tensor]:
+    def attend(self, backend: CpuBackend | None = None) -> Callable[[int], torch.Tensor]:
         backend = backend or self.backend
         plan = backend.plan(self.starts, self.lengths, self.tables)
         return lambda layer: backend.attend(self.kv, layer, self.query, plan, scale=SCALE)
@@ -118,7 +118,7 @@ def make_workload(requests: int, tokens: int, context: int, shared: int, layers:
         for r in range(requests)
     ]
     backend = make_backend(
-        "torch",
+        "cpu",
         num_query_heads=HEADS,
         spec=spec,
         compute_dtype=torch.float32,
@@ -126,7 +126,7 @@ def make_workload(requests: int, tokens: int, context: int, shared: int, layers:
         max_num_seqs=requests,
         max_model_len=context,
     )
-    assert isinstance(backend, TorchBackend)
+    assert isinstance(backend, CpuBackend)
     query = torch.randn(requests * tokens, HEADS, HEAD_SIZE)
     starts = np.arange(requests + 1, dtype=np.int32) * tokens
     return Workload(backend, kv, query, starts, np.full(requests, context, np.int32), tables)
@@ -162,7 +162,7 @@ def planning(requests: int, shared: int) -> float:
     else:
         tables = work.tables
     config = dataclasses.replace(work.backend.config, max_num_seqs=requests, max_model_len=8000)
-    backend = TorchBackend(config)
+    backend = CpuBackend(config)
     starts, lengths = np.arange(requests + 1, dtype=np.int32), np.full(requests, 8000, np.int32)
     times = []
     for _ in range(200):
@@ -183,7 +183,7 @@ def measure(layers: int, rounds: int) -> dict[str, Any]:
         {"radixkv": work.attend(), "gather + SDPA": work.gather_and_sdpa()}, layers, rounds
     ) | {"error": work.error(work.attend()(0))}
     work = make_workload(32, 1, 2000, 1500, layers)
-    plain = TorchBackend(dataclasses.replace(work.backend.config, share_prefixes=False))
+    plain = CpuBackend(dataclasses.replace(work.backend.config, share_prefixes=False))
     results["decode 32 x (1,500 shared + 500)"] = interleaved_medians(
         {
             "radixkv": work.attend(),

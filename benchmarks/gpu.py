@@ -195,7 +195,6 @@ def numerics(sizes: Sizes) -> dict[str, Any]:
         "window": {"window": contexts[0] // 3},
         "softcap": {"softcap": 3.0},
         "sinks": {"sinks": torch.linspace(-1, 3, heads, device=device)},
-        "alibi": {"alibi_slopes": 2.0 ** -torch.linspace(1, 8, heads, device=device)},
     }
     errors = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):

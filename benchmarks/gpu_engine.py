@@ -158,7 +158,7 @@ class DecodeStep:
         self.runner = ModelRunner(
             loaded,
             spec,
-            backend="triton" if loaded.device.type == "cuda" else "torch",
+            backend="triton" if loaded.device.type == "cuda" else "cpu",
             max_num_tokens=max(batch, 16),
             max_num_seqs=batch,
             max_model_len=blocks * BLOCK,

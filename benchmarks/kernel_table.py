@@ -1,4 +1,4 @@
-"""Write the table of compiled kernels into docs/kernels.md, between its two markers.
+"""Write the table of compiled kernels into docs/lab/kernel_table.md, between its two markers.
 
     python -m benchmarks.kernel_table [--check]
 
@@ -17,7 +17,7 @@ import triton
 
 from radixkv_kernels.triton import ahead_of_time as aot
 
-PAGE = Path(__file__).parent.parent / "docs" / "kernels.md"
+PAGE = Path(__file__).parent.parent / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
 
 

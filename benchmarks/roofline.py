@@ -177,9 +177,7 @@ def measure() -> dict[str, Any]:
         dtype=loaded.dtype,
         device=loaded.device,
     )
-    runner = ModelRunner(
-        loaded, spec, backend="torch", max_num_tokens=512, max_num_seqs=8, max_model_len=4096
-    )
+    runner = ModelRunner(loaded, spec, backend="cpu", max_num_tokens=512, max_num_seqs=8, max_model_len=4096)
     kv_bytes = spec.bytes_per_block // spec.block_size
     steps = []
     for step in STEPS:

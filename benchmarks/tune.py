@@ -1,4 +1,4 @@
-"""Find the fastest tiles on this GPU, and print entries for radixkv_kernels/tiles.py.
+"""Find the fastest tiles on this GPU, and print entries for radixkv_kernels/triton/tiles.py.
 
     python -m benchmarks.tune [--head-size 128 ...] [--heads 32:8] [--context 8192] [--list]
 
@@ -11,14 +11,14 @@ GPU.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import sys
 
 import torch
 
 from benchmarks.gpu import Bench, Sizes, milliseconds
-from radixkv_kernels.triton.tiles import Tile
+from radixkv_kernels.interface import BackendConfig
+from radixkv_kernels.triton.tiles import Tile, Tiling
 
 
 def candidates(kind: str, head_size: int) -> list[Tile]:
@@ -43,19 +43,30 @@ def make_bench(sizes: Sizes, kind: str, heads: tuple[int, int], head_size: int, 
     return Bench(sizes, [context], tokens=[context], heads=(*heads, head_size))
 
 
+class OneTile(Tiling):
+    """The same tile for all work."""
+
+    def __init__(self, config: BackendConfig, tile: Tile) -> None:
+        self.tile = tile
+        super().__init__(config)
+
+    def choose(self, kind: str) -> Tile:
+        return self.tile
+
+    def launched(self, planned: Tile, featured: bool) -> Tile:
+        return planned
+
+
 def time_tile(bench: Bench, kind: str, tile: Tile, sizes: Sizes, expected: torch.Tensor) -> float:
     """Milliseconds with a tile in place of the shipped one. Raises where it fails or differs."""
-    from radixkv_kernels.triton import backend as triton_backend
+    from radixkv_kernels.triton.backend import TritonBackend
 
-    group = bench.backend.config.group_size
-    if tile.rows < group:
+    config = bench.backend.config
+    if tile.rows < config.group_size:
         raise ValueError("fewer rows than query heads per KV head")
-    shipped = triton_backend.choose_tile, triton_backend.launch_tile
-    triton_backend.choose_tile = lambda *_, **__: tile
-    triton_backend.launch_tile = lambda planned, *_, **__: planned
     backend = bench.backend
     try:
-        bench.backend = type(backend)(dataclasses.replace(backend.config))
+        bench.backend = TritonBackend(config, OneTile(config, tile))
         run = bench.attend()
         error = (run().float() - expected).abs().max().item()
         if not error <= 2e-2:
@@ -63,7 +74,6 @@ def time_tile(bench: Bench, kind: str, tile: Tile, sizes: Sizes, expected: torch
         return milliseconds({kind: run}, sizes)[kind]
     finally:
         bench.backend = backend
-        triton_backend.choose_tile, triton_backend.launch_tile = shipped
 
 
 def tune(

@@ -21,7 +21,7 @@ class EngineConfig:
         model: the embedded model's name, a folder, a hub id, or a GGUF file.
         dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu` or `cuda`.
-        attention_backend: `auto`, `torch` or `triton`.
+        attention_backend: `auto`, `cpu` or `triton`; `torch` is an alias of `cpu`.
         kv_cache_dtype: `auto` (the model's dtype), `int8`, `fp8_e4m3` or `fp8_e5m2`.
         quantization: None, or `int8` weights (CPU).
         block_size: tokens per KV block, a power of two from 8 to 256.
@@ -104,7 +104,7 @@ class EngineConfig:
         require(bool(self.model) and isinstance(self.model, str), "model", "a name, path or hub id")
         one_of("dtype", "auto", "float32", "bfloat16", "float16")
         one_of("device", "auto", "cpu", "cuda")
-        one_of("attention_backend", "auto", "torch", "triton")
+        one_of("attention_backend", "auto", "cpu", "triton", "torch")
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
         one_of("scheduling_policy", "prefix", "fcfs", "priority", "fair", "lpm")

@@ -1,6 +1,6 @@
-"""Paged attention for radixkv: one interface, a `torch` backend (CPU) and a `triton` backend (GPU).
+"""Paged attention for radixkv: one interface, a `cpu` backend and a `triton` backend (GPU).
 
-    spec = KVSpec(...); kv = PagedKV(spec); backend = make_backend("torch", spec=spec, ...)
+    spec = KVSpec(...); kv = PagedKV(spec); backend = make_backend("cpu", spec=spec, ...)
     plan = backend.plan(query_starts, context_lengths, block_tables)      # once a step
     backend.write(kv, layer, key, value, slots)                           # once a layer, before attending
     output = backend.attend(kv, layer, query, plan, scale=...)
@@ -8,9 +8,10 @@
 Triton and numba load only when a backend that needs them is made.
 """
 
-from radixkv_kernels.interface import BACKENDS, AttentionBackend, AttentionPlan, make_backend
+from radixkv_kernels.interface import AttentionBackend, AttentionPlan
 from radixkv_kernels.kv_cache import KVSpec, PagedKV
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
+from radixkv_kernels.registry import BACKENDS, make_backend
 
 __all__ = [
     "BACKENDS",

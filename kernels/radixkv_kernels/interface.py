@@ -1,4 +1,4 @@
-"""The attention interface: one plan per step, one write and one attend per layer; and `make_backend`."""
+"""The attention interface: one plan per step, one write and one attend per layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 
 from radixkv_kernels.kv_cache import COMPUTE_DTYPES, KVSpec, PagedKV
 
-BACKENDS = ("torch", "triton")
-
 #: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are
 #: ignored.
 BlockTables = Sequence[np.ndarray] | np.ndarray
@@ -22,16 +20,29 @@ _NO_BLOCKS = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What a backend is built for; see `make_backend`."""
+    """What a backend is built for.
+
+    Attributes:
+        num_query_heads: a multiple of `spec.num_kv_heads`.
+        spec: the cache it reads.
+        compute_dtype: of queries, new keys and values, and outputs.
+        deterministic: a row's result is bit-identical whatever the batch, chunking, sharing or placement.
+        share_prefixes: attend the segments that requests share once per group, where that pays.
+        max_num_tokens, max_num_seqs: most query rows and requests of a step.
+        max_model_len: longest context.
+
+    Raises:
+        ValueError: values that do not fit together.
+    """
 
     num_query_heads: int
     spec: KVSpec
     compute_dtype: torch.dtype
-    deterministic: bool
-    share_prefixes: bool
     max_num_tokens: int
     max_num_seqs: int
     max_model_len: int
+    deterministic: bool = False
+    share_prefixes: bool = True
 
     def __post_init__(self) -> None:
         if self.num_query_heads < 1 or self.num_query_heads % self.spec.num_kv_heads:
@@ -63,7 +74,6 @@ class Scoring:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
-    alibi_slopes: torch.Tensor | None = None
 
 
 class AttentionPlan:
@@ -191,7 +201,6 @@ class AttentionBackend(ABC):
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
-        alibi_slopes: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of every query row over its request's cached keys and values.
@@ -203,7 +212,6 @@ class AttentionBackend(ABC):
             window: number of visible positions, the query's own included; None: all.
             softcap: logits become `softcap * tanh(logits / softcap)`; None: off.
             sinks: `[Hq]`, a logit per head that joins the softmax's denominator (GPT-OSS).
-            alibi_slopes: `[Hq]`; adds `slope * (key position - query position)` after the softcap.
             out: `[T, Hq, D]` to write into; padding rows of it are left untouched.
 
         Returns:
@@ -214,7 +222,7 @@ class AttentionBackend(ABC):
             if plan.num_tokens < query.shape[0]:
                 out[plan.num_tokens :] = 0
         if plan.num_tokens:
-            self._attend(kv, layer, query, plan, Scoring(scale, window, softcap, sinks, alibi_slopes), out)
+            self._attend(kv, layer, query, plan, Scoring(scale, window, softcap, sinks), out)
         return out
 
     @abstractmethod
@@ -250,52 +258,3 @@ class AttentionBackend(ABC):
             copies: (source block, target block, number of slots). Sources are read before any target of the
                 same call is written, and no block may be the target of two copies that overlap.
         """
-
-
-def make_backend(
-    name: str,
-    *,
-    num_query_heads: int,
-    spec: KVSpec,
-    compute_dtype: torch.dtype,
-    deterministic: bool = False,
-    share_prefixes: bool = True,
-    max_num_tokens: int,
-    max_num_seqs: int,
-    max_model_len: int,
-) -> AttentionBackend:
-    """Build the attention backend of one model.
-
-    Args:
-        name: `torch` (CPU) or `triton` (GPU; also CPU tensors under Triton's interpreter).
-        num_query_heads: a multiple of `spec.num_kv_heads`.
-        spec: the cache it reads.
-        compute_dtype: dtype of queries, new keys and values, and outputs.
-        deterministic: a row's result is bit-identical whatever the batch, chunking, sharing or placement.
-        share_prefixes: attend the segments that requests share once per group, where that pays.
-        max_num_tokens, max_num_seqs: most query rows and requests of a step.
-        max_model_len: longest context.
-
-    Raises:
-        ValueError: an unknown name, or values that do not fit together.
-        ImportError: the backend's package (triton) is not installed.
-    """
-    config = BackendConfig(
-        num_query_heads=num_query_heads,
-        spec=spec,
-        compute_dtype=compute_dtype,
-        deterministic=deterministic,
-        share_prefixes=share_prefixes,
-        max_num_tokens=max_num_tokens,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-    )
-    if name == "torch":
-        from radixkv_kernels.cpu.attention.backend import TorchBackend
-
-        return TorchBackend(config)
-    if name == "triton":
-        from radixkv_kernels.triton.backend import TritonBackend
-
-        return TritonBackend(config)
-    raise ValueError(f"unknown attention backend {name!r}: one of {', '.join(BACKENDS)}")

@@ -121,7 +121,7 @@ class PagedKV:
     def clear(self, num_blocks: int) -> None:
         """Set the first blocks to zero, in all layers. It makes the system provide their memory now."""
         for tensor in self.tensors():
-            _bytes(tensor[:, :, :num_blocks]).zero_()
+            indexable(tensor[:, :, :num_blocks]).zero_()
 
     def tensors(self) -> list[torch.Tensor]:
         """All storage tensors: key, value and, when quantised, their scales."""
@@ -151,17 +151,17 @@ class PagedKV:
 
         `blocks` is int64 [n] on the cache's device. For storage tiers: hand the result to `import_blocks`.
         """
-        return [_bytes(t).index_select(2, blocks).view(t.dtype) for t in self.tensors()]
+        return [indexable(t).index_select(2, blocks).view(t.dtype) for t in self.tensors()]
 
     def import_blocks(self, blocks: torch.Tensor, data: list[torch.Tensor]) -> None:
         """Write what `export_blocks` returned into `blocks` (int64 [n]), which need not be the ids it came
         from."""
         for target, source in zip(self.tensors(), data, strict=True):
-            _bytes(target).index_copy_(2, blocks, _bytes(source.to(target.device)))
+            indexable(target).index_copy_(2, blocks, indexable(source.to(target.device)))
 
 
-def _bytes(t: torch.Tensor) -> torch.Tensor:
-    """One-byte floats as uint8: indexing operators do not all take float8."""
+def indexable(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, one-byte floats as uint8: indexing operators do not all take float8."""
     return t.view(torch.uint8) if t.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else t
 
 

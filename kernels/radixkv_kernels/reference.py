@@ -20,7 +20,6 @@ def reference_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of a ragged batch, one request and one dense score matrix at a time.
 
@@ -28,7 +27,7 @@ def reference_attention(
         query: `[T, Hq, D]`; request r owns rows `query_starts[r]` to `query_starts[r + 1]`.
         keys, values: per request `[context_length, Hkv, D]`; its queries are the last positions of it.
         query_starts: int `[R + 1]`.
-        scale, window, softcap, sinks, alibi_slopes: as in `AttentionBackend.attend`.
+        scale, window, softcap, sinks: as in `AttentionBackend.attend`.
 
     Returns:
         `[T, Hq, D]` float64; rows that belong to no request are zero.
@@ -48,9 +47,6 @@ def reference_attention(
         length = k.shape[1]
         key_position = torch.arange(length)[None, :]
         query_position = torch.arange(length - (end - start), length)[:, None]
-        if alibi_slopes is not None:
-            distance = (key_position - query_position).double()
-            logits = logits + alibi_slopes.double().cpu()[:, None, None] * distance
         visible = key_position <= query_position
         if window is not None:
             visible &= query_position - key_position < window
@@ -76,7 +72,6 @@ def reference_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`reference_attention` on what a paged cache holds (dequantised), with the arguments of `plan`."""
     pairs = [kv.read(layer, block_tables[r], int(n)) for r, n in enumerate(context_lengths)]
@@ -89,5 +84,4 @@ def reference_paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
-        alibi_slopes=alibi_slopes,
     )

@@ -50,7 +50,6 @@ class WorkSettings:
         load_cost, partial_cost: the cost model, in any one unit. Sharing a segment among m requests with t
             tokens saves `(m - tiles) * load_cost` and costs `t * partial_cost`.
         min_saving: least total saving of a step, same unit, for groups to be formed at all.
-        growth: segments that contexts of short requests may grow by while the plan stays valid.
     """
 
     segment: int
@@ -65,7 +64,6 @@ class WorkSettings:
     load_cost: float = 1.0
     partial_cost: float = 0.0
     min_saving: float = 0.0
-    growth: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def build_work(
     counts = starts[1:] - starts[:-1]
     first = contexts - counts
     low = np.zeros_like(first) if window is None else np.maximum(first - (window - 1), 0) // s.segment
-    high = (contexts + (s.segment - 1)) // s.segment + s.growth
+    high = (contexts + (s.segment - 1)) // s.segment
     num_tokens = int(starts[-1])
     is_long = counts > s.short_tile
     short = ((counts > 0) & ~is_long).nonzero()[0]
@@ -150,18 +148,13 @@ def build_work(
     group_items, group_tokens = _group_items(s, shared, starts, counts, num_tokens, table_starts, single)
     long_items = np.concatenate([long_items, group_items]) if len(long_items) else group_items
 
-    # Slots of partials: every token of a request that was split, or of a split tile of a long chunk.
-    slots, token_low = np.zeros((2, num_tokens), dtype=np.int64)
-    split = tiles.start[long_split], tiles.count[long_split], tiles.low[long_split], tiles.high[long_split]
     requests = partial.nonzero()[0]
-    for start, count, first_low, end_high in (
+    slots, token_low = _partial_slots(
+        num_tokens,
+        single,
         (starts[requests], counts[requests], low[requests], high[requests]),
-        split,
-    ):
-        if len(start):
-            owner, token = _tokens(start, count, single)
-            slots[token] = (end_high - first_low)[owner]
-            token_low[token] = first_low[owner]
+        tuple(part[long_split] for part in (tiles.start, tiles.count, tiles.low, tiles.high)),
+    )
     ends = slots.cumsum()
     return WorkPlan(
         short_items=_longest_first(short_items),
@@ -172,6 +165,23 @@ def build_work(
         num_partials=int(ends[-1]) if num_tokens else 0,
         num_groups=shared.num_groups,
     )
+
+
+def _partial_slots(
+    num_tokens: int, single: bool, *split: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many partials each token stores, and its first segment: int64 [num_tokens] each, 0 for most.
+
+    `split` are runs of tokens whose segments are in several items, the requests and the tiles of long chunks:
+    (first token, number of tokens, first segment, end segment).
+    """
+    slots, token_low = np.zeros((2, num_tokens), dtype=np.int64)
+    for start, count, low, high in split:
+        if len(start):
+            owner, token = _tokens(start, count, single)
+            slots[token] = (high - low)[owner]
+            token_low[token] = low[owner]
+    return slots, token_low
 
 
 def _tokens(start: np.ndarray, count: np.ndarray, single: bool) -> tuple[np.ndarray | slice, np.ndarray]:

@@ -108,9 +108,9 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
     device = loaded.device
     backend = config.attention_backend
     if backend == "auto":
-        backend = "triton" if device.type == "cuda" else "torch"
+        backend = "triton" if device.type == "cuda" else "cpu"
     if backend == "triton" and device.type != "cuda":
-        raise ConfigError("attention backend triton needs a GPU; use --attention-backend torch on a CPU")
+        raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
     shape = ModelShape(
         num_layers=loaded.num_layers,
         num_kv_heads=loaded.num_kv_heads,

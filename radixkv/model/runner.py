@@ -72,7 +72,7 @@ class ModelRunner:
     Args:
         loaded: a model whose attention goes through the hook.
         spec: size and layout of the K/V storage.
-        backend: `torch` or `triton`.
+        backend: `cpu` or `triton`.
         max_num_tokens: largest T of a batch.
         max_num_seqs: most entries of a batch.
         max_model_len: longest context.

@@ -11,29 +11,22 @@ import torch
 from attention_batches import Batch, assert_close, fill_nan, make_batch
 
 from radixkv_kernels import PagedKV
-from radixkv_kernels.cpu.attention.backend import TorchBackend
-from radixkv_kernels.cpu.attention.launcher import NumbaPlan
+from radixkv_kernels.cpu.attention.plan import CpuPlan
 from radixkv_kernels.interface import AttentionBackend
 
 FEATURES: list[dict[str, Any]] = [
     {},
     {"window": 300},
-    {"softcap": 4.0, "sinks": torch.linspace(-1, 3, 9), "alibi_slopes": 2.0 ** -torch.linspace(1, 8, 9)},
+    {"softcap": 4.0, "sinks": torch.linspace(-1, 3, 9)},
 ]
 # Requests 1 to 3 share 35 blocks with request 0, request 3 and 4 share 51: two depths, and one outsider.
 SHARED = {1: (0, 35), 2: (0, 35), 3: (0, 35), 4: (3, 51)}
 LENGTHS = [(700, 700), (1, 700), (5, 801), (1, 1000), (1, 900), (1, 1100), (40, 333)]
 
 
-def backend_of(batch: Batch, *, use_numba: bool = True, **options: Any) -> AttentionBackend:
-    return TorchBackend(dataclasses.replace(batch.backend.config, **options), use_numba=use_numba)
-
-
 @pytest.fixture(scope="module", params=["numba", "dense"])
 def batch(request: pytest.FixtureRequest) -> Batch:
-    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True)
-    batch.backend = backend_of(batch, use_numba=request.param == "numba")
-    return batch
+    return make_batch(request.param, LENGTHS, shared=SHARED, deterministic=True)
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -63,15 +56,15 @@ def test_cold_equals_hit_at_any_cut_and_any_chunking(batch: Batch, features: dic
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_shared_equals_plain(batch: Batch, features: dict[str, Any]) -> None:
-    numba = not hasattr(batch.backend, "_gathered")
-    plain = backend_of(batch, use_numba=numba, share_prefixes=False)
+    config = dataclasses.replace(batch.backend.config, share_prefixes=False)
+    plain: AttentionBackend = type(batch.backend)(config)
     assert torch.equal(batch.attend(**features), batch.attend(plain, **features))
 
 
 def test_sharing_happens_where_expected() -> None:
-    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True)
+    batch = make_batch("cpu", LENGTHS, shared=SHARED, deterministic=True)
     plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
-    assert isinstance(plan, NumbaPlan)
+    assert isinstance(plan, CpuPlan)
     # Segments 0 and 1 by requests 1 to 4 (0 is a long chunk), segment 2 by requests 3 and 4.
     assert plan.work(None)[0].num_groups == 3
     assert plan.work(300)[0].num_groups > 0
@@ -105,7 +98,7 @@ def test_threads(batch: Batch) -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_quantized(quantization: str) -> None:
-    batch = make_batch("torch", LENGTHS, shared=SHARED, deterministic=True, quantization=quantization)
+    batch = make_batch("cpu", LENGTHS, shared=SHARED, deterministic=True, quantization=quantization)
     whole = batch.attend()
     assert torch.equal(batch.rows([4, 1]).attend()[0], whole[batch.query_starts[4]])
     assert torch.equal(batch.chunk(0, 444, 700).attend(), whole[444:700])

@@ -46,7 +46,7 @@ class Family:
             device=self.loaded.device,
         )
         self.runner = ModelRunner(
-            self.loaded, spec, backend="torch", max_num_tokens=256, max_num_seqs=8, max_model_len=256
+            self.loaded, spec, backend="cpu", max_num_tokens=256, max_num_seqs=8, max_model_len=256
         )
 
     @torch.inference_mode()

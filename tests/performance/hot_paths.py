@@ -105,7 +105,7 @@ def plan(num_requests: int = 32) -> Path:
         quantization=None,
     )
     backend = make_backend(
-        "torch",
+        "cpu",
         num_query_heads=9,
         spec=spec,
         compute_dtype=torch.float32,

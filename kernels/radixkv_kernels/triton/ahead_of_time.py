@@ -3,8 +3,8 @@ them.
 
 `compile_attention` compiles one configuration of the shipped tile table for one target; `inspect_kernel`
 reads registers, spills, shared memory and matrix instructions from the result. `CONFIGURATIONS` is what
-docs/kernels.md lists and the tests hold to bounds. Works with triton 3.6 to 3.9, with no GPU and no CUDA
-toolkit: the assembler and disassembler are those in triton's wheel.
+docs/lab/kernel_table.md lists and the tests hold to bounds. Works with triton 3.6 to 3.9, with no GPU and no
+CUDA toolkit: the assembler and disassembler are those in triton's wheel.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixkv_kernels.triton.kv_write import copy_kernel, write_kernel
+from radixkv_kernels.triton.copy import copy_kernel
+from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.tiles import CDNA, SEGMENT, Tile, choose_tile, launch_tile
-from radixkv_kernels.triton.unified_attention import attention_kernel, merge_kernel
+from radixkv_kernels.triton.unified_attention import attention_kernel
+from radixkv_kernels.triton.write import write_kernel
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -51,7 +53,6 @@ class Configuration:
     block_size: int = 16
     window: bool = False
     softcap: bool = False
-    alibi: bool = False
     sinks: bool = False
 
     def tiles(self, target: str) -> tuple[Tile, Tile]:
@@ -59,7 +60,7 @@ class Configuration:
         capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
         element = _BYTES[self.dtype]
         planned = choose_tile(self.head_size, self.heads[0] // self.heads[1], self.kind, element, capability)
-        featured = self.window or self.softcap or self.alibi or self.kv_dtype is not None
+        featured = self.window or self.softcap or self.kv_dtype is not None
         launched = launch_tile(
             planned, self.head_size, element, capability, block_size=self.block_size, featured=featured
         )
@@ -91,7 +92,6 @@ CONFIGURATIONS = [
     *_both("32:8 d128 fp8 e5m2 KV", (32, 8), 128, kv_dtype="fp8e5"),
     *_both("32:8 d128 int8 KV", (32, 8), 128, kv_dtype="i8"),
     *_both("32:8 d128 window", (32, 8), 128, window=True),
-    *_both("32:8 d128 ALiBi", (32, 8), 128, alibi=True),
     *_both("64:8 d64 window, sinks", (64, 8), 64, window=True, sinks=True),
     *_both("16:8 d256 window, softcap", (16, 8), 256, window=True, softcap=True),
     *_both("32:8 d128 block 256", (32, 8), 128, block_size=256),
@@ -134,7 +134,6 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
             "partial_out_ptr",
             "partial_stat_ptr",
             "sinks_ptr",
-            "slopes_ptr",
         ),
         "*fp32",
     )
@@ -154,7 +153,6 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "LONG": c.kind == "long",
         "WINDOW": c.window,
         "SOFTCAP": c.softcap,
-        "ALIBI": c.alibi,
         "SINKS": c.sinks,
         "QUANTIZED": c.kv_dtype is not None,
     }

@@ -10,7 +10,12 @@ benchmarks.tune` measures candidates on the GPU at hand and prints entries for t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+
+import torch
+
+from radixkv_kernels.interface import BackendConfig
 
 #: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 512
@@ -97,7 +102,7 @@ def launch_tile(
     item).
 
     Args:
-        featured: the layer has a window, softcap or ALiBi, or its cache is quantised.
+        featured: the layer has a window or softcap, or its cache is quantised.
     """
     if element_bytes != 2:
         return planned
@@ -116,3 +121,49 @@ def bucket(n: int) -> int:
         return n
     power = 1 << (n - 1).bit_length()
     return power * 3 // 4 if n <= power * 3 // 4 else power
+
+
+@functools.cache
+def capability_of(device: torch.device) -> int:
+    """Compute capability x 10; Hopper's for the interpreter, `CDNA` for AMD."""
+    if device.type != "cuda":
+        return 90
+    if torch.version.hip is not None:
+        return CDNA
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+class Tiling:
+    """The tiles of one backend.
+
+    Attributes:
+        segment: KV positions per segment.
+        short, long: what work is cut for.
+    """
+
+    segment = SEGMENT
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.config = config
+        self.capability = capability_of(config.spec.device)
+        self.long = self.choose("long")
+        self.short = self.long if config.deterministic else self.choose("short")
+
+    def choose(self, kind: str) -> Tile:
+        """The tile that work of a kind is cut for."""
+        config = self.config
+        element = config.compute_dtype.itemsize
+        return choose_tile(config.spec.head_size, config.group_size, kind, element, self.capability)
+
+    def launched(self, planned: Tile, featured: bool) -> Tile:
+        """The tile that a layer runs with; `featured`: see `launch_tile`."""
+        spec, element = self.config.spec, self.config.compute_dtype.itemsize
+        return launch_tile(
+            planned,
+            spec.head_size,
+            element,
+            self.capability,
+            block_size=spec.block_size,
+            featured=featured or spec.quantization is not None,
+        )

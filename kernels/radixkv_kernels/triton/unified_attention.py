@@ -15,13 +15,11 @@ loops::
 
     merge kernel, per row that has partials:  the same fold over the stored segments, in order of k
 
-Which rows share a tile, and which segments share an item, never enters a row's arithmetic. The fold uses
-explicit fused multiply-adds, so that both kernels round alike whatever the compiler fuses elsewhere.
+Which rows share a tile, and which segments share an item, never enters a row's arithmetic.
 
 Everything that changes from step to step is read from device memory, from one int32 array (the *blob*): item
 counts, where each list starts, positions, block tables. Grids come from buckets, and programs past the count
-return. A captured CUDA graph therefore replays with a new plan, and a plan outlives a step: a row's KV end is
-its position, which `TritonPlan.advance` moves on the device.
+return. A captured CUDA graph therefore replays with a new plan. A row's KV end is its position.
 """
 
 # Triton types its own source.
@@ -32,48 +30,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: Places in the blob's header.
-NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
-AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_BASE, AT_TABLES = 3, 4, 5, 6, 7, 8, 9
-HEADER = 16
-
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _fold(total_out, total_max, total_sum, out, top, sums):
-    """Fold a segment's partial into running totals; rows are the first dimension."""
-    new = tl.maximum(total_max, top)
-    # A row that has seen nothing yet stays at -inf, 0, 0.
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    keep = tl.exp2(total_max - safe)
-    add = tl.exp2(top - safe)
-    total_sum = tl.fma(sums, add, total_sum * keep)
-    add_rows = tl.broadcast_to(add[:, None], out.shape)
-    total_out = tl.fma(out, add_rows, total_out * keep[:, None])
-    return total_out, new, total_sum
-
-
-@triton.jit
-def _finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
-    """Output rows, with the sink's logit in the denominator."""
-    if SINKS:
-        logit = sink * LOG2E
-        new = tl.maximum(total_max, logit)
-        keep = tl.exp2(total_max - new)
-        total_sum = tl.fma(total_sum, keep, tl.exp2(logit - new))
-        total_out = total_out * keep[:, None]
-    # Padding rows of a tile saw nothing: their 0 / 0 would not be stored, but trips checks for NaN.
-    total_sum = tl.where(total_sum == 0.0, 1.0, total_sum)
-    return total_out / total_sum[:, None]
+from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 
 @triton.jit
 def _tile_step(
-    q, acc, top, sums, start, first_key, end_key, position, slope, head_base, key_ptr, value_ptr,
+    q, acc, top, sums, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, QUANTIZED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key)
     exist."""
@@ -121,8 +86,6 @@ def _tile_step(
         e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
         y = (1.0 - e) / (1.0 + e)
         s = cap * tl.where(x < 0, -y, y)
-    if ALIBI:
-        s += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
     if MASK:
         seen = (n[None, :] <= position[:, None]) & exists[None, :]
         if WINDOW:
@@ -150,10 +113,10 @@ def _tile_step(
 @triton.jit
 def attention_kernel(
     query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, out_ptr, partial_out_ptr, partial_stat_ptr,
-    blob_ptr, sinks_ptr, slopes_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
+    blob_ptr, sinks_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
@@ -188,9 +151,6 @@ def attention_kernel(
     inside = valid[:, None] & (d < D)[None, :]
     query_at = token.to(tl.int64) * query_token_stride + head * query_head_stride
     q = tl.load(query_ptr + query_at[:, None] + d[None, :], mask=inside, other=0.0)
-    slope = tl.zeros((BM,), tl.float32)
-    if ALIBI:
-        slope = tl.load(slopes_ptr + head, mask=valid, other=0.0) * LOG2E
     logit_scale = scale * LOG2E
     head_base = kv_head.to(tl.int64) * num_slots
     first_key = 0
@@ -217,24 +177,24 @@ def attention_kernel(
         if WINDOW:
             for n in range(start, free_start, BN):
                 acc, top, sums = _tile_step(
-                    q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                    q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
                     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                    D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+                    D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
                 )  # fmt: skip
         for n in range(free_start, free_end, BN):
             acc, top, sums = _tile_step(
-                q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
                 key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+                D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
             )  # fmt: skip
         for n in range(free_end, high, BN):
             acc, top, sums = _tile_step(
-                q, acc, top, sums, n, first_key, high, position, slope, head_base, key_ptr, value_ptr,
+                q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
                 key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, ALIBI, QUANTIZED,
+                D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
             )  # fmt: skip
         if final != 0:
-            total_out, total_max, total_sum = _fold(total_out, total_max, total_sum, acc, top, sums)
+            total_out, total_max, total_sum = fold(total_out, total_max, total_sum, acc, top, sums)
         else:
             # A row that saw no key of this segment owns no slot for it.
             stored = valid & (top > float("-inf"))
@@ -248,43 +208,6 @@ def attention_kernel(
         sink = tl.zeros((BM,), tl.float32)
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
-        result = _finish(total_out, total_max, total_sum, sink, SINKS)
+        result = finish(total_out, total_max, total_sum, sink, SINKS)
         out_at = (token.to(tl.int64) * HQ + head) * D
         tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def merge_kernel(
-    out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr, window,
-    HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BH: tl.constexpr, SEGMENT: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
-    """Grid (token bucket, ceil(HQ / BH)): fold the partials of BH heads of one token."""
-    index = tl.program_id(0)
-    if index >= tl.load(blob_ptr + 2):
-        return
-    head = tl.program_id(1) * BH + tl.arange(0, BH)
-    valid = head < HQ
-    d = tl.arange(0, DP)
-    inside = valid[:, None] & (d < D)[None, :]
-    token = tl.load(blob_ptr + tl.load(blob_ptr + 5) + index)
-    position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token)
-    base = tl.load(blob_ptr + tl.load(blob_ptr + 8) + token)
-    first = 0
-    if WINDOW:
-        first = tl.maximum(position - window + 1, 0) // SEGMENT
-    total_out = tl.zeros((BH, DP), tl.float32)
-    total_max = tl.full((BH,), float("-inf"), tl.float32)
-    total_sum = tl.zeros((BH,), tl.float32)
-    for k in range(first, position // SEGMENT + 1):
-        slot = (base + k).to(tl.int64) * HQ + head
-        out = tl.load(partial_out_ptr + slot[:, None] * D + d[None, :], mask=inside, other=0.0)
-        top = tl.load(partial_stat_ptr + slot * 2, mask=valid, other=0.0)
-        sums = tl.load(partial_stat_ptr + slot * 2 + 1, mask=valid, other=1.0)
-        total_out, total_max, total_sum = _fold(total_out, total_max, total_sum, out, top, sums)
-    sink = tl.zeros((BH,), tl.float32)
-    if SINKS:
-        sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
-    result = _finish(total_out, total_max, total_sum, sink, SINKS)
-    out_at = (token.to(tl.int64) * HQ + head) * D
-    tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

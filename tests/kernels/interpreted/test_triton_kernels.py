@@ -15,26 +15,34 @@ from hypothesis import strategies as st
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 from radixkv_kernels.kv_cache import quantize
 from radixkv_kernels.triton import backend as triton_backend
-from radixkv_kernels.triton import unified_attention
-from radixkv_kernels.triton.backend import TritonBackend, TritonPlan, bucket
-from radixkv_kernels.triton.tiles import Tile
+from radixkv_kernels.triton import merge, unified_attention
+from radixkv_kernels.triton.backend import TritonBackend
+from radixkv_kernels.triton.tiles import Tile, Tiling, bucket
 
 MIXED = [(1, 130), (20, 70), (0, 40), (1, 1), (5, 129)]
 SEGMENT = 64
 
 
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+class SmallTiling(Tiling):
     """Segments of 64 and tiles of 32 keys: several of each within contexts the interpreter can afford."""
-    monkeypatch.setattr(triton_backend, "SEGMENT", SEGMENT)
-    choose = triton_backend.choose_tile
 
-    def small(head_size: int, group: int, kind: str, element: int, capability: int) -> Tile:
-        tile = choose(head_size, group, kind, element, capability)
-        rows = max(16, group) if kind == "short" else max(32, group)
-        return dataclasses.replace(tile, rows=1 << (rows - 1).bit_length(), keys=32)
+    segment = SEGMENT
 
-    monkeypatch.setattr(triton_backend, "choose_tile", small)
+    def choose(self, kind: str) -> Tile:
+        rows = max(16 if kind == "short" else 32, self.config.group_size)
+        return dataclasses.replace(super().choose(kind), rows=1 << (rows - 1).bit_length(), keys=32)
+
+
+class HalvedTiling(SmallTiling):
+    """As if every layer had features that need a tile of half as many rows."""
+
+    def launched(self, planned: Tile, featured: bool) -> Tile:
+        return dataclasses.replace(planned, rows=planned.rows // 2)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_backend, "Tiling", SmallTiling)
 
 
 def sharing(batch: Batch, share: bool) -> TritonBackend:
@@ -63,7 +71,6 @@ def test_head_shapes(heads: tuple[int, int], head_size: int) -> None:
         {"window": 1},
         {"softcap": 2.0},
         {"sinks": torch.linspace(-2, 4, 4)},
-        {"alibi_slopes": 2.0 ** -torch.linspace(1, 8, 4)},
         {"window": 70, "softcap": 5.0, "sinks": torch.linspace(-2, 4, 4)},
     ],
 )
@@ -157,16 +164,11 @@ def test_split_long_contexts_merge_to_the_same_bits() -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_programs_that_share_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_share_an_item() -> None:
     """A layer whose features need a smaller tile runs the same plan, on several programs per item."""
     batch = make_batch("triton", DECODES, heads=(3, 1), head_size=16, shared=SHARED, deterministic=True)
-    expected = batch.attend()
-
-    def halved(planned: Tile, *_: Any, **__: Any) -> Tile:
-        return dataclasses.replace(planned, rows=planned.rows // 2)
-
-    monkeypatch.setattr(triton_backend, "launch_tile", halved)
-    assert torch.equal(batch.attend(), expected)
+    config = batch.backend.config
+    assert torch.equal(batch.attend(TritonBackend(config, HalvedTiling(config))), batch.attend())
 
 
 def test_padding_rows_are_untouched() -> None:
@@ -188,29 +190,6 @@ def test_plans_do_not_disturb_each_other() -> None:
     part.attend()
     again = batch.backend.attend(batch.kv, 0, batch.query, first, scale=batch.scale)
     assert torch.equal(expected, again)
-
-
-@pytest.mark.parametrize("shared", [None, {1: (0, 4)}])
-def test_a_plan_survives_steps(shared: dict[int, tuple[int, int]] | None) -> None:
-    """Advance a plan of decodes over a segment's edge and into new blocks; compare with fresh plans."""
-    batch = make_batch("triton", [(1, 134), (1, 90)], heads=(2, 1), head_size=16, shared=shared)
-    backend = TritonBackend(batch.backend.config, growth=1)
-    lengths = np.array([126, 80], np.int32)
-    plan = backend.plan(batch.query_starts, lengths, batch.block_tables)
-    for _ in range(8):
-        survivor = backend.attend(batch.kv, 0, batch.query, plan, scale=batch.scale)
-        fresh = backend.plan(batch.query_starts, lengths, batch.block_tables)
-        assert isinstance(fresh, TritonPlan)
-        assert torch.equal(survivor, batch.backend.attend(batch.kv, 0, batch.query, fresh, scale=batch.scale))
-        lengths = lengths + 1
-        backend.advance(plan, batch.block_tables)
-    # Request 0 has room up to 192: two segments when planned, and one of growth.
-    while plan.context_lengths[0] < 192:
-        backend.advance(plan)
-    with pytest.raises(ValueError, match="outgrow"):
-        backend.advance(plan)
-    with pytest.raises(ValueError, match="decodes"):
-        backend.advance(backend.plan(np.array([0, 2]), np.array([20]), batch.block_tables[:1]))
 
 
 class Recorder:
@@ -239,8 +218,8 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
     out = torch.zeros(6, 4, 16)
     query = torch.cat([batch.query, batch.query[:1]])
     with monkeypatch.context() as patch:
-        for name in ("attention_kernel", "merge_kernel"):
-            patch.setattr(unified_attention, name, Recorder(getattr(unified_attention, name), log))
+        for module, name in ((unified_attention, "attention_kernel"), (merge, "merge_kernel")):
+            patch.setattr(module, name, Recorder(getattr(module, name), log))
         backend.stage(plan, [None])
         key = backend.launch_key(plan, [None])
         backend.attend(batch.kv, 0, query, plan, scale=batch.scale, out=out)
@@ -364,9 +343,3 @@ def test_buckets() -> None:
         128,
     ]
     assert all(n <= bucket(n) <= max(1, n * 3 // 2) for n in range(1, 3000))
-
-
-def test_header_matches_the_kernel() -> None:
-    """The kernel spells the header's places as literals; the packer uses the names."""
-    assert unified_attention.AT_SHORT == 3
-    assert unified_attention.AT_TABLES == 9

@@ -1,1 +1,1 @@
-"""The CPU backend of the attention interface; a dense fallback in torch where numba is missing."""
+"""Attention that reads cache blocks in place, compiled by numba."""

@@ -34,16 +34,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.memory import (
-    aligned,
-    as_float,
-    compile_kernel,
-    f32,
-    f32_row,
-    i32,
-    pointer,
-    take,
-)
+from radixkv_kernels.cpu.attention.stored_rows import FLOAT32, element_size, widen
+from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32, f32_row, i32, pointer, take
 from radixkv_kernels.cpu.vectors import (
     CHUNK,
     GROUP,
@@ -57,10 +49,8 @@ from radixkv_kernels.cpu.vectors import (
     weigh,
 )
 
+#: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 256
-
-# Storage kinds.
-FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
 
 # Places in the int64 argument block.
 (
@@ -86,7 +76,6 @@ FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
     PARTIAL_MAX,
     PARTIAL_SUM,
     SINKS,
-    SLOPES,
     MERGE_TOKENS,
     NUM_MERGE,
     WINDOW,
@@ -95,17 +84,15 @@ FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 = range(6)
     BLOCK_SIZE,
     BLOCK_SHIFT,
     NUM_ARGUMENTS,
-) = range(31)
+) = range(30)
 
-_LOG2E = np.float32(1.4426950408889634)
-_NEG_INF = np.float32(-np.inf)
 _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
 
 #: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
 #: constant of that function, makes it compile anew when they change.
 _REVISION = LANES
-for _name in ("memory.py", "vectors.py"):
+for _name in ("memory.py", "vectors.py", "attention/stored_rows.py"):
     _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
 
 
@@ -137,69 +124,15 @@ def _finish(maximum: Any, total: Any, acc: Any, out: Any, sinks: int, head: int)
 
 
 @njit(forceinline=True)
-def _element_size(kind: int) -> int:
-    """Bytes of a stored element."""
-    if kind == FLOAT32:
-        return 4
-    return 2 if kind <= FLOAT16 else 1
-
-
-@njit(forceinline=True)
-def _widen(kind: int, address: int, scale: int, count: int, rows: Any) -> None:
-    """Stored rows as float32, times their scales if quantised; rows from `count` on become zero."""
-    size = rows.shape[1]
-    n = count * size
-    flat = f32_row(np.int64(rows.ctypes.data), rows.size)
-    if kind == FLOAT32:
-        wide = f32_row(address, n)
-        for i in range(n):
-            flat[i] = wide[i]
-    elif kind == BFLOAT16:
-        half = carray(pointer(address, np.uint16), (n,))
-        for i in range(n):
-            flat[i] = as_float(np.int32(half[i]) << np.int32(16))
-    elif kind == FLOAT16:
-        half = carray(pointer(address, np.uint16), (n,))
-        for i in range(n):
-            x = np.int32(half[i])
-            # The exponent's bias moves from 15 to 127; subnormals come out right as well.
-            moved = ((x & np.int32(0x7FFF)) << np.int32(13)) | ((x & np.int32(0x8000)) << np.int32(16))
-            flat[i] = as_float(np.int32(moved)) * np.float32(2.0**112)
-    elif kind == INT8:
-        small = carray(pointer(address, np.int8), (n,))
-        for i in range(n):
-            flat[i] = np.float32(small[i])
-    else:
-        byte = carray(pointer(address, np.uint8), (n,))
-        shift = np.int32(20) if kind == FP8_E4M3 else np.int32(21)
-        bias = np.float32(2.0**120) if kind == FP8_E4M3 else np.float32(2.0**112)
-        for i in range(n):
-            x = np.int32(byte[i])
-            moved = ((x & np.int32(0x7F)) << shift) | ((x & np.int32(0x80)) << np.int32(24))
-            flat[i] = as_float(np.int32(moved)) * bias
-    if kind >= INT8:
-        factors = f32_row(scale, count)
-        for r in range(count):
-            for i in range(size):
-                rows[r, i] *= factors[r]
-    for i in range(n, rows.size):
-        flat[i] = np.float32(0.0)
-
-
-@njit(forceinline=True)
-def _shape_logits(row: Any, position: int, low: int, softcap: Any, slope: Any) -> None:
-    """Softcap and ALiBi on a row of base-2 logits; column c is key position low + c."""
-    if softcap > 0:
-        cap = softcap * _LOG2E
-        for c in range(len(row)):
-            # tanh through 2 ** x of a non-positive argument, which cannot overflow.
-            x = row[c] / cap
-            t = exp2(abs(x) * (np.float32(-2.0) * _LOG2E))
-            y = (np.float32(1.0) - t) / (np.float32(1.0) + t)
-            row[c] = cap * (y if x >= 0 else -y)
-    if slope != 0:
-        for c in range(len(row)):
-            row[c] = fma(slope * _LOG2E, np.float32(low + c - position), row[c])
+def _soft_cap(row: Any, softcap: Any) -> None:
+    """softcap * tanh(x / softcap) on a row of base-2 logits."""
+    cap = softcap * _LOG2E
+    for c in range(len(row)):
+        # tanh through 2 ** x of a non-positive argument, which cannot overflow.
+        x = row[c] / cap
+        t = exp2(abs(x) * (np.float32(-2.0) * _LOG2E))
+        y = (np.float32(1.0) - t) / (np.float32(1.0) + t)
+        row[c] = cap * (y if x >= 0 else -y)
 
 
 @functools.cache
@@ -278,7 +211,7 @@ def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, squa
         if begin >= high:
             continue
         _score_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind, square)
-        _softmax_segment(arg, head, tokens, begin, high, weights, seg, group, window)
+        _softmax_segment(arg, tokens, begin, high, weights, seg, group, window)
         _weigh_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind)
         for r in range(rows):
             if seg[0, r] == _NEG_INF:
@@ -327,7 +260,7 @@ def _score_segment(
     Columns before begin and from high on get any value. Keys are transposed in squares of `square`.
     """
     q, weights, _, _, _, _, columns, wide, _ = scratch
-    row_bytes = head_size * _element_size(kind)
+    row_bytes = head_size * element_size(kind)
     columns_at = np.int64(columns.ctypes.data)
     for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
         first = max(begin // square * square, chunk)
@@ -341,7 +274,7 @@ def _score_segment(
                 next_key = arg[KEY] + _cache_row(arg, head, tables, after) * row_bytes
             value_at = arg[VALUE] + row * row_bytes
             if kind != FLOAT32:
-                _widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide[:square])
+                widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide[:square])
                 key_at = np.int64(wide.ctypes.data)
             transpose(
                 key_at,
@@ -364,7 +297,7 @@ def _score_segment(
 
 @njit(inline="always")
 def _softmax_segment(
-    arg: Any, head: int, tokens: Any, begin: int, high: int, weights: Any, seg: Any, group: int, window: int
+    arg: Any, tokens: Any, begin: int, high: int, weights: Any, seg: Any, group: int, window: int
 ) -> None:
     """Rows of logits to weights, their maxima and sums to `seg`. A row that sees nothing has maximum -inf."""
     low = begin // SEGMENT * SEGMENT
@@ -384,10 +317,8 @@ def _softmax_segment(
                 seg[0, r] = _NEG_INF
                 row[first:end_column] = np.float32(0.0)
                 continue
-            slope = np.float32(0.0)
-            if arg[SLOPES] != 0:
-                slope = f32(arg[SLOPES] + (head * group + g) * 4)[0]
-            _shape_logits(row[first:end_column], pos, low + first, softcap, slope)
+            if softcap > 0:
+                _soft_cap(row[first:end_column], softcap)
             for c in range(first, start):
                 row[c] = _NEG_INF
             for c in range(end, end_column):
@@ -409,7 +340,7 @@ def _weigh_segment(
 ) -> None:
     """seg_out[:rows] = weights . values over positions begin to high of one segment."""
     _, weights, seg_out, _, _, _, _, wide, places = scratch
-    row_bytes = head_size * _element_size(kind)
+    row_bytes = head_size * element_size(kind)
     for r in range(rows):
         for i in range(head_size):
             seg_out[r, i] = np.float32(0.0)
@@ -423,7 +354,7 @@ def _weigh_segment(
             # Slots past the context may hold NaN, which zero weights would not cancel.
             if kind != FLOAT32 or written < GROUP:
                 target = wide[groups * GROUP : (groups + 1) * GROUP]
-                _widen(kind, value_at, arg[VALUE_SCALE] + row * 4, written, target)
+                widen(kind, value_at, arg[VALUE_SCALE] + row * 4, written, target)
                 value_at = np.int64(target.ctypes.data)
             places[groups] = value_at
             groups += 1

@@ -1,4 +1,4 @@
-"""Launch the numba kernel: argument block, partial buffers, and the CPU's way of cutting work."""
+"""Launch the numba kernels: their argument block, and the memory of partials."""
 
 from __future__ import annotations
 
@@ -6,74 +6,23 @@ import numpy as np
 import torch
 
 from radixkv_kernels.cpu.attention import attention_kernel as na
+from radixkv_kernels.cpu.attention import stored_rows
+from radixkv_kernels.cpu.attention.plan import CpuPlan, tile_tokens
 from radixkv_kernels.cpu.openmp import run_parallel
-from radixkv_kernels.interface import AttentionPlan, BackendConfig, Scoring
+from radixkv_kernels.interface import BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
-from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
 
 _KINDS = {
-    torch.float32: na.FLOAT32,
-    torch.bfloat16: na.BFLOAT16,
-    torch.float16: na.FLOAT16,
-    torch.int8: na.INT8,
-    torch.float8_e4m3fn: na.FP8_E4M3,
-    torch.float8_e5m2: na.FP8_E5M2,
+    torch.float32: stored_rows.FLOAT32,
+    torch.bfloat16: stored_rows.BFLOAT16,
+    torch.float16: stored_rows.FLOAT16,
+    torch.int8: stored_rows.INT8,
+    torch.float8_e4m3fn: stored_rows.FP8_E4M3,
+    torch.float8_e5m2: stored_rows.FP8_E5M2,
 }
 
-#: Rows (token x head of a KV group) per tile: scores of a tile and a block of keys stay in the L1 cache.
-_TILE_ROWS = 48
 
-
-def work_settings(config: BackendConfig) -> WorkSettings:
-    """How the CPU cuts work: tiles of about 48 rows, four items a thread."""
-    tile = max(1, _TILE_ROWS // config.group_size)
-    return WorkSettings(
-        segment=na.SEGMENT,
-        block_size=config.spec.block_size,
-        num_kv_heads=config.spec.num_kv_heads,
-        short_tile=tile,
-        long_tile=tile,
-        group_tile=tile,
-        parallel=4 * torch.get_num_threads(),
-        share=config.share_prefixes,
-        # In keys' worth of reading: a partial is written and read once, about four keys of traffic per head.
-        load_cost=float(na.SEGMENT),
-        partial_cost=4.0 * config.group_size,
-    )
-
-
-class NumbaPlan(AttentionPlan):
-    """Work items per window, made on first use (models may mix windowed and full layers)."""
-
-    def __init__(self, config: BackendConfig, *args: object) -> None:
-        super().__init__(config, *args)  # type: ignore[arg-type]
-        self._settings = work_settings(config)
-        self.token_positions = self.positions()
-        self._work: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
-        self.work(None)
-
-    def work(self, window: int | None) -> tuple[WorkPlan, np.ndarray]:
-        """The plan for one window, and its items as one contiguous array."""
-        found = self._work.get(window)
-        if found is None:
-            plan = build_work(
-                self._settings,
-                self.query_starts,
-                self.context_lengths,
-                self.tables,
-                self.table_starts,
-                window,
-            )
-            items = np.ascontiguousarray(np.concatenate([plan.long_items, plan.short_items]))
-            found = self._work[window] = (plan, items)
-        return found
-
-
-def _float_rows(values: torch.Tensor | None) -> torch.Tensor | None:
-    return None if values is None else values.to(torch.float32).contiguous()
-
-
-class NumbaLauncher:
+class Launcher:
     """Runs plans on a cache. One per backend; holds the argument block and the partials' memory."""
 
     def __init__(self, config: BackendConfig) -> None:
@@ -98,9 +47,8 @@ class NumbaLauncher:
         a[na.NUM_BLOCKS] = spec.num_blocks
         a[na.BLOCK_SIZE] = spec.block_size
         a[na.BLOCK_SHIFT] = spec.block_size.bit_length() - 1
-        rows = max(1, _TILE_ROWS // config.group_size) * config.group_size
-        a[na.MAX_ROWS] = rows
-        self._prepared: tuple[NumbaPlan, int | None] | None = None
+        a[na.MAX_ROWS] = tile_tokens(config) * config.group_size
+        self._prepared: tuple[CpuPlan, int | None] | None = None
         self._kv: PagedKV | None = None
         self._layers: list[tuple[int, ...]] = []  # of that cache: addresses of each layer's tensors
 
@@ -109,7 +57,7 @@ class NumbaLauncher:
         kv: PagedKV,
         layer: int,
         query: torch.Tensor,
-        plan: NumbaPlan,
+        plan: CpuPlan,
         scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
@@ -121,7 +69,7 @@ class NumbaLauncher:
         self._counters.fill(0)
         self._scalars[0] = scoring.scale
         self._scalars[1] = 0.0 if scoring.softcap is None else scoring.softcap
-        sinks, slopes = _float_rows(scoring.sinks), _float_rows(scoring.alibi_slopes)
+        sinks = None if scoring.sinks is None else scoring.sinks.to(torch.float32).contiguous()
         stride = query.stride()
         a[na.QUERY], a[na.OUTPUT] = query.data_ptr(), out.data_ptr()
         a[na.QUERY_TOKEN_STRIDE], a[na.QUERY_HEAD_STRIDE] = stride[0], stride[1]
@@ -135,12 +83,11 @@ class NumbaLauncher:
         if len(addresses) > 2:
             a[na.KEY_SCALE], a[na.VALUE_SCALE] = addresses[2:]
         a[na.SINKS] = 0 if sinks is None else sinks.data_ptr()
-        a[na.SLOPES] = 0 if slopes is None else slopes.data_ptr()
         run_parallel(self._attend, self._address)
         if a[na.NUM_MERGE]:
             run_parallel(self._merge, self._address)
 
-    def _prepare(self, plan: NumbaPlan, window: int | None) -> None:
+    def _prepare(self, plan: CpuPlan, window: int | None) -> None:
         """Fill in what is the same for every layer of a plan and window."""
         work, items = plan.work(window)
         heads = self.config.num_query_heads

@@ -1,12 +1,15 @@
-"""Triton kernels that write new keys and values into the cache, and that copy blocks."""
+"""The Triton kernel that writes new keys and values into the cache, and its launcher."""
 
 # Triton types its own source.
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from radixkv_kernels.kv_cache import QUANTIZED_MAX, PagedKV
 
 
 @triton.jit
@@ -60,21 +63,43 @@ def write_kernel(
     )  # fmt: skip
 
 
-@triton.jit
-def copy_kernel(
-    data_ptr, copies_ptr, plane_size,
-    SLOT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Grid (copies, planes, chunks): copy the first slots of one block in one (layer, head) plane.
-
-    `data` holds planes of `plane_size` elements, a plane holds blocks of BLOCK slots of SLOT elements.
-    """
-    copy = copies_ptr + tl.program_id(0) * 3
-    source = tl.load(copy).to(tl.int64)
-    target = tl.load(copy + 1).to(tl.int64)
-    count = tl.load(copy + 2) * SLOT
-    plane = data_ptr + tl.program_id(1).to(tl.int64) * plane_size
-    at = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
-    inside = at < count
-    x = tl.load(plane + source * (BLOCK * SLOT) + at, mask=inside)
-    tl.store(plane + target * (BLOCK * SLOT) + at, x, mask=inside)
+def write_rows(
+    kv: PagedKV,
+    layer: int,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor | None,
+) -> None:
+    """See `AttentionBackend.write`."""
+    entries = slots.numel()
+    if entries == 0:
+        return
+    key = key if key.stride(2) == 1 else key.contiguous()
+    value = value if value.stride(2) == 1 else value.contiguous()
+    spec = kv.spec
+    key_scale = slots if kv.key_scale is None else kv.key_scale[layer]
+    value_scale = slots if kv.value_scale is None else kv.value_scale[layer]
+    quantization = spec.quantization
+    write_kernel[(entries,)](
+        key,
+        value,
+        kv.key[layer],
+        kv.value[layer],
+        key_scale,
+        value_scale,
+        slots,
+        slots if rows is None else rows,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        spec.num_blocks * spec.block_size,
+        1.0 if quantization is None else QUANTIZED_MAX[quantization],
+        HKV=spec.num_kv_heads,
+        HP=triton.next_power_of_2(spec.num_kv_heads),
+        D=spec.head_size,
+        DP=triton.next_power_of_2(spec.head_size),
+        KIND=0 if quantization is None else 1 if quantization == "int8" else 2,
+        HAS_ROWS=rows is not None,
+    )

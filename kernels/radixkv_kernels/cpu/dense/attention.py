@@ -1,7 +1,7 @@
 """Attention of one request's rows over contiguous keys and values, on CPU, returning the log-sum-exp.
 
 `dense_attention` picks torch's flash operator where the logits are plain, and explicit matrix products where
-they are not (softcap, ALiBi). Both return the log-sum-exp of each row, so that results over disjoint key
+they are not (softcap). Both return the log-sum-exp of each row, so that results over disjoint key
 ranges merge exactly (`merge_states`) and attention sinks are one factor at the end (`apply_sinks`).
 """
 
@@ -53,8 +53,7 @@ def dense_attention(
     Returns:
         `[Hq, n, D]` in the query's dtype.
     """
-    explicit = scoring.softcap is not None or scoring.alibi_slopes is not None
-    attention = _explicit if explicit else _flash_parts
+    attention = _flash_parts if scoring.softcap is None else _explicit
     out, lse = attention(query, key, value, query_position, key_position, scoring)
     return out if scoring.sinks is None else apply_sinks(out, lse, scoring.sinks)
 
@@ -104,7 +103,7 @@ def _explicit(
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrix products in float32 with the score matrix in memory, a tile of rows at a time."""
-    scale, softcap, slopes = scoring.scale, scoring.softcap, scoring.alibi_slopes
+    scale, softcap = scoring.scale, scoring.softcap
     num_heads, n, _ = query.shape
     num_kv_heads, m, _ = key.shape
     group = num_heads // num_kv_heads
@@ -120,12 +119,6 @@ def _explicit(
         logits = (torch.matmul(q, keys) * scale).view(num_heads, count, m)
         if softcap is not None:
             logits = torch.tanh_(logits.div_(softcap)).mul_(softcap)
-        if slopes is not None:
-            first = query_position + start
-            distance = torch.arange(key_position, key_position + m) - torch.arange(
-                first, first + count
-            ).unsqueeze(1)
-            logits += slopes.to(torch.float32)[:, None, None] * distance
         mask = visibility(count, m, query_position + start, key_position, scoring.window)
         logits.masked_fill_(~mask, float("-inf"))
         lse[:, start : start + step] = torch.logsumexp(logits, dim=-1)
@@ -166,7 +159,6 @@ def canonical_attention(
     total = rows.shape[1]
     position = (torch.arange(n) + query_position).repeat(group)
     position = torch.nn.functional.pad(position, (0, total - group * n), value=query_position)
-    slopes = _per_row(scoring.alibi_slopes, num_kv_heads, group, n, total)
     sink_logits = _per_row(scoring.sinks, num_kv_heads, group, n, total)
     out = torch.empty(num_kv_heads, total, head_size)
     for start in range(0, total, _TILE):
@@ -184,8 +176,6 @@ def canonical_attention(
             logits = torch.bmm(tile_rows, keys[:, :, place].contiguous())
             if scoring.softcap is not None:
                 logits = torch.tanh(logits / scoring.softcap) * scoring.softcap
-            if scoring.alibi_slopes is not None:
-                logits += slopes[:, tile] * (columns - tile_position)
             logits.masked_fill_(~visible, float("-inf"))
             seg_top = logits.amax(dim=-1, keepdim=True)
             hidden = seg_top == float("-inf")

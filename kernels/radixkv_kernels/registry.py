@@ -1,0 +1,68 @@
+"""Makes attention backends by name. A backend's package (triton, numba) loads only when it is made."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from radixkv_kernels.interface import AttentionBackend, BackendConfig
+from radixkv_kernels.kv_cache import KVSpec
+
+BACKENDS = ("cpu", "triton")
+#: Other names that are accepted: `torch` is what the CPU backend was called first.
+ALIASES = {"torch": "cpu"}
+
+
+def numba_available() -> bool:
+    """Whether the compiled CPU kernels can be used (the `cpu` extra)."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def make_backend(
+    name: str,
+    *,
+    num_query_heads: int,
+    spec: KVSpec,
+    compute_dtype: torch.dtype,
+    deterministic: bool = False,
+    share_prefixes: bool = True,
+    max_num_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> AttentionBackend:
+    """Build the attention backend of one model.
+
+    Args:
+        name: `cpu` (`torch` is an alias) or `triton` (GPU; also CPU tensors under Triton's interpreter).
+        num_query_heads, spec, compute_dtype, deterministic, share_prefixes, max_num_tokens, max_num_seqs,
+            max_model_len: see `BackendConfig`.
+
+    Raises:
+        ValueError: an unknown name, or values that do not fit together.
+        ImportError: the backend's package (triton) is not installed.
+    """
+    config = BackendConfig(
+        num_query_heads=num_query_heads,
+        spec=spec,
+        compute_dtype=compute_dtype,
+        deterministic=deterministic,
+        share_prefixes=share_prefixes,
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    name = ALIASES.get(name, name)
+    if name == "triton":
+        from radixkv_kernels.triton.backend import TritonBackend
+
+        return TritonBackend(config)
+    if name != "cpu":
+        raise ValueError(f"unknown attention backend {name!r}: one of {', '.join(BACKENDS)}")
+    if numba_available():
+        from radixkv_kernels.cpu.attention.backend import CpuBackend
+
+        return CpuBackend(config)
+    from radixkv_kernels.cpu.dense.backend import DenseBackend
+
+    return DenseBackend(config)

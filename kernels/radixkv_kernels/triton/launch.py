@@ -1,0 +1,116 @@
+"""Checked launches of the attention and merge kernels over one window's plan on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from radixkv_kernels.interface import BackendConfig, Scoring
+from radixkv_kernels.kv_cache import PagedKV
+from radixkv_kernels.triton import merge, unified_attention
+from radixkv_kernels.triton.plan_buffers import PlanBuffers
+from radixkv_kernels.triton.tiles import Tile, Tiling
+
+
+class Launcher:
+    """Launches one backend's kernels."""
+
+    def __init__(self, config: BackendConfig, tiling: Tiling) -> None:
+        self.config, self.tiling = config, tiling
+        # Stands for tensors that a layer does not have; the kernels don't read it.
+        self._none = torch.zeros(1, dtype=torch.float32, device=config.spec.device)
+
+    def attend(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        grids: tuple[int, int, int],
+        buffers: PlanBuffers,
+        scoring: Scoring,
+        out: torch.Tensor,
+    ) -> None:
+        """Attend a staged plan into `out`, which must be contiguous; `grids` are the plan's.
+
+        Raises:
+            ValueError: `out` is not contiguous.
+        """
+        if not out.is_contiguous():
+            raise ValueError("out must be contiguous")
+        query = query if query.stride(2) == 1 else query.contiguous()
+        sinks = self._none if scoring.sinks is None else scoring.sinks.to(torch.float32)
+        shape = {
+            "HQ": self.config.num_query_heads,
+            "D": kv.spec.head_size,
+            "DP": max(16, triton.next_power_of_2(kv.spec.head_size)),
+            "SEGMENT": self.tiling.segment,
+            "WINDOW": scoring.window is not None,
+            "SINKS": scoring.sinks is not None,
+        }
+        short, long, merged = grids
+        for planned, grid, is_long in ((self.tiling.long, long, True), (self.tiling.short, short, False)):
+            if grid:
+                self._attend(kv, layer, query, buffers, scoring, sinks, out, planned, grid, is_long, shape)
+        if merged:
+            heads = min(4, triton.next_power_of_2(self.config.num_query_heads))
+            merge.merge_kernel[(merged, -(-self.config.num_query_heads // heads))](
+                out,
+                buffers.partial_out,
+                buffers.partial_stat,
+                buffers.blob,
+                sinks,
+                scoring.window or 0,
+                BH=heads,
+                num_warps=4,
+                **shape,
+            )
+
+    def _attend(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        buffers: PlanBuffers,
+        scoring: Scoring,
+        sinks: torch.Tensor,
+        out: torch.Tensor,
+        planned: Tile,
+        grid: int,
+        is_long: bool,
+        shape: dict[str, Any],
+    ) -> None:
+        """Run the attention kernel over the short or the long items of a plan."""
+        spec, group, softcap = self.config.spec, self.config.group_size, scoring.softcap
+        tile = self.tiling.launched(planned, featured=scoring.window is not None or softcap is not None)
+        split = -(-(planned.rows // group) // (tile.rows // group))
+        unified_attention.attention_kernel[(grid * split, spec.num_kv_heads)](
+            query,
+            kv.key[layer],
+            kv.value[layer],
+            self._none if kv.key_scale is None else kv.key_scale[layer],
+            self._none if kv.value_scale is None else kv.value_scale[layer],
+            out,
+            buffers.partial_out,
+            buffers.partial_stat,
+            buffers.blob,
+            sinks,
+            scoring.scale,
+            0.0 if softcap is None else softcap,
+            scoring.window or 0,
+            query.stride(0),
+            query.stride(1),
+            spec.num_blocks * spec.block_size,
+            HKV=spec.num_kv_heads,
+            BM=tile.rows,
+            SPLIT=split,
+            BN=tile.keys,
+            BLOCK=spec.block_size,
+            LONG=is_long,
+            SOFTCAP=softcap is not None,
+            QUANTIZED=spec.quantization is not None,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **shape,
+        )

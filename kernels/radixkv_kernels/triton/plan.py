@@ -1,0 +1,115 @@
+"""One step's work on the GPU: how it is cut, and packed into one int32 array, the *blob*, that kernels read.
+
+blob = header | short items | long items | tokens to merge | tokens | positions | partial bases | tables
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
+from radixkv_kernels.triton.tiles import Tiling, bucket
+from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
+
+#: Places in the blob's header; the kernels spell them as literals.
+NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
+AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_BASE, AT_TABLES = 3, 4, 5, 6, 7, 8, 9
+HEADER = 16
+
+
+@functools.cache
+def _programs(device: torch.device) -> int:
+    """Items that fill the machine about twice: later ones even out earlier ones."""
+    if device.type != "cuda":
+        return 16
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
+    """How the GPU cuts work.
+
+    The cost model counts bytes per KV head. Attending a segment for m requests together saves m - 1
+    readings of its keys and values; each token pays one partial written and read back (float32 rows and two
+    numbers). What is saved in total must outweigh the extra launch and the waiting it adds (about 5 us of
+    memory traffic).
+    """
+    spec = config.spec
+    group = config.group_size
+    element = spec.storage_dtype.itemsize
+    return WorkSettings(
+        segment=tiling.segment,
+        block_size=spec.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        short_tile=tiling.short.rows // group,
+        long_tile=tiling.long.rows // group,
+        group_tile=tiling.long.rows // group,
+        parallel=_programs(spec.device),
+        share=config.share_prefixes,
+        load_cost=2.0 * tiling.segment * spec.head_size * element,
+        partial_cost=2.0 * group * (spec.head_size + 2) * 4,
+        min_saving=0.0 if spec.device.type != "cuda" else 16e6 / spec.num_kv_heads,
+    )
+
+
+class TritonPlan(AttentionPlan):
+    """One step's work. Packed per window, on first use, into the backend's device buffer for that window."""
+
+    def __init__(
+        self,
+        config: BackendConfig,
+        settings: WorkSettings,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        tables: BlockTables,
+    ) -> None:
+        super().__init__(config, query_starts, context_lengths, tables)
+        self._settings = settings
+        self.token_positions = self.positions()
+        self._packed: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
+        self.work(None)
+
+    def work(self, window: int | None) -> WorkPlan:
+        """The work items for one window."""
+        return self.packed(window)[0]
+
+    def packed(self, window: int | None) -> tuple[WorkPlan, np.ndarray]:
+        """The work items for one window, and the blob that holds them: header, lists, positions, tables."""
+        found = self._packed.get(window)
+        if found is None:
+            work = build_work(
+                self._settings,
+                self.query_starts,
+                self.context_lengths,
+                self.tables,
+                self.table_starts,
+                window,
+            )
+            found = self._packed[window] = (work, self._pack(work))
+        return found
+
+    def grids(self, window: int | None) -> tuple[int, int, int]:
+        """Programs (per KV head or head tile) of the short items, the long items and the merge."""
+        work = self.packed(window)[0]
+        return bucket(len(work.short_items)), bucket(len(work.long_items)), bucket(len(work.merge_tokens))
+
+    def _pack(self, work: WorkPlan) -> np.ndarray:
+        parts = {
+            AT_SHORT: work.short_items,
+            AT_LONG: work.long_items,
+            AT_MERGE: work.merge_tokens,
+            AT_TOKENS: work.tokens,
+            AT_POSITIONS: self.token_positions,
+            AT_BASE: work.partial_base,
+            AT_TABLES: self.tables,
+        }
+        header = np.zeros(HEADER, dtype=np.int32)
+        header[NUM_SHORT], header[NUM_LONG] = len(work.short_items), len(work.long_items)
+        header[NUM_MERGE] = len(work.merge_tokens)
+        at = HEADER
+        for place, part in parts.items():
+            header[place] = at
+            at += part.size
+        return np.concatenate([header, *(part.reshape(-1) for part in parts.values())])
