@@ -1,0 +1,95 @@
+"""What ties our source files together, read from their syntax trees: imports, cycles, private attributes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "radixkv": ROOT / "radixkv",
+    "radixkv_kernels": ROOT / "kernels" / "radixkv_kernels",
+    "radixkv_server": ROOT / "server" / "radixkv_server",
+}
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """Module name -> syntax tree, of all three packages."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def imports_of(module: str) -> frozenset[str]:
+    """Every module that a file names in an import: at its top, for type checking, or inside a function."""
+    names = set()
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{module} uses a relative import"
+            assert node.level == 0, f"{module} uses a relative import"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                names.add(submodule if submodule in modules() else node.module)
+    return frozenset(names - {module})
+
+
+def cycles() -> list[list[str]]:
+    """Groups of files that import each other in a circle (strongly connected, by Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in sorted(imports_of(name) & modules().keys()):
+            if target not in index:
+                visit(target)
+            if target in stack:
+                low[name] = min(low[name], low[target])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            group = stack[at:]
+            del stack[at:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in modules():
+        if name not in index:
+            visit(name)
+    return found
+
+
+def _owned(tree: ast.Module) -> set[str]:
+    """Names that a file defines: attributes it reads or sets on self or cls, functions, classes."""
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_own(node)} | {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+
+
+def _is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def foreign_private_attributes() -> Iterator[tuple[str, int, str]]:
+    """(module, line, expression) of each `other._name` that only other files of ours define."""
+    owned = {name: _owned(tree) for name, tree in modules().items()}
+    for module, tree in modules().items():
+        elsewhere = set().union(*(names for other, names in owned.items() if other != module))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or _is_own(node) or not re.match(r"_[a-z]", node.attr):
+                continue
+            if node.attr in elsewhere - owned[module]:
+                yield module, node.lineno, ast.unparse(node)
