@@ -14,16 +14,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.text.control_tokens import ControlTokens
 from radixkv.text.incremental_decoding import (
-    ByteLevelDecoder,
+    DecoderChain,
     IncrementalDecoder,
-    WindowDecoder,
     byte_level_bytes,
     is_byte_token,
 )
@@ -87,12 +85,11 @@ class Tokenizer:
             backend, {i: token.content for i, token in added.items() if token.special or i in framing}
         )
         self._added_ids = frozenset(added)
-        self._decoder_types = _decoder_types(backend.decoder)
-        self._byte_level = self._decoder_types == ["ByteLevel"]
+        self._decoders = DecoderChain(backend)
         self._token_bytes: dict[int, bytes] = {}
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoder_types) or 'none'})"
+        return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoders.types) or 'none'})"
 
     @property
     def has_chat_template(self) -> bool:
@@ -242,11 +239,7 @@ class Tokenizer:
     def stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for one growing output; its pieces concatenate to what `decode` gives."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
-        if self._byte_level:
-            return ByteLevelDecoder(lambda token: b"" if token in skipped else self.token_bytes(token))
-        return WindowDecoder(
-            self._backend, skipped.__contains__, joins_bytes="ByteLevel" in self._decoder_types
-        )
+        return self._decoders.decoder(self.token_bytes, skipped.__contains__)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
@@ -263,24 +256,15 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""
-        if self._byte_level:
+        if self._decoders.byte_level:
             return byte_level_bytes(token)
         if token_id in self._added_ids:
             return str(token).encode("utf-8")
-        if is_byte_token(token) and "ByteFallback" in self._decoder_types:
+        if is_byte_token(token) and "ByteFallback" in self._decoders.types:
             return bytes([int(token[3:5], 16)])
-        if "WordPiece" in self._decoder_types:
+        if "WordPiece" in self._decoders.types:
             return (token[2:] if token.startswith("##") else " " + token).encode("utf-8")
         return token.replace("\u2581", " ").encode("utf-8")
-
-
-def _decoder_types(decoder: Any) -> list[str]:
-    """The names of a decoder's parts in order, e.g. ["Replace", "ByteFallback", "Fuse", "Strip"]."""
-    if decoder is None:
-        return []
-    state = json.loads(decoder.__getstate__())
-    parts = state["decoders"] if state.get("type") == "Sequence" else [state]
-    return [part["type"] for part in parts]
 
 
 def _require_encodable(text: str, param: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENIZERS, byte_level_tokenizer
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.text.tokenizer import Tokenizer
@@ -35,121 +31,6 @@ some_examples = settings(max_examples=150, deadline=None)
 
 def user(text: Any) -> dict[str, Any]:
     return {"role": "user", "content": text}
-
-
-def streamed(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> str:
-    """The concatenation of what a stream emits when `ids` come in pieces of the sizes `cuts`."""
-    stream = tokenizer.stream(skip_special_tokens=skip)
-    pieces = []
-    at = 0
-    for size in cuts:
-        pieces.append(stream.push(ids[at : at + size]))
-        at += size
-    pieces.append(stream.push(ids[at:]))
-    pieces.append(stream.finish())
-    return "".join(pieces)
-
-
-class TestStreaming:
-    @some_examples
-    @given(kinds, st.data(), st.booleans())
-    def test_random_ids(self, kind: str, data: st.DataObject, skip: bool) -> None:
-        """Random ids are mostly invalid UTF-8, with special and unknown tokens between."""
-        tokenizer = _TOKENIZERS[kind]
-        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
-        cuts = data.draw(st.lists(st.integers(0, 4), max_size=40))
-        assert streamed(tokenizer, ids, cuts, skip) == tokenizer.decode(ids, skip)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_unknown_ids_add_nothing(self, kind: str) -> None:
-        tokenizer = _TOKENIZERS[kind]
-        unknown = tokenizer.vocab_size + 50
-        ids = [0, unknown, 0, unknown, unknown, 0]
-        assert streamed(tokenizer, ids, [1] * 6, False) == tokenizer.decode(ids, False)
-
-    @some_examples
-    @given(st.lists(st.integers(3, 258), max_size=30), st.booleans())
-    def test_random_byte_tokens(self, ids: list[int], one_by_one: bool) -> None:
-        """Of a byte-fallback tokenizer: the validity of a run of bytes is decided for the whole run."""
-        tokenizer = _TOKENIZERS["byte-fallback"]
-        ids = [*ids, 300, *ids]
-        assert streamed(tokenizer, ids, [1] * len(ids) if one_by_one else [], True) == tokenizer.decode(ids)
-
-    @some_examples
-    @given(kinds, texts)
-    def test_text_one_token_at_a_time(self, kind: str, text: str) -> None:
-        tokenizer = _TOKENIZERS[kind]
-        ids = tokenizer.encode(text)
-        stream = tokenizer.stream()
-        pieces = [stream.push([token]) for token in ids]
-        assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
-        if "\ufffd" not in text and kind == "byte-level":
-            assert not any("\ufffd" in piece for piece in pieces)
-
-    @given(texts)
-    @some_examples
-    def test_round_trip_of_byte_level(self, text: str) -> None:
-        tokenizer = _TOKENIZERS["byte-level"]
-        ids = tokenizer.encode(text, allow_special=False)
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-    def test_a_character_comes_whole(self) -> None:
-        tokenizer = _TOKENIZERS["byte-level"]
-        ids = [token for byte in "🚀".encode() for token in self.byte_ids(tokenizer, byte)]
-        stream = tokenizer.stream()
-        assert [stream.push([token]) for token in ids] == ["", "", "", "🚀"]
-        assert stream.finish() == ""
-
-    def byte_ids(self, tokenizer: Tokenizer, byte: int) -> list[int]:
-        return [
-            token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == bytes([byte])
-        ][:1]
-
-    def test_half_a_character_at_the_end(self) -> None:
-        tokenizer = _TOKENIZERS["byte-level"]
-        stream = tokenizer.stream()
-        assert stream.push(self.byte_ids(tokenizer, 0xF0)) == ""
-        assert stream.finish() == "\ufffd"
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_special_tokens_are_skipped_or_shown(self, kind: str) -> None:
-        tokenizer = _TOKENIZERS[kind]
-        _, end = FRAMES[kind]
-        ids = [*tokenizer.encode("the", add_special_tokens=False), 2]
-        assert end not in streamed(tokenizer, ids, [], True)
-        assert end in streamed(tokenizer, ids, [], False)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_cost_per_token_is_constant(self, kind: str) -> None:
-        """The second half of a long stream costs what the first did (a quadratic one would cost 3x)."""
-        tokenizer = _TOKENIZERS[kind]
-        ids = tokenizer.encode("The quick brown fox 東 " * 40, add_special_tokens=False)
-        ids = (ids * (8_000 // len(ids) + 1))[:8_000]
-        ratios = []
-        for _ in range(5):
-            stream = tokenizer.stream()
-            halves = []
-            for half in (ids[:4_000], ids[4_000:]):
-                started = time.thread_time()
-                for token in half:
-                    stream.push([token])
-                halves.append(time.thread_time() - started)
-            ratios.append(halves[1] / halves[0])
-        assert min(ratios) < 1.7
-
-    def test_other_decoders(self) -> None:
-        """No decoder at all: tokens are joined by spaces."""
-        backend = Backend(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
-        backend.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-        assert (
-            streamed(tokenizer, [1, 2, 0, 1], [1, 1, 1, 1], True)
-            == tokenizer.decode([1, 2, 0, 1])
-            == "a b <unk> a"
-        )
-        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
-        tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-        assert streamed(tokenizer, [1, 2], [1], True) == tokenizer.decode([1, 2]) == "ab"
 
 
 class TestTokenTexts:
