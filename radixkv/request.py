@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_N = 128
+#: Below this a temperature is 0: what it divides by would overflow float32.
+MIN_TEMPERATURE = 1e-5
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
@@ -44,14 +48,14 @@ class SamplingParams:
     Args:
         max_tokens: most tokens to generate (>= 1); None: up to the model's context limit.
         min_tokens: no stop token or stop string ends the output before this many tokens.
-        temperature: >= 0; 0 is greedy (argmax).
+        temperature: [0, 100]; 0 (and what is below 1e-5) is greedy (argmax).
         top_p: nucleus share in (0, 1].
         top_k: keep the k likeliest tokens; 0 or -1: all.
         min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
         presence_penalty: [-2, 2], subtracted once from each token already generated (OpenAI).
         frequency_penalty: [-2, 2], subtracted per occurrence among the generated tokens (OpenAI).
-        repetition_penalty: > 0, divides (multiplies negative) logits of tokens in prompt and output (CTRL,
-            arXiv 1909.05858); 1 is off.
+        repetition_penalty: [0.01, 100], divides (multiplies negative) logits of tokens in prompt and output
+            (CTRL, arXiv 1909.05858); 1 is off.
         logit_bias: token id -> number in [-100, 100] added to its logit.
         seed: integer in [-2**63, 2**63) that makes sampling reproducible whatever else runs; None: random.
         n: samples to return.
@@ -108,10 +112,11 @@ class SamplingParams:
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
         for name, low, high in (
-            ("temperature", 0.0, math.inf),
+            ("temperature", 0.0, MAX_TEMPERATURE),
             ("min_p", 0.0, 1.0),
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         ):
             value = getattr(self, name)
             _require(
@@ -128,11 +133,6 @@ class SamplingParams:
             _is_int(self.top_k) and self.top_k >= -1,
             "top_k",
             f"top_k must be -1 or 0 (all tokens) or a positive integer, not {self.top_k!r}",
-        )
-        _require(
-            _is_number(self.repetition_penalty) and self.repetition_penalty > 0.0,
-            "repetition_penalty",
-            f"repetition_penalty must be a number above 0, not {self.repetition_penalty!r}",
         )
         _require(
             _is_int(self.n) and 1 <= self.n <= MAX_N,
@@ -203,7 +203,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Whether the likeliest token is taken, without a draw."""
+        return self.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)

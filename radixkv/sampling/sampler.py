@@ -111,7 +111,8 @@ class SamplingState:
             logits -= params.frequency_penalty * self._counts
             logits -= params.presence_penalty * (self._counts > 0)
         if self.num_generated < params.min_tokens and len(self._end):
-            logits[self._end.to(device)] = -torch.inf
+            ends = self._end[(self._end >= 0) & (self._end < len(logits))]  # others can't be chosen anyway
+            logits[ends.to(device)] = -torch.inf
 
     def fork(self, seed: int) -> SamplingState:
         """The state of another sample of the same prompt, before its first token."""
