@@ -141,8 +141,6 @@ def _account(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk) -> None:
         cache._on_acquire(num_tokens, cached)
     if cache.policy.uses_ghosts and walk.depth + walk.partial < num_tokens:
         _tell_ghost_hit(cache, data, lease._space, walk)
-    if cache._lagging:
-        cache._resync()
 
 
 def _tell_ghost_hit(cache: PrefixCache, data: bytes, space: Space, walk: Walk) -> None:

@@ -1,8 +1,7 @@
 """Committing: bringing the tree up to what leases have committed.
 
 One block at a time, a lease's next tokens either join the tree (`_insert`), or are there already in whole
-blocks (`_converge`: the lease takes those and frees its own), or must wait (*lagging*) because another cached
-block begins with the same partial block, or because forks that can't follow share it.
+blocks (`_dedupe`: the lease takes those and frees its own).
 
     root ── [b0 b1]                    lease: b0 b1 | p2 p3      p2 p3 private
     root ── [b0 b1 p2 p3]              nothing hung below: the node was extended
@@ -10,6 +9,10 @@ block begins with the same partial block, or because forks that can't follow sha
                      └─ [c2 c3']
     root ── [b0 b1] ── [c2] ─┬─ [p3]   c2 holds the tokens of p2: p2 is freed, the block table says c2
                              └─ [c3']
+
+A partial block is its lease's own while it grows: it joins the tree beside others that hold the same tokens,
+and is deduped when it is full. What a lease has committed waits outside the tree only while blocks of it are
+shared with a fork that can't follow; the lease's next call tries again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from radixkv.cache.holding import drop_covered, hold, release_hold, unprotect
+from radixkv.cache.holding import drop_covered, hold, release_hold
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, Node, Space
 
@@ -32,112 +35,67 @@ def sync(lease: Lease) -> int:
     """
     cache = lease._cache
     shared_until = 0
-    if cache._lagging:
-        cache._lagging.pop(lease, None)
     if not cache.enabled or lease._is_unshareable:
         return 0
     tree = cache._tree
-    size, block_bytes = tree.block_size, tree.block_bytes
+    size = tree.block_size
     while lease._tree_tokens < lease.num_committed:
         pos = lease._tree_tokens
-        if pos % size:
-            converged = _sync_tail(lease, pos, min(lease.num_committed, pos - pos % size + size))
-            if converged is None:
-                cache._lagging[lease] = None
-                break
-            shared_until = max(shared_until, converged)
-            continue
+        start = pos - pos % size
         limit, space = lease.num_committed, lease._space
         if pos < lease._public_tokens:
             limit, space = min(limit, lease._public_tokens), cache._public.space
         node = lease._node
-        siblings = node.children if node.space is space else tree.children_of(node, space)
-        if siblings is not None:
-            first = bytes(lease._tokens[pos * TOKEN_BYTES : min(pos + size, limit) * TOKEN_BYTES])
-            if len(first) == block_bytes:
-                child = siblings.find(first)
+        end = start + size
+        if pos == start or len(node.blocks) == 1:  # the next block is, or is to be, a child's first one
+            above = node if pos == start else node.parent
+            assert above is not None
+            siblings = above.children if above.space is space else tree.children_of(above, space)
+            if siblings is not None and end <= limit:
+                child = siblings.find(bytes(lease._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
                 if child is not None:
-                    shared_until = _converge(lease, child, pos, limit)
+                    shared_until = _dedupe(lease, child, start, limit)
                     continue
-            elif siblings.covers(first) is not None:
-                cache._lagging[lease] = None
-                break
-        if not _insert(lease, pos, limit, space, siblings):
-            cache._lagging[lease] = None
+        if pos != start:
+            _grow_tail(lease, pos, min(limit, end))
+        elif not _insert(lease, pos, limit, space, siblings):
             break
     return shared_until
 
 
-def _sync_tail(lease: Lease, pos: int, end: int) -> int | None:
-    """Grow the tree's partial block [.., pos) to `end`; None: a sibling covers it already.
-
-    Returns where tokens shared with others end: 0, or the end of the block after converging.
-    """
+def _grow_tail(lease: Lease, pos: int, end: int) -> None:
+    """Grow the tree's partial block [.., pos) to `end`, for the lease and the forks that share it."""
     cache = lease._cache
-    tree = cache._tree
     node = lease._node
-    start = pos - pos % cache.block_size
-    if len(node.blocks) == 1:
-        parent = node.parent
-        assert parent is not None
-        siblings = tree.children_of(parent, node.space)
-        assert siblings is not None
-        grown = bytes(lease._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        if len(grown) == tree.block_bytes:
-            child = siblings.find(grown)
-            if child is not None:
-                _leave_stub(lease, parent, start)
-                return _converge(lease, child, start, end)
-        elif siblings.covers(grown) is not None:
-            return None
-    tree.extend_tail(node, lease._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
+    cache._tree.extend_tail(node, lease._tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
     for sibling in lease._family or ():
         if sibling._node is node and sibling._tree_tokens == pos:
             sibling._tree_tokens = end
     lease._tree_tokens = end
     drop_covered(cache, node)
-    return 0
 
 
-def _leave_stub(lease: Lease, parent: Node, start: int) -> None:
-    """Go back above a node that consists of this lease's partial block; its block becomes private."""
-    cache = lease._cache
-    stub = lease._node
-    hold(cache, parent)
-    lease._node = parent
-    stub.holders -= 1
-    if stub.holders or stub.refs > 1:
-        # Others need the block where it is: this lease keeps no claim on it, since it converges next.
-        unprotect(cache, stub)
-        lease._table[start // cache.block_size] = -1
-    else:
-        group = stub.space.group
-        cache._tree.trim(stub, 1)
-        group.used -= 1
-        lease._space.group.used += 1
-    lease._tree_tokens = start
+def _dedupe(lease: Lease, child: Node, start: int, limit: int) -> int:
+    """Take over a child whose first block holds the lease's tokens from `start` on; returns where it ends.
 
-
-def _converge(lease: Lease, child: Node, pos: int, limit: int) -> int:
-    """Follow a child whose first block is this lease's next one; returns where it ends. O(tokens shared).
-
-    Every block followed replaces a private one of the lease, which is freed.
+    Every block taken over replaces one of the lease: private ones are freed, a partial one in the tree is
+    covered now and goes with its last holder. O(tokens shared).
     """
     cache = lease._cache
     tree = cache._tree
     size = cache.block_size
-    limit = min(limit, pos + len(child.blocks) * size)
-    same = shared_bytes(child.key, bytes(lease._tokens[pos * TOKEN_BYTES : limit * TOKEN_BYTES]))
+    limit = min(limit, start + len(child.blocks) * size)
+    same = shared_bytes(child.key, bytes(lease._tokens[start * TOKEN_BYTES : limit * TOKEN_BYTES]))
     count = same // tree.block_bytes
     target = tree.split(child, count) if count < len(child.blocks) else child
-    first = pos // size
-    own = array("i", [block for block in lease._table[first : first + count] if block >= 0])
+    first = start // size
+    own = lease._table[-(-lease._tree_tokens // size) : first + count]
     hold(cache, target)
     release_hold(cache, lease._node)
     lease._node = target
     cache._capacity.free_private(own, lease._space.group)
     lease._table[first : first + count] = target.blocks
-    lease._tree_tokens = lease._own_from = pos + count * size
+    lease._tree_tokens = lease._own_from = start + count * size
     return lease._tree_tokens
 
 
@@ -179,7 +137,7 @@ def _insert(lease: Lease, pos: int, end: int, space: Space, siblings: Children |
         node.holders -= 1
         space.group.protected += num_blocks
         lease._node = child
-        if siblings is not None and siblings.stubs:
+        if siblings is not None:
             drop_covered(cache, child)
     if space.group is not lease._space.group:
         space.group.used += num_blocks
@@ -246,4 +204,3 @@ def _follow(lease: Lease, leader: Lease, num_blocks: int) -> None:
     lease._table[:num_blocks] = leader._table[:num_blocks]
     release_hold(cache, old)
     cache._capacity.free_private(duplicates, lease._space.group)
-    cache._lagging.pop(lease, None)

@@ -41,7 +41,6 @@ def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> Non
             _make_private(cache, lease, below, counts, owners)
             if lease is not owner:
                 lease._is_unshareable = True
-                cache._lagging.pop(lease, None)
     for node in reversed(list(below)):
         group = node.space.group
         blocks = cache._tree.trim(node, len(node.blocks))

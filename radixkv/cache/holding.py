@@ -31,22 +31,15 @@ def unprotect(cache: PrefixCache, node: Node) -> None:
     """Drop a reference to `node`; a partial block that a sibling covers goes with its last one."""
     tree = cache._tree
     tree.unprotect(node)
-    if not node.refs and len(node.key) < tree.block_bytes and node.parent is not None:
-        siblings = tree.children_of(node.parent, node.space)
-        if siblings is not None and siblings.covers_more(bytes(node.key)) is not None:
-            forget(cache, node, 1)
+    if not node.refs and 0 < len(node.key) < tree.block_bytes and tree.siblings(node).is_covered(node):
+        forget(cache, node, 1)
 
 
 def drop_covered(cache: PrefixCache, node: Node) -> None:
     """Free unheld partial blocks whose tokens `node` begins with, now that it holds them, too."""
-    parent = node.parent
-    assert parent is not None
-    siblings = cache._tree.children_of(parent, node.space)
-    if siblings is None or not siblings.stubs:
-        return
-    first = bytes(node.key[: cache._tree.block_bytes])
-    while (stub := siblings.covered_by(first)) is not None and not stub.refs:
-        forget(cache, stub, 1)
+    unheld = cache._tree.siblings(node).unheld_beginning(node)
+    if unheld is not None:
+        forget(cache, unheld, 1)
 
 
 def forget(cache: PrefixCache, leaf: Node, num_blocks: int) -> None:
@@ -82,10 +75,6 @@ def end(cache: PrefixCache, lease: Lease, keep: int | None) -> None:
     cache._tick = tick = cache._tick + 1
     cache.policy.tick = node.last_access = tick
     node.holders -= 1
-    if keep is None:
-        unprotect(cache, node)
-    else:
-        cache._tree.unprotect(node)
+    unprotect(cache, node)
+    if keep is not None:
         discard_from(cache, node, max(keep, lease._own_from))
-    if cache._lagging:
-        cache._resync()

@@ -64,14 +64,21 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
         members = list(children)
         firsts = sorted(bytes(child.key[: tree.block_bytes]) for child in members)
         assert members, f"{node!r} keeps an empty set of children"
-        assert len(set(firsts)) == len(firsts), f"siblings below {node!r} share their first block"
+        assert len(members) == len(set(members)), f"a child below {node!r} is there twice"
+        whole = [first for first in firsts if len(first) == tree.block_bytes]
+        assert len(set(whole)) == len(whole), f"siblings below {node!r} share their first block"
+        firsts = sorted(set(firsts))
         assert firsts == children.first_blocks(), f"the order of the children below {node!r} is stale"
         ordered = [bytes(child.key[: tree.block_bytes]) for child in children.in_order()]
         assert ordered == firsts, f"the children below {node!r} are out of order"
         for child in members:
             assert child.parent is node, f"{child!r} does not point back to {node!r}"
             assert child.space is space, f"{child!r} is filed under {space!r}"
-            assert children.find(bytes(child.key[: tree.block_bytes])) is child, f"{child!r} is not found"
+            found = children.find(bytes(child.key[: tree.block_bytes]))
+            if len(child.key) >= tree.block_bytes:
+                assert found is child, f"{child!r} is not found"
+            else:
+                assert found is not None, f"{child!r} is not found"
 
 
 def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:

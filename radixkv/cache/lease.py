@@ -10,9 +10,9 @@ Who owns which part of a lease's tokens:
     |  found by acquire       |  computed, or       |  known, not
     |                         |  in this step       |  computed
 
-Usually tree_tokens == num_committed. It lags behind (by less than a block) while another cached block begins
-with the same tokens as this lease's partial block: nothing new could be found there. It runs ahead when the
-tokens of a fully cached prompt, or of a fork's sibling, were in the tree before this lease committed them.
+Usually tree_tokens == num_committed. It is behind while copies have not run, and while a block is shared with
+a fork that can't follow. It is ahead when the tokens of a fully cached prompt, or of a fork's sibling, were
+in the tree before this lease committed them.
 """
 
 from __future__ import annotations
@@ -198,8 +198,6 @@ class Lease:
             self._tokens = tokens = bytearray(tokens)
         tokens += data
         self.num_tokens = new
-        if (missing > 0 or copy) and cache._lagging:
-            cache._resync()
 
     def _add_blocks(self, missing: int, copy: bool) -> None:
         """Allocate blocks for tokens to append, and one to copy the last block to if asked."""
@@ -242,19 +240,24 @@ class Lease:
             cache._pool.drop_holder(source)
         self._table[self._num_blocks - 1] = target
         if slots > 0:
-            cache._lagging[self] = None  # its copy may enter the tree when the original goes
             self.copies.append((source, target, slots))
 
     def copies_done(self) -> None:
-        """The copies have run: their source blocks need no longer be held. Implied by the next `commit`."""
+        """The copies have run: their source blocks need no longer be held. Implied by the next `commit`.
+
+        What was committed of the blocks copied to can be matched from now on.
+        """
+        self._drop_sources()
+        if self._tree_tokens < self.num_committed and not self._is_released:
+            sync(self)
+
+    def _drop_sources(self) -> None:
         nodes, self._sources = self._sources, []
         for node, _ in nodes:
             unprotect(self._cache, node)
         blocks, self._source_blocks = self._source_blocks, []
         if blocks:
             self._cache._capacity.free_private(array("i", blocks), self._space.group)
-        if (nodes or blocks) and self._cache._lagging:
-            self._cache._resync()
 
     # ------------------------------------------------------------------ committing
 
@@ -266,7 +269,8 @@ class Lease:
 
         Returns:
             How many tokens, counted from the position committed before, have their K/V in blocks that were
-            committed by others: they must not be written again.
+            committed by others: they must not be written again. If there are any, all tokens before them are
+            in such blocks, too.
 
         O(new tokens); amortised O(1) for one.
 
@@ -278,7 +282,7 @@ class Lease:
         if num_tokens > self.num_tokens:
             raise LeaseError(f"{self!r}: commit({num_tokens}) is beyond its {self.num_tokens} tokens")
         if self._sources or self._source_blocks:
-            self.copies_done()
+            self._drop_sources()
         before = self.num_committed
         if num_tokens <= before:
             return 0
@@ -343,8 +347,6 @@ class Lease:
         self._family.append(child)
         child._family = self._family
         cache._leases[child.id] = child
-        if self in cache._lagging:
-            cache._lagging[child] = None
         return child
 
     def _private_blocks(self) -> array[int]:
@@ -362,14 +364,12 @@ class Lease:
         """
         if self._is_released:
             raise self._error("withdraw from")
-        self.copies_done()
         self.num_committed = min(self.num_committed, max(0, num_tokens))
+        self._drop_sources()
         cut = max(num_tokens, self._own_from)
         if cut < self._tree_tokens:
             detach_from(self._cache, self, cut)
             sync(self)
-            if self._cache._lagging:
-                self._cache._resync()
 
     def release(self, discard: bool = False, keep: int | None = None) -> None:
         """End the lease: committed tokens stay cached and may be evicted, all else is freed. O(blocks freed).
@@ -383,10 +383,11 @@ class Lease:
         """
         if self._is_released:
             raise self._error("release")
-        # A block whose copy has not run must not enter the tree now that its source goes.
-        self._cache._lagging.pop(self, None)
+        if self._sources or self._source_blocks:  # what the copies would have made is not there
+            self._drop_sources()
+        elif self._tree_tokens < self.num_committed:
+            sync(self)
         self._is_released = True
-        self.copies_done()
         end(self._cache, self, 0 if discard else keep)
 
     def _error(self, action: str) -> LeaseError:

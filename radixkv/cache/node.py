@@ -152,35 +152,37 @@ class Children:
 
     Attributes:
         by_hash: hash of the first block -> the child, or a list of the children whose blocks share the hash.
-        stubs: first block -> child, for those whose only block is partial; None: there are none.
+        partial: first block -> child, for those whose only block is partial, or all of those that hold the
+            same tokens, the oldest first (requests that computed them at the same time); None: there are
+            none.
     """
 
-    __slots__ = ("_hash", "_members", "_order", "_size", "by_hash", "stubs")
+    __slots__ = ("_hash", "_members", "_order", "_size", "by_hash", "partial")
 
     def __init__(self, block_bytes: int, hash_function: HashFunction) -> None:
         self._size = block_bytes
         self._hash = hash_function
         self.by_hash: dict[int, Node | list[Node]] = {}
-        self.stubs: dict[bytes, Node] | None = None
-        self._order: Any = []  # the children's first blocks, sorted
-        self._members: list[Node] | None = []  # the children in the same order, while they are few
+        self.partial: dict[bytes, Node | dict[Node, None]] | None = None
+        self._order: Any = []  # the children's first blocks, sorted, equal ones once
+        self._members: list[Node] | None = []  # the children to be found in the same order, while few
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Node]:
-        for entry in self.by_hash.values():
-            if type(entry) is list:
-                yield from entry
-            else:
-                yield entry  # type: ignore[misc]
-        if self.stubs:
-            yield from self.stubs.values()
+        for entries in (self.by_hash, self.partial or {}):
+            for entry in entries.values():  # type: ignore[attr-defined]
+                if type(entry) is list or type(entry) is dict:
+                    yield from entry
+                else:
+                    yield entry
 
     def find(self, block: bytes) -> Node | None:
-        """The child whose first block is exactly these tokens (whole or partial). O(1)."""
+        """The child whose first block is exactly these tokens (whole or partial), the oldest. O(1)."""
         if len(block) < self._size:
-            return self.stubs.get(block) if self.stubs else None
+            known = self.partial.get(block) if self.partial else None
+            return next(iter(known)) if type(known) is dict else known  # type: ignore[return-value]
         entry = self.by_hash.get(self._hash(block))
         if entry is None:
             return None
@@ -225,39 +227,52 @@ class Children:
         child = self._member(best) if members is None else members[best]
         return child, most - most % TOKEN_BYTES, order[best]
 
-    def covers(self, block: bytes) -> Node | None:
-        """A child whose first block begins with all of `block` and is not shorter, or None. O(log n)."""
+    def begins_with(self, block: bytes) -> bool:
+        """Whether a child's first block begins with all of `block`. O(log n)."""
         i = self._place(block)
-        if i < len(self._order) and self._order[i].startswith(block):
-            return self._member(i)
-        return None
+        return i < len(self._order) and self._order[i].startswith(block)
 
-    def covers_more(self, block: bytes) -> Node | None:
-        """Like `covers`, but only by a strictly longer first block: for a stub asking about its siblings."""
+    def is_covered(self, node: Node) -> bool:
+        """Whether another child begins with all the tokens of `node`, a partial child. O(log n)."""
+        assert self.partial is not None
+        block = bytes(node.key)
+        if type(self.partial[block]) is dict:
+            return True
+        i = self._place(block) + 1
+        return i < len(self._order) and self._order[i].startswith(block)
+
+    def unheld_beginning(self, node: Node) -> Node | None:
+        """A partial child with which `node` begins and that nobody holds, or None. O(log n)."""
+        if not self.partial:
+            return None
+        block = bytes(node.key[: self._size])
         order = self._order
         i = self._place(block)
-        if i < len(order) and order[i] == block:
-            i += 1
-        if i < len(order) and order[i].startswith(block):
-            return self._member(i)
-        return None
-
-    def covered_by(self, block: bytes) -> Node | None:
-        """The neighbour before `block` if it is a partial block that begins `block`, or None. O(log n)."""
-        order = self._order
-        i = self._place(block)
+        known = self.partial.get(block)
+        if type(known) is dict:
+            twin = next(iter(known))  # the others joined beside it: only the oldest can be unheld
+            if not twin.refs and twin is not node:
+                return twin
         if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):
-            return self._member(i - 1)
+            before = self.partial[order[i - 1]]
+            if type(before) is not dict and not before.refs:  # type: ignore[union-attr]
+                return before  # type: ignore[return-value]
         return None
 
     def add(self, node: Node) -> None:
-        """Add a child; its first block must differ from the others'. O(log n)."""
+        """Add a child; if its first block is whole, it differs from the others'. O(log n)."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
-            if self.stubs is None:
-                self.stubs = {}
-            assert first not in self.stubs, "siblings must differ in their first block"
-            self.stubs[first] = node
+            if self.partial is None:
+                self.partial = {}
+            known = self.partial.get(first)
+            if known is None:
+                self.partial[first] = node
+            else:
+                if type(known) is not dict:
+                    known = self.partial[first] = {known: None}  # type: ignore[dict-item]
+                known[node] = None
+                return
         else:
             key = self._hash(first)
             entry = self.by_hash.get(key)
@@ -282,8 +297,17 @@ class Children:
         """Remove a child. O(log n)."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
-            assert self.stubs is not None
-            del self.stubs[first]
+            assert self.partial is not None
+            known = self.partial[first]
+            if type(known) is dict:
+                del known[node]
+                oldest = next(iter(known))
+                if len(known) == 1:
+                    self.partial[first] = oldest
+                if self._members is not None:
+                    self._members[bisect_left(self._order, first)] = oldest
+                return
+            del self.partial[first]
         else:
             key = self._hash(first)
             entry = self.by_hash[key]
@@ -314,9 +338,9 @@ class Children:
             self._members[bisect_left(self._order, first)] = new
 
     def first_blocks(self) -> list[bytes]:
-        """The sorted first blocks, for `check`."""
+        """The sorted first blocks, equal ones once, for `check`."""
         return list(self._order)
 
     def in_order(self) -> list[Node]:
-        """The children by their first blocks. O(n)."""
+        """The children by their first blocks, of equal ones the oldest. O(n)."""
         return [self._member(i) for i in range(len(self._order))]

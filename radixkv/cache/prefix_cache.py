@@ -25,7 +25,6 @@ import xxhash
 from radixkv.cache.admission import admit, check_room
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats
-from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach
 from radixkv.cache.eviction.policies import EvictionPolicy, hook, make_policy
 from radixkv.cache.holding import discard_from
@@ -141,7 +140,6 @@ class PrefixCache:
         self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
         self._pinned = self._pins.pins.by_key
         self._leases: dict[int, Lease] = {}
-        self._lagging: dict[Lease, None] = {}
         self._follow(Listeners())
         self._lease_ids = 0
         self._tick = 0
@@ -297,12 +295,6 @@ class PrefixCache:
             check_room(self, count, lease._space, total, lambda: self._capacity.available(group), lease)
         return self._capacity.allocate(count, group)
 
-    def _resync(self) -> None:
-        """Blocks have gone: partial blocks that waited behind them may enter the tree now."""
-        for lease in list(self._lagging):
-            if not lease._sources and not lease._source_blocks:  # else its copies have not run yet
-                sync(lease)
-
     # ------------------------------------------------------------------ room
 
     def available_blocks(self, namespace: Namespace = "") -> int:
@@ -316,10 +308,7 @@ class PrefixCache:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
         if self._pinned:
             self._pins.expire()
-        freed = self._capacity.evict(num_blocks, "evict()")
-        if self._lagging:
-            self._resync()
-        return freed
+        return self._capacity.evict(num_blocks, "evict()")
 
     def reset(self) -> None:
         """Forget everything. Blocks held by leases stay valid for them but are not shared again. O(nodes)."""
@@ -332,7 +321,6 @@ class PrefixCache:
         detach(self, [child for root in list(self._tree.roots.values()) for child in root.each_child()], None)
         for lease in self._leases.values():
             lease._is_unshareable = True
-        self._lagging.clear()
         self._resets += 1
         self.policy.on_reset()
 
@@ -348,8 +336,6 @@ class PrefixCache:
         walk = self._lookup.match(encode_tokens(token_ids), self._known_space(namespace))._walk
         if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self, walk.source if walk.source is not None else walk.node, keep)
-            if self._lagging:
-                self._resync()
 
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.

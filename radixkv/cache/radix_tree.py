@@ -3,7 +3,8 @@
 A pure index: it knows nothing of leases, pins or models, and moves no memory. Its operations return what
 changed. It keeps four things true at any moment (`radixkv.cache.integrity` proves them):
 
-- siblings differ in their first block; only the last block of a leaf may be partial;
+- siblings differ in their first block, but for partial ones that different requests hold; only the last
+  block of a leaf may be partial;
 - a node's `refs` counts what ends there plus the children with refs; so a node is protected as soon as
   anything below it is, and locking a prefix touches only the nodes that were unprotected before;
 - the blocks of nodes without refs are exactly the evictable ones;
@@ -256,7 +257,7 @@ class RadixTree:
         space.group.blocks += len(blocks)
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
-        if self.listener is not None:
+        if self.listener is not None and siblings.find(bytes(key[: self.block_bytes])) is node:
             self.listener.stored(node, 0)
         return node
 
@@ -277,27 +278,57 @@ class RadixTree:
             self.listener.stored(leaf, len(leaf.blocks) - len(blocks))
 
     def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
-        """Append tokens to a leaf's partial block, which has room for them. O(1); a stub O(log siblings)."""
+        """Append tokens to a leaf's partial block, which has room for them.
+
+        The block must not become equal to another whole one. O(1); a partial child O(log siblings).
+        """
         size = self.block_bytes
         assert leaf.is_leaf
         assert len(leaf.key) % size
         assert len(leaf.key) % size + len(key) <= size
-        if self.listener is not None:
-            self.listener.removed(leaf, len(leaf.blocks) - 1)
         if len(leaf.key) < size:
-            parent = leaf.parent
-            assert parent is not None
-            siblings = self.children_of(parent, leaf.space)
-            assert siblings is not None
-            siblings.remove(leaf)
-            leaf.key += key
-            siblings.add(leaf)
-            parent.version += 1
+            self._replace_key(leaf, leaf.key + key)
         else:
+            if self.listener is not None:
+                self.listener.removed(leaf, len(leaf.blocks) - 1)
             leaf.key += key
+            if self.listener is not None:
+                self.listener.stored(leaf, len(leaf.blocks) - 1)
         leaf.version += 1
-        if self.listener is not None:
-            self.listener.stored(leaf, len(leaf.blocks) - 1)
+
+    def _replace_key(self, child: Node, key: bytearray) -> None:
+        """Give a leaf of one block other tokens. O(log siblings)."""
+        siblings = self.siblings(child)
+        self._withdraw_child(siblings, child)
+        child.key = key
+        siblings.add(child)
+        assert child.parent is not None
+        child.parent.version += 1
+        if self.listener is not None and siblings.find(bytes(key)) is child:
+            self.listener.stored(child, 0)
+
+    def _withdraw_child(self, siblings: Children, child: Node) -> None:
+        """Take a leaf of one block from among its siblings; one that holds the same may be found instead."""
+        if self.listener is None or len(child.key) == self.block_bytes:
+            if self.listener is not None:
+                self.listener.removed(child, 0)
+            siblings.remove(child)
+            return
+        first = bytes(child.key)
+        is_found = siblings.find(first) is child
+        if is_found:
+            self.listener.removed(child, 0)
+        siblings.remove(child)
+        twin = siblings.find(first)
+        if is_found and twin is not None:
+            self.listener.stored(twin, 0)
+
+    def siblings(self, node: Node) -> Children:
+        """The children among which a node is, itself included. O(1)."""
+        assert node.parent is not None
+        siblings = self.children_of(node.parent, node.space)
+        assert siblings is not None
+        return siblings
 
     def split(self, node: Node, num_blocks: int) -> Node:
         """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
@@ -343,7 +374,7 @@ class RadixTree:
         assert 0 < num_blocks <= len(leaf.blocks)
         group = leaf.space.group
         keep = len(leaf.blocks) - num_blocks
-        if self.listener is not None:
+        if self.listener is not None and len(leaf.blocks) > 1:
             self.listener.removed(leaf, keep)
         taken = leaf.blocks[keep:]
         group.blocks -= num_blocks
@@ -362,33 +393,24 @@ class RadixTree:
 
         False, and nothing done: a sibling holds all that would be left.
         """
-        size = self.block_bytes
         keep = (num_tokens - leaf.start) * TOKEN_BYTES
         assert leaf.is_leaf
-        assert keep > (len(leaf.blocks) - 1) * size
+        assert keep > (len(leaf.blocks) - 1) * self.block_bytes
         if len(leaf.blocks) == 1:
-            parent = leaf.parent
-            assert parent is not None
-            siblings = self.children_of(parent, leaf.space)
-            assert siblings is not None
+            siblings = self.siblings(leaf)
             siblings.remove(leaf)
-            covered = siblings.covers(bytes(leaf.key[:keep])) is not None
+            is_covered = siblings.begins_with(bytes(leaf.key[:keep]))
             siblings.add(leaf)
-            if covered:
+            if is_covered:
                 return False
-            if self.listener is not None:
-                self.listener.removed(leaf, 0)
-            siblings.remove(leaf)
-            del leaf.key[keep:]
-            siblings.add(leaf)
-            parent.version += 1
+            self._replace_key(leaf, leaf.key[:keep])
         else:
             if self.listener is not None:
                 self.listener.removed(leaf, len(leaf.blocks) - 1)
             del leaf.key[keep:]
+            if self.listener is not None:
+                self.listener.stored(leaf, len(leaf.blocks) - 1)
         leaf.version += 1
-        if self.listener is not None:
-            self.listener.stored(leaf, len(leaf.blocks) - 1)
         return True
 
     def _remove(self, leaf: Node) -> None:
@@ -396,9 +418,11 @@ class RadixTree:
         assert parent is not None
         if leaf.entry is not None:
             leaf.space.group.index.remove(leaf)
-        siblings = self.children_of(parent, leaf.space)
-        assert siblings is not None
-        siblings.remove(leaf)
+        siblings = self.siblings(leaf)
+        if len(leaf.blocks) > 1:  # its listener was told
+            siblings.remove(leaf)
+        else:
+            self._withdraw_child(siblings, leaf)
         if not len(siblings):
             if parent.space is leaf.space:
                 parent.children = None

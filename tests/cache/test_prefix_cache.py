@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from measuring import count_work
 
 from radixkv import InvalidRequestError, LeaseError, OutOfBlocks, PrefixCache
+from radixkv.cache.insight.events import Residency
 from radixkv.errors import ConfigError
 
 
@@ -233,6 +235,68 @@ def test_parallel_computations_converge_on_one_copy() -> None:
     for lease in leases:
         lease.release()
     assert cache.stats.cached_blocks == 3, "the duplicates of the partial block are gone"
+
+
+def test_the_work_of_identical_requests_grows_with_their_number_only() -> None:
+    def work(count: int, discard: bool) -> int:
+        def run() -> None:
+            cache = PrefixCache(4 * count, 8)
+            leases = [cache.acquire(list(range(12))) for _ in range(count)]
+            for lease in leases:
+                lease.commit(12)
+            for token in (1, 2):
+                for lease in leases:
+                    lease.append([token])
+                    lease.commit(lease.num_tokens)
+            for lease in leases:
+                lease.release(discard=discard)
+            assert cache.stats.held_blocks == 0
+
+        return count_work(run, warm_up=0).instructions
+
+    for discard in (False, True):
+        assert work(128, discard) <= 1.2 * 4 * work(32, discard)
+
+
+def test_identical_requests_keep_their_partial_blocks_until_they_are_full() -> None:
+    cache = PrefixCache(64, 4)
+    events = Residency()
+    cache.subscribe(events)
+    leases = [cache.acquire(list(range(6))) for _ in range(3)]
+    for lease in leases:
+        lease.commit(6)
+        cache.check()
+    assert cache.stats.held_blocks == 4, "one whole block, and one partial one each"
+    leases[0].release(discard=True)
+    assert cache.match(list(range(6))).num_tokens == 6, "the others hold the same"
+    assert len(events.blocks) == 2
+    for lease in leases[1:]:
+        lease.append([6, 7])
+    assert [lease.commit(8) for lease in leases[1:]] == [0, 2]
+    cache.check()
+    assert cache.stats.held_blocks == 2
+    assert leases[1].block_table.tolist() == leases[2].block_table.tolist()
+
+
+@pytest.mark.parametrize("steps", [[6, 8], [3, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8], [8]])
+def test_chunks_of_a_prompt_that_looked_nothing_up_are_deduped_as_they_fill_blocks(steps: list[int]) -> None:
+    cache = PrefixCache(64, 4)
+    table = store(cache, list(range(8)))
+    bystanders = [cache.acquire(list(range(7))), cache.acquire([*range(6), 70])]
+    for other in bystanders:
+        other.take_copies()
+        other.commit(7)
+    lease = cache.acquire(list(range(8)), skip="asked for")
+    assert lease.num_cached_tokens == 0
+    before = 0
+    for end in steps:
+        redundant = lease.commit(end)
+        cache.check()
+        whole = end // 4 * 4
+        assert redundant == max(0, whole - before), "all up to the last whole block is cached by others"
+        assert lease.block_table[: whole // 4].tolist() == table[: whole // 4]
+        before = end
+    assert lease.block_table.tolist() == table
 
 
 def test_a_growing_tail_is_shared_by_copy() -> None:

@@ -52,6 +52,7 @@ class Run:
     public: int = 0  # leading tokens that were public when it was acquired
     promised: int = 0  # tokens that commit() made shareable
     shares: bool = True
+    waits: bool = False  # others shared its blocks when it committed; it tries again at its next commit
     prefixes: list[int] = field(default_factory=list)  # identity of the prefix up to each token
 
 
@@ -288,6 +289,7 @@ class ModelledCache:
                     assert self.slots[slot] == run.prefixes[position], "a write into a block shared by others"
             self.slots[slot] = run.prefixes[position]
         run.committed = run.promised = num_tokens
+        run.waits = False
         if run.shares and self.cache.enabled:
             for owner in (run.namespace, PUBLIC):
                 self.ever_committed.setdefault(owner, set()).update(run.prefixes[:num_tokens])
@@ -304,6 +306,7 @@ class ModelledCache:
             public=run.public,
             promised=run.promised,
             shares=run.shares,
+            waits=run.waits,
             prefixes=list(run.prefixes),
         )
         self.runs.append(twin)
@@ -428,7 +431,8 @@ class ModelledCache:
         if not self.runs and not stats.pinned_blocks:
             assert stats.held_blocks == 0, "blocks are held although nobody holds any"
         for run in self.runs:
-            if run.shares and self.cache.enabled and not self._waits_for_others(run):
+            run.waits = run.waits or self._waits_for_others(run)
+            if run.shares and self.cache.enabled and not run.waits:
                 found = self.cache.match(run.tokens[: run.promised], run.namespace).num_tokens
                 assert found == run.promised, f"{run.lease!r} committed {run.promised}, {found} are found"
         self.verify_matches()
