@@ -80,7 +80,7 @@ class BeamDriver:
         for request, (_, token) in zip(beams, going, strict=True):
             request.tokens.append(token)
             request.is_paused = False
-            request.reserved_seats = 0
+            request.reserved_sequence_slots = 0
         group.samples = beams
         self._engine.count_generated(len(beams))
         for i, request in enumerate(parents):

@@ -352,12 +352,12 @@ class Engine:
                 self._collect_prompt_logprobs(request, start, outcome.logits[first:end])
         # Forks take their lease before their parent's next token is appended anywhere.
         for request in outcome.requests:
-            if request.arrival_order < 0 and not request.group.is_finished:
+            if not request.was_added and not request.group.is_finished:
                 request.group.samples.append(request)
                 self.scheduler.add_fork(request, request.group.samples[0])
         for request, token in zip(outcome.requests, outcome.sampled, strict=True):
             request.num_forks = 0
-            if not request.is_finished and request.arrival_order >= 0:
+            if not request.is_finished and request.was_added:
                 self._append(request, token, now)
         if outcome.beams:
             self._beams.take(outcome.beams, outcome.candidates)

@@ -91,9 +91,8 @@ class FaultRecovery:
         unfinished.sort(key=lambda request: request.arrival_order)
         engine.replace_cache(engine.cache.rebuilt())
         for request in unfinished:
-            request.lease = request.match = request.provider = None
-            request.num_computed = 0
-            request.arrival_order = -1
+            request.lose_lease()
+            request.was_added = False
             engine.scheduler.add(request)
         for group in engine.groups:
             if group.is_finished:  # it broke while it ended

@@ -214,7 +214,7 @@ class RequestIntake:
                 param="beam_width",
             )
         request = self._request(encoded, own, request_id, namespace, priority)
-        request.reserved_seats = params.beam_width - 1
+        request.reserved_sequence_slots = params.beam_width - 1
         group = self._group(request, encoded, own)
         room = self._room(len(encoded))
         group.beams = BeamSearch(

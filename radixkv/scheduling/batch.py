@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(slots=True)
 class DecodeRows:
-    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.decode_lane`.
+    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.decode_batch`.
 
     Attributes:
         entries: one each, valid until the next step is built.

@@ -24,7 +24,7 @@ def choose_victim(rivals: Iterable[Request], in_step: Container[int], policy: Ad
         in_step: arrival orders of those that have tokens in this step already: never chosen.
     """
 
-    def key(request: Request) -> tuple[int, bool, int]:
+    def key(request: Request) -> tuple[float, bool, int]:
         rank, order = policy.urgency(request)
         return rank, request.has_progressed, order
 

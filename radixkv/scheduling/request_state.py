@@ -92,16 +92,17 @@ class Request:
         "overtaken_steps",
         "params",
         "priority",
+        "produced_until",
+        "producer",
         "prompt_logprobs",
-        "provided_until",
-        "provider",
         "request_id",
-        "reserved_seats",
+        "reserved_sequence_slots",
         "resumed_at",
         "sampling_state",
         "shares_blocks",
         "times",
         "tokens",
+        "was_added",
         "was_admitted",
     )
 
@@ -123,17 +124,18 @@ class Request:
         self.params = params
         self.namespace = namespace
         self.priority = priority
-        self.arrival_order = -1  # set by the scheduler
+        self.arrival_order = 0  # set by the scheduler when the request is added to it
+        self.was_added = False
         self.times = RequestTimes(arrival=arrival_s)
         self.lease: Lease | None = None
         self.match: Match | None = None
-        self.provider: Request | None = None  # who computes its next tokens, while it waits for them
-        self.provided_until = 0  # up to which token
+        self.producer: Request | None = None  # who computes its next tokens, while it waits for them
+        self.produced_until = 0  # up to which token
         self.num_scheduled = 0  # tokens computed once the step being built has run
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_forks = 0
-        self.reserved_seats = 0  # places kept for others that will fork off it, besides num_forks
+        self.reserved_sequence_slots = 0  # kept for others that will fork off it, besides num_forks
         self.num_preemptions = 0
         self.resumed_at = -1  # num_tokens when it was last resumed after a preemption
         self.was_admitted = False
@@ -166,9 +168,9 @@ class Request:
         return self.tokens.length - self.num_computed
 
     @property
-    def num_seats(self) -> int:
-        """Places among the running requests that it takes up or will need soon."""
-        return 1 + (self.num_forks or self.reserved_seats)
+    def num_sequence_slots(self) -> int:
+        """Of the most requests that may run at once: how many it takes up or will need soon."""
+        return 1 + (self.num_forks or self.reserved_sequence_slots)
 
     @property
     def needs_prompt_logits(self) -> bool:
@@ -192,6 +194,11 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    def lose_lease(self) -> None:
+        """It waits again, and has nothing in the cache; whoever held its lease releases it."""
+        self.lease = self.match = self.producer = None
+        self.num_computed = 0
 
     def output_token_ids(self) -> list[int]:
         """The generated tokens as a list."""

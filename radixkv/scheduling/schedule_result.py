@@ -9,12 +9,14 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request_state import Request
 
 
-class Obstacle(Enum):
-    """Why a waiting request can't be admitted now."""
+class AdmissionResult(Enum):
+    """What came of trying to admit a waiting request: why it was not admitted, if it was not."""
 
-    COMING = "its next tokens are being computed by another request"
-    SEATS = "too many requests run"
-    BLOCKS = "too few blocks are free or evictable"
+    ADMITTED = "it runs"
+    IN_FLIGHT = "its next tokens are being computed by another request"
+    NO_SLOT = "too many requests run"
+    NO_BLOCKS = "too few blocks are free or evictable"
+    NO_BUDGET = "what is left of the step is for shorter prompts"
 
 
 @dataclass(slots=True)

@@ -165,12 +165,12 @@ class WaitingQueue:
 
     def promote(self, request: Request) -> None:
         """From now on the request comes before all that are not promoted. O(log n)."""
-        is_kept = self._by_urgency is not None and request in self
-        if is_kept:
-            self._by_urgency.remove(request)
+        if self._by_urgency is None or request not in self:
+            request.is_promoted = True
+            return
+        self._by_urgency.remove(request)  # its place depends on what changes
         request.is_promoted = True
-        if is_kept:
-            self._by_urgency.add(request)
+        self._by_urgency.add(request)
 
     def check(self) -> None:
         """Assert that nobody in here holds a lease."""

@@ -47,20 +47,20 @@ arrivals = st.lists(
     arrivals=arrivals,
     bound=st.sampled_from([0, 1, 2, 5]),
     num_blocks=st.sampled_from([20, 40, 100]),
-    seats=st.sampled_from([1, 3, 8]),
+    places=st.sampled_from([1, 3, 8]),
     budget=st.sampled_from([8, 33, 200]),
     cap=st.sampled_from([None, 16]),
     policy=st.sampled_from(["prefix", "fcfs"]),
 )
-def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, seats, budget, cap, policy):
+def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, places, budget, cap, policy):
     """Whatever fits, coalesces, forks, ages: later requests are admitted in at most `bound` steps before one.
 
-    Steps in which a request waits for its provider are not counted: its tokens are being computed.
+    Steps in which a request waits for its producer are not counted: its tokens are being computed.
     """
     engine, _ = make_engine(
         num_blocks=num_blocks,
         budget=budget,
-        max_num_seqs=seats,
+        max_num_seqs=places,
         max_overtake=bound,
         max_tokens_per_request=cap,
         scheduling_policy=policy,
@@ -74,7 +74,7 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, seats
         while todo and wait <= 0:
             i, (root, own, samples, output, namespace, wait) = todo.pop(0)
             tokens = [*prompt(root, 50)[: 50 * bool(root)], *prompt(100 + i, own)]
-            params = SamplingParams(n=min(samples, seats), seed=i, max_tokens=output, ignore_eos=True)
+            params = SamplingParams(n=min(samples, places), seed=i, max_tokens=output, ignore_eos=True)
             engine.add_request(tokens, params, request_id=f"r{i}", namespace=namespace)
             order[f"r{i}"] = i
         wait -= 1
@@ -83,8 +83,8 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, seats
         after = {r.request_id: r for r in engine.scheduler.waiting if not r.was_admitted}
         latest = max((order[name] for name in before - after.keys()), default=-1)
         for name, request in after.items():
-            is_provided = request.provider is not None and request.provider.lease is not None
-            if latest > order[name] and not is_provided:
+            is_produced = request.producer is not None and request.producer.lease is not None
+            if latest > order[name] and not is_produced:
                 overtaken[name] = overtaken.get(name, 0) + 1
         step += 1
         assert step < 5000, "the engine does not come to an end"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.cache.prefix_cache import Match, PrefixCache
-from radixkv.scheduling.coalescing import ComingTokens
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.request_state import Namespace, Request
 
 # The matches that are made sure of in one step; of more requests, a part in turn.
 MOST_RENEWED = 256
 
 
-class CacheView:
+class MatchCache:
     """Matches and room of waiting requests."""
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -33,7 +33,7 @@ class CacheView:
     def matched_tokens(self, requests: Sequence[Request]) -> list[int]:
         """The lengths of the requests' cached prefixes.
 
-        For a request that waits for its provider the length it had before: it does not compete meanwhile.
+        For a request that waits for its producer the length it had before: it does not compete meanwhile.
         When more than `MOST_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
         for one of a thousand is noticed four steps later at most (its admission always looks again).
         O(requests), and a lookup for each that is looked at and whose part of the tree changed.
@@ -43,10 +43,10 @@ class CacheView:
             parts = -(-len(requests) // MOST_RENEWED)
             self._turn = (self._turn + 1) % parts
             chosen = requests[self._turn :: parts]
-        is_current, is_provided = self._cache.is_current, ComingTokens.is_provided
+        is_current, is_produced = self._cache.is_current, InFlightPrefixes.is_produced
         for request in chosen:
             match = request.match
-            if match is None or not (is_current(match) or is_provided(request)):
+            if match is None or not (is_current(match) or is_produced(request)):
                 request.match = self._cache.match(request.tokens.view(), request.namespace)
         self._all_are_current = chosen is requests
         lengths: list[int] = []
@@ -72,19 +72,24 @@ class CacheView:
             self._available[request.namespace] = room
         return room
 
-    def blocks_needed(self, request: Request, num_running: int) -> int:
-        """Blocks to allocate on admission, and one of headroom for each request that runs or will fork.
+    def fits(self, request: Request, num_running: int, *, freed: int = 0) -> bool:
+        """Whether there are blocks to admit it, and one of headroom for each request that runs or will fork.
 
         An admission must not cause a preemption at once; with nothing else running it may take all.
+
+        Args:
+            freed: blocks that others would give up for it.
         """
         size = self._cache.block_size
         needed = -(-request.tokens.length // size)
-        if request.prompt_logprobs is None or not request.needs_prompt_logits:
+        if not request.needs_prompt_logits:
             match = request.match
             if match is None or not self._all_are_current:
                 match = self.match(request)
             needed -= match.num_tokens // size
-        return needed + num_running + request.num_forks if num_running else needed
+        if num_running:
+            needed += num_running + request.num_forks
+        return needed <= self.available(request) + freed
 
     def any_fits(self, requests: Sequence[Request], num_running: int) -> bool:
         """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.

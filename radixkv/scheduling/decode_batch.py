@@ -1,19 +1,19 @@
 """Requests that write into a block they have already: the decodes whose step needs nothing from the cache.
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
-and nobody else's. Such a request is in the lane: a row of a few arrays, from which a step's part of the batch
-is built at once. Its lease is told of the tokens all together (`settle`) when the block is full, when the
-request leaves, or when somebody else's prompt goes on with just these tokens (`continuations`). So with a
-thousand decodes the cache is called for about sixty of them in a step.
+and nobody else's. Such a request is in the decode batch: a row of a few arrays, from which their part of a
+step's batch is built at once. Its lease is told of the tokens all together (`tell_lease`) when the block is
+full, when the request leaves, or when somebody else's prompt goes on with just these tokens (`continuation`).
+So with a thousand decodes the cache is called for about sixty of them in a step.
 
-    tokens of a request in the lane
+    tokens of a request in the batch
     0 ............ lease.num_tokens ............ num_computed . num_tokens
     |  committed, shareable    |  K/V is there; the lease  |  to compute in
     |                          |  does not know yet        |  this step
                                 <-- inside the lease's last block -->
 
-Who may join is decided by the scheduler: a request that shares no blocks with forks, so that no other lease's
-operation changes its block table.
+Who may join is decided by `RunningRequests`: a request that shares no blocks with forks, so that no other
+lease's operation changes its block table.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from radixkv.cache.keys import frame_namespace
 from radixkv.scheduling.batch import DecodeRows, Entry
 from radixkv.scheduling.request_state import Namespace, Request, TokenBuffer
 
+# Where a member's committed tokens end: namespace, number, and a hash of the last KEY_TOKENS of them.
 Key = tuple[tuple[str, ...], int, int]
+KEY_TOKENS = 64
 
 
 @dataclass(slots=True)
 class _Member:
-    """What is remembered of one request in the lane."""
+    """What is remembered of one request in the batch."""
 
     row: int
     key: Key
 
 
-class DecodeLane:
+class DecodeBatch:
     """The rows, in no particular order; joining and leaving are O(1).
 
     Args:
@@ -87,14 +90,14 @@ class DecodeLane:
         self._buffers.append(request.tokens)
         self._entries.append(Entry(request, end, 1, samples=True, num_logits=1))
         self._tables.append(table)
-        key = (frame_namespace(request.namespace), end, request.tokens.last)
+        key = self._key(request, end)
         self._members[request.arrival_order] = _Member(row, key)
         self._by_end.setdefault(key, {})[request.arrival_order] = request
         namespace = request.namespace
         self._num_by_namespace[namespace] = self._num_by_namespace.get(namespace, 0) + 1
 
     def leave(self, request: Request) -> bool:
-        """Take a request out; False if it is not in. Its lease still has to be settled."""
+        """Take a request out; False if it is not in. Its lease still has to be told of its tokens."""
         member = self._members.pop(request.arrival_order, None)
         if member is None:
             return False
@@ -135,7 +138,7 @@ class DecodeLane:
         return [self._requests[row] for row in np.flatnonzero(full).tolist()]
 
     def rows(self) -> DecodeRows:
-        """The lane's part of a batch, once those of `unfit` have left. O(rows)."""
+        """Its part of a step's batch, once those of `unfit` have left. O(rows)."""
         count = len(self._requests)
         positions = self._positions[:count].copy()
         for entry, position in zip(self._entries, positions.tolist(), strict=True):
@@ -149,20 +152,35 @@ class DecodeLane:
             num_by_namespace=self._num_by_namespace.copy(),
         )
 
-    def continuations(self, request: Request, num_matched: int) -> list[Request]:
-        """Members whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none."""
+    def continuation(self, request: Request, num_matched: int) -> Request | None:
+        """A member whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
+
+        Of several the one that agrees with it longest: where they agree, their tokens are one another's.
+        """
         if not num_matched or num_matched + 1 >= request.num_tokens:
-            return []
-        tokens = request.tokens.view(0, num_matched + 1)
-        found = self._by_end.get((frame_namespace(request.namespace), num_matched, int(tokens[-2])))
+            return None
+        tokens = request.tokens.view()
+        found = self._by_end.get(self._key(request, num_matched))
         if found is None:
-            return []
-        return [
-            member
-            for member in found.values()
-            if member.num_tokens > num_matched
-            and np.array_equal(member.tokens.view(0, num_matched + 1), tokens)
-        ]
+            return None
+        best, longest = None, 0
+        for member in found.values():
+            end = min(member.num_tokens, len(tokens))
+            if end - num_matched <= longest:
+                continue
+            theirs = member.tokens.view(num_matched, end)
+            if theirs[0] != tokens[num_matched]:
+                continue
+            differ = theirs != tokens[num_matched:end]
+            agree = int(differ.argmax()) if differ.any() else len(theirs)
+            if agree > longest and np.array_equal(member.tokens.view(0, num_matched), tokens[:num_matched]):
+                best, longest = member, agree
+        return best
+
+    @staticmethod
+    def _key(request: Request, num_tokens: int) -> Key:
+        tail = request.tokens.view(max(0, num_tokens - KEY_TOKENS), num_tokens)
+        return frame_namespace(request.namespace), num_tokens, xxhash.xxh3_64_intdigest(tail.data)
 
     def check(self) -> None:
         """Assert that rows, keys and leases agree."""
@@ -179,7 +197,7 @@ class DecodeLane:
             assert len(self._tables[row]) * self._block_size == self._ends[row]
 
 
-def settle(request: Request) -> None:
+def tell_lease(request: Request) -> None:
     """Tell the lease of all tokens that were computed without it. O(those tokens), at most a block.
 
     They lie in its last block, so this never needs another one.

@@ -1,0 +1,168 @@
+"""Admission: which waiting requests get a lease in a step, and why the others don't.
+
+Admission is `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.scheduling.chunks import Chunks
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.match_cache import MatchCache
+from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.schedule_result import AdmissionResult, SchedulerStats
+from radixkv.scheduling.step_plan import StepPlan
+from radixkv.scheduling.waiting_queue import WaitingQueue
+
+# With so many prompts in progress, the reserve of a step is for short prompts only.
+MANY_PROMPTS = 4
+
+
+class Admission:
+    """Tries waiting requests in a given order.
+
+    Args:
+        max_num_seqs: most running requests.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        waiting: WaitingQueue,
+        running: RunningRequests,
+        in_flight: InFlightPrefixes,
+        matches: MatchCache,
+        chunks: Chunks,
+        policy: AdmissionPolicy,
+        stats: SchedulerStats,
+        *,
+        max_num_seqs: int,
+    ) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._in_flight = in_flight
+        self._matches = matches
+        self._chunks = chunks
+        self._policy = policy
+        self._stats = stats
+        self._max_num_seqs = max_num_seqs
+
+    def foresee(self, plan: StepPlan, request: Request) -> AdmissionResult:
+        """What `admit` would give, with headroom in blocks. O(1) but for what has changed."""
+        if request.producer is not None and self._in_flight.is_produced(request):
+            return AdmissionResult.IN_FLIGHT
+        found = AdmissionResult.ADMITTED
+        num_running, wanted = len(self._running), request.num_sequence_slots
+        if wanted > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
+            found = AdmissionResult.NO_SLOT
+        elif num_running and not self._matches.fits(request, num_running):
+            found = AdmissionResult.NO_BLOCKS
+        if found is not AdmissionResult.ADMITTED and not self._waiting.is_aged(request):
+            return found
+        if self._in_flight.is_coming(request, self._matches.match(request).num_tokens):
+            self._stats.coalesced += 1
+            return AdmissionResult.IN_FLIGHT
+        return found
+
+    def admit_in_order(self, plan: StepPlan, ordered: Sequence[Request]) -> list[Request]:
+        """Admit what fits, in this order; returns those that may yet be admitted in this step."""
+        if plan.budget <= 0 or plan.sequence_slots <= 0:
+            return []
+        if not self._matches.any_fits(ordered, len(self._running)):
+            return []
+        put_off: list[Request] = []
+        unfit: list[Request] = []
+        num_passed = 0  # of `unfit`: those before the last one admitted
+        held_back: set[Namespace] = set()
+        for i, request in enumerate(ordered):
+            if plan.budget <= 0 or plan.sequence_slots <= 0:
+                break
+            if request.lease is not None:
+                continue
+            if unfit and not self._policy.may_pass(request, unfit[0]):
+                break
+            result = self._try(plan, request, held_back, others=i + 1 < len(ordered))
+            if result is AdmissionResult.ADMITTED:
+                num_passed = len(unfit)
+            elif result in (AdmissionResult.IN_FLIGHT, AdmissionResult.NO_BUDGET):
+                put_off.append(request)
+            elif self._waiting.is_aged(request):
+                break  # nobody passes it any more
+            else:
+                unfit.append(request)
+        plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
+        return put_off
+
+    def _try(
+        self, plan: StepPlan, request: Request, held_back: set[Namespace], *, others: bool
+    ) -> AdmissionResult:
+        result = self.foresee(plan, request)
+        if result is not AdmissionResult.ADMITTED:
+            return result
+        if not self._may_use_reserve(plan, request, held_back):
+            held_back.add(request.namespace)
+            return AdmissionResult.NO_BUDGET
+        return self.admit(plan, request, others=others)
+
+    def _may_use_reserve(self, plan: StepPlan, request: Request, held_back: set[Namespace]) -> bool:
+        """Whether a request that fits may start although only the reserve of the budget is left.
+
+        Args:
+            held_back: namespaces of requests before it that may not. Where they are another tenant's, what is
+                cached of this one's prompt must not decide.
+        """
+        if plan.budget > plan.reserve or not self._policy.lets_short_pass:
+            return True
+        if plan.num_chunks < MANY_PROMPTS or self._waiting.is_aged(request):
+            return True
+        size = request.num_tokens
+        if held_back <= {request.namespace}:
+            size -= self._matches.match(request).num_tokens
+        return size <= plan.reserve
+
+    def admit(self, plan: StepPlan, request: Request, *, others: bool) -> AdmissionResult:
+        """Take the request's blocks and its first chunk; nothing changes unless it is admitted."""
+        skip = "prompt_logprobs" if request.needs_prompt_logits else None
+        if skip is None and self._running.num_decodes:
+            self._share_decodes(plan, request)
+        try:
+            lease = self._cache.acquire(
+                request.tokens.view(), request.namespace, match=self._matches.match(request), skip=skip
+            )
+        except OutOfBlocks:
+            return AdmissionResult.NO_BLOCKS
+        self._waiting.remove(request)
+        request.match = request.producer = None
+        request.lease = lease
+        request.num_computed = lease.num_cached_tokens
+        self._running.add(request)
+        plan.sequence_slots -= request.num_sequence_slots
+        plan.latest_admitted = max(plan.latest_admitted, request.arrival_order)
+        if request.num_preemptions:
+            request.resumed_at = request.num_tokens
+        if not request.was_admitted:
+            request.was_admitted = True
+            request.num_cached_tokens = lease.num_cached_tokens
+            request.cache_report = lease.report
+            self._stats.admitted += 1
+            self._stats.prompt_tokens += request.num_prompt_tokens
+            self._stats.cached_prompt_tokens += lease.num_cached_tokens
+        self._chunks.schedule(plan, request, self._chunks.size(plan, request, others=others))
+        return AdmissionResult.ADMITTED
+
+    def _share_decodes(self, plan: StepPlan, request: Request) -> None:
+        """Let a request about to be admitted share what the decode batch has added to its prefix."""
+        other = self._running.continuation(request, self._matches.match(request).num_tokens)
+        if other is not None:
+            self._running.leave_decodes(other)
+            plan.leave_decodes()
+            # The tokens fit into its last block, so nobody is preempted for them.
+            assert other.lease is not None
+            other.lease.append(other.tokens.view(other.lease.num_tokens))
+            self._chunks.schedule(plan, other, 1)

@@ -1,0 +1,83 @@
+"""Room for what runs: slots for a request's next tokens, taken from less urgent requests if need be."""
+
+from __future__ import annotations
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.match_cache import MatchCache
+from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.preemption import choose_victim
+from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.schedule_result import SchedulerStats
+from radixkv.scheduling.step_plan import StepPlan
+from radixkv.scheduling.waiting_queue import WaitingQueue
+
+
+class Room:
+    """Grows leases, and preempts: a release, and back into the queue."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        waiting: WaitingQueue,
+        running: RunningRequests,
+        in_flight: InFlightPrefixes,
+        matches: MatchCache,
+        policy: AdmissionPolicy,
+        stats: SchedulerStats,
+    ) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._in_flight = in_flight
+        self._matches = matches
+        self._policy = policy
+        self._stats = stats
+
+    def grow(self, plan: StepPlan, request: Request) -> bool:
+        """Give the lease a slot for every known token, preempting others if need be.
+
+        False if the request has none: it was preempted itself, or no block can be had even alone.
+        """
+        while request.lease is not None and request.lease.num_tokens < request.num_tokens:
+            try:
+                request.lease.append(request.tokens.view(request.lease.num_tokens))
+                self._matches.touched()
+            except OutOfBlocks as error:
+                rivals = self._rivals(request, error)
+                victim = choose_victim(rivals, plan.entries, self._policy)
+                if victim is request and len(rivals) == 1:
+                    plan.stuck.append(request)
+                    return False
+                self.preempt(plan, victim)
+        return request.lease is not None
+
+    def _rivals(self, request: Request, error: OutOfBlocks) -> list[Request]:
+        """The running requests whose blocks could serve this one: under a quota, those of its namespace."""
+        stats = self._cache.stats
+        if stats.free_blocks + stats.cached_blocks >= error.needed:
+            return [other for other in self._running if other.namespace == request.namespace]
+        return list(self._running)
+
+    def preempt(self, plan: StepPlan, request: Request) -> None:
+        """Release the lease and queue the request again; what it computed stays cached."""
+        request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        plan.preempted.append(request)
+        plan.sequence_slots += request.num_sequence_slots
+        if self.take_back(request):
+            plan.leave_decodes()
+
+    def take_back(self, request: Request) -> bool:
+        """A running request waits again, without a lease; whether it was in the decode batch."""
+        was_decoding = self._running.remove(request)
+        self._waiting.put_back(request)
+        self._in_flight.forget(request)
+        self._matches.touched()
+        lease = request.lease
+        assert lease is not None
+        request.lose_lease()
+        lease.release()
+        return was_decoding

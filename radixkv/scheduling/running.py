@@ -1,0 +1,123 @@
+"""RunningRequests: who has a lease, and which of them are in the decode batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from radixkv.scheduling.batch import DecodeRows, Entry
+from radixkv.scheduling.decode_batch import DecodeBatch, tell_lease
+from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.schedule_result import SchedulerStats
+
+
+class RunningRequests:
+    """The running requests by arrival order, in the order of their admission.
+
+    Args:
+        block_size: tokens per block.
+        stats: counts the steps.
+    """
+
+    def __init__(self, block_size: int, stats: SchedulerStats) -> None:
+        self._block_size = block_size
+        self._stats = stats
+        self._requests: dict[int, Request] = {}
+        self._others: dict[int, Request] = {}  # those that are not in the decode batch
+        self._decodes = DecodeBatch(block_size)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return request.arrival_order in self._requests
+
+    @property
+    def others(self) -> Collection[Request]:
+        """Those that are not in the decode batch: whoever needs more than a row in a step."""
+        return self._others.values()
+
+    @property
+    def num_decodes(self) -> int:
+        """Requests in the decode batch."""
+        return len(self._decodes)
+
+    def add(self, request: Request) -> None:
+        """A request that has been given a lease. O(1)."""
+        self._requests[request.arrival_order] = self._others[request.arrival_order] = request
+
+    def remove(self, request: Request, *, tell: bool = True) -> bool:
+        """Take a request out, if it is in; whether it was in the decode batch. O(1).
+
+        Args:
+            tell: tell its lease of the tokens computed without it.
+        """
+        was_decoding = self.leave_decodes(request, tell=tell)
+        self._others.pop(request.arrival_order, None)
+        self._requests.pop(request.arrival_order, None)
+        return was_decoding
+
+    # ------------------------------------------------------------------ the decode batch
+
+    def leave_decodes(self, request: Request, *, tell: bool = False) -> bool:
+        """Take a request out of the decode batch; whether it was in. O(1).
+
+        Args:
+            tell: tell its lease of the tokens computed without it.
+        """
+        was_in = self._decodes.leave(request)
+        if was_in:
+            request.last_scheduled_step = self._stats.num_steps - 1
+            self._others[request.arrival_order] = request
+        if tell:
+            tell_lease(request)
+        return was_in
+
+    def thin_decodes(self, *, dissolve: bool) -> None:
+        """Take out of the decode batch whose next token needs a block. O(rows).
+
+        Args:
+            dissolve: take out everybody: not all of them can have a token.
+        """
+        for request in list(self._decodes) if dissolve else self._decodes.unfit():
+            self.leave_decodes(request, tell=dissolve)
+
+    def decode_rows(self) -> DecodeRows:
+        """The decode batch's part of the step. O(rows)."""
+        return self._decodes.rows()
+
+    def fill_decodes(self, entries: Iterable[Entry]) -> None:
+        """Put into the decode batch whose next token will have a place in the last block of its lease."""
+        for entry in entries:
+            request = entry.request
+            if (
+                entry.samples
+                and request.tokens.length % self._block_size
+                and not request.shares_blocks
+                and request.num_sequence_slots == 1
+                and not request.is_beam
+            ):
+                del self._others[request.arrival_order]
+                self._decodes.join(request)
+
+    def continuation(self, request: Request, num_matched: int) -> Request | None:
+        """Who has generated, in the decode batch, tokens that a waiting `request` goes on with.
+
+        Args:
+            num_matched: where its cached prefix ends.
+        """
+        return self._decodes.continuation(request, num_matched)
+
+    def check(self) -> None:
+        """Assert that leases, rows and both sets agree."""
+        for order, request in self._requests.items():
+            assert request.arrival_order == order
+            assert request.lease is not None, f"{request!r} runs without a lease"
+            assert request.lease.num_tokens <= request.num_tokens
+            if request not in self._decodes:
+                assert request.num_computed <= request.lease.num_tokens
+            assert (request in self._decodes) is not (order in self._others)
+        assert len(self._decodes) + len(self._others) == len(self._requests)
+        self._decodes.check()
