@@ -28,6 +28,7 @@ from radixkv.engine.engine_thread import Command, EngineThread, Snapshot
 from radixkv.engine.request_group import EngineStats, StepResult
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.text.text_size import text_size
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds
@@ -376,9 +377,8 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
         """
-        size = sum(len(str(message.get("content") or "")) for message in messages)
         return await self._off_loop(
-            size,
+            text_size(messages, tools, options, limit=LONG_TEXT),
             lambda: self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,

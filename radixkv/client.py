@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 
 
+class TextDecoder(Protocol):
+    """The text of one growing sequence of token ids."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add ids and return the text that they complete, possibly empty."""
+        ...
+
+
 class TextTokenizer(Protocol):
     """What callers may ask of a tokenizer; any thread. For long texts use the client's own methods."""
 
@@ -39,6 +47,10 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def stream(self, skip_special_tokens: bool = True) -> TextDecoder:
+        """A decoder for one output; what it gives concatenates to what `decode` gives for all ids."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 

@@ -269,6 +269,7 @@ class RequestOutput:
         cache_report: why the rest of the prompt missed; None when prefix caching is off.
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
+        num_generated_tokens: of all samples, those of `best_of` that were not chosen included.
         error: what went wrong when a finish reason is `error`.
         error_code: machine-readable reason of the error, such as `timeout`.
     """
@@ -281,6 +282,7 @@ class RequestOutput:
     cache_report: MissReport | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_preemptions: int = 0
+    num_generated_tokens: int = 0
     times: RequestTimes | None = None
     error: str | None = None
     error_code: str | None = None

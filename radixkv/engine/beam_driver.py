@@ -138,6 +138,7 @@ class BeamDriver:
             num_cached_tokens=first.num_cached_tokens,
             cache_report=first.cache_report,
             num_preemptions=first.num_preemptions,
+            num_generated_tokens=sum(len(output.token_ids) for output in outputs),
             times=first.times,
             error=error,
             error_code=None if error is None else "detokenization_failed",

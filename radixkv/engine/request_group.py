@@ -148,6 +148,7 @@ def collect_output(group: RequestGroup) -> RequestOutput:
         cache_report=first.cache_report,
         prompt_logprobs=first.prompt_logprobs,
         num_preemptions=sum(request.num_preemptions for request in group.samples),
+        num_generated_tokens=sum(request.output.num_tokens for request in group.samples),
         times=first.times,
         error=group.error,
         error_code=group.error_code,

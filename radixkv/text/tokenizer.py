@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
-from radixkv.text.control_tokens import ControlTokens
+from radixkv.text.control_tokens import ControlTokens, encode_ids
 from radixkv.text.incremental_decoding import (
     DecoderChain,
     IncrementalDecoder,
@@ -110,7 +110,7 @@ class Tokenizer:
         """
         _require_encodable(text, "prompt")
         if allow_special:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return encode_ids(self._backend, text, add_special_tokens)
         return self._controls.encode_plain(text, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(
@@ -155,7 +155,7 @@ class Tokenizer:
         rendered = render(data)
         _require_encodable(rendered, "messages")
         if not _any_string(data, self._controls.needs_mark):
-            return list(self._backend.encode(rendered, add_special_tokens=False).ids)
+            return encode_ids(self._backend, rendered, False)
         marked = render(_map_strings(data, self._controls.mark))
         if self._controls.unmark(marked) == rendered:
             return self._controls.encode_marked(marked)
@@ -165,7 +165,7 @@ class Tokenizer:
                 "on it; leave that text out",
                 param="messages",
             )
-        return list(self._backend.encode(rendered, add_special_tokens=False).ids)
+        return encode_ids(self._backend, rendered, False)
 
     def _template(self, chat_template: str | None, tools: object) -> str:
         if chat_template is not None:

@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI-compatible API over `radixkv.AsyncEngine`."""
+"""The HTTP server: OpenAI's API over a `radixkv.client.EngineClient`."""

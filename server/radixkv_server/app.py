@@ -19,11 +19,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
+from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
@@ -37,16 +38,13 @@ from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.settings import ServerSettings, make_settings
 
-if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
-
 OnReady = Callable[[str, int], None]
 
 APIS = (OPENAI_API, SERVICE_API)
 
 
 def create_app(
-    engine: AsyncEngine, settings: ServerSettings | None = None, apis: Sequence[Api] = APIS
+    engine: EngineClient, settings: ServerSettings | None = None, apis: Sequence[Api] = APIS
 ) -> FastAPI:
     """An ASGI app that serves `engine`. The caller keeps the engine and closes it after the app.
 
@@ -67,7 +65,6 @@ def create_app(
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
-            context.prompts.close()
 
     app = FastAPI(
         title="radixkv",
@@ -99,7 +96,7 @@ def dialects_of(apis: Sequence[Api]) -> Dialects:
 
 
 def make_server(
-    engine: AsyncEngine,
+    engine: EngineClient,
     settings: ServerSettings,
     *,
     on_ready: OnReady | None = None,
@@ -118,7 +115,7 @@ def serve(
     config: EngineConfig,
     *,
     on_ready: OnReady | None = None,
-    engine_factory: Callable[[EngineConfig], AsyncEngine] | None = None,
+    engine_factory: Callable[[EngineConfig], EngineClient] | None = None,
     **options: Any,
 ) -> None:
     """Load the model and serve it until SIGINT or SIGTERM.
@@ -145,7 +142,7 @@ def serve(
 
 
 def serve_engine(
-    engine: AsyncEngine,
+    engine: EngineClient,
     settings: ServerSettings,
     *,
     on_ready: OnReady | None = None,
@@ -166,7 +163,7 @@ def serve_engine(
             asyncio.run(_serve_and_close(server, bound, engine))
 
 
-async def _serve_and_close(server: HttpServer, sock: socket.socket, engine: AsyncEngine) -> None:
+async def _serve_and_close(server: HttpServer, sock: socket.socket, engine: EngineClient) -> None:
     try:
         await server.serve(sockets=[sock])
     finally:

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from radixkv.client import EngineClient
 from radixkv_server.errors import ApiError
 from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
 
 
 @dataclass(slots=True)
 class ServerContext:
     """The engine and the helpers that stand on it; one per app, at `request.app.state.context`."""
 
-    engine: AsyncEngine
+    engine: EngineClient
     settings: ServerSettings
     prompts: PromptEncoder
     metrics: ServerMetrics
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def for_engine(cls, engine: AsyncEngine, settings: ServerSettings) -> ServerContext:
+    def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
         return cls(
             engine=engine,
             settings=settings,

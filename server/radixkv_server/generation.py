@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from radixkv.client import EngineClient
 from radixkv.errors import ContextLengthExceededError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.concurrency import gather_or_cancel, merge
@@ -19,7 +20,6 @@ from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.usage import Usage
 
 if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
     from radixkv.cache.insight.explain import MissReport
 
 
@@ -31,7 +31,7 @@ class Generation:
     """
 
     def __init__(
-        self, engine: AsyncEngine, metrics: ServerMetrics, record: RequestRecord, request: GenerationRequest
+        self, engine: EngineClient, metrics: ServerMetrics, record: RequestRecord, request: GenerationRequest
     ) -> None:
         self.usage = Usage(prompt_tokens=sum(len(job.prompt_ids) for job in request.jobs))
         self._engine = engine
@@ -51,8 +51,8 @@ class Generation:
             raise self._too_long(error) from None
         for index, output in enumerate(outputs):
             self._note_cache_report(index, output.cache_report)
+            self.usage.completion_tokens += output.num_generated_tokens
             for sample in output.outputs:
-                self.usage.completion_tokens += len(sample.token_ids)
                 _check_finish(sample.finish_reason, output.error, output.error_code)
             self.usage.cached_tokens += output.num_cached_tokens
         self._note_first_token([output.times.first_token for output in outputs if output.times is not None])

@@ -1,86 +1,84 @@
-"""From text and messages to checked token ids, without holding up the event loop.
-
-Short prompts are tokenised in place; a long one goes to a thread, since it takes milliseconds to seconds
-during which every stream of the server would stand still.
-"""
+"""From text and messages to checked token ids, without holding up the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from radixkv.client import EngineClient
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.text.text_size import text_size
 from radixkv_server.errors import bad_request
-
-if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
 
 T = TypeVar("T")
 
+# Work on texts longer than this is done in a thread: it takes milliseconds to seconds, during which every
+# stream of the server would stand still.
 INLINE_CHARS = 4096
-_THREADS = 2
 
 
 class PromptEncoder:
-    """Tokenises and checks prompts for one engine. `close` ends its threads."""
+    """The one place of the server where prompts are rendered, tokenised and checked, by one engine."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.tokenizer = engine.tokenizer
+    def __init__(self, engine: EngineClient) -> None:
         self.max_model_len = engine.max_model_len
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="radixkv-tokenize")
-        self._longest_token: int | None = None
+        self._engine = engine
+        self._most_chars: int | None = None
 
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def encode(self, text: str, *, param: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`.
+    async def encode(self, text: str, *, param: str) -> list[int]:
+        """Token ids of a prompt.
 
         Raises:
-            InvalidRequestError: the text gives no tokens, or too many (ContextLengthExceededError).
+            InvalidRequestError: the text can't be tokenised, or gives no tokens.
+            ContextLengthExceededError: it gives too many.
         """
-        ids = await self._run(
-            len(text), lambda: self._encode_checked(text, param, add_special_tokens=add_special_tokens)
-        )
-        return self.check_length(ids, param)
+        return self.check_length(await self.tokenize(text, param=param), param)
 
-    async def encode_unchecked(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, however many."""
-        return await self._run(
-            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
+    async def tokenize(self, text: str, *, param: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; their number is not checked.
+
+        Raises:
+            InvalidRequestError: the text can't be tokenised.
+            ContextLengthExceededError: it is far too long for the context; it was not tokenised.
+        """
+        await self.check_size(text, param=param)
+        return await self._engine.tokenize(text, add_special_tokens=add_special_tokens)
 
     async def render_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Any],
+        convert: Callable[[], list[dict[str, Any]]],
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> list[int]:
-        """Token ids of a chat, through the model's chat template; the length is not checked.
+        """Token ids of a chat, through the model's chat template; their number is not checked.
+
+        Args:
+            messages: the chat as JSON-like data, for its size.
+            convert: makes of it what templates expect.
+            options: further arguments of the template.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
+            ContextLengthExceededError: they are far too long for the context; nothing was rendered.
         """
-        size = sum(len(str(message.get("content") or "")) for message in messages)
-        self._refuse_hopeless(size, "messages")
-
-        def render() -> list[int]:
-            return self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
+        size = await self.check_size(messages, tools, options, param="messages")
+        try:
+            return await self._engine.render_chat(
+                await _off_loop(size, convert),
+                tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
                 **options,
             )
-
-        return await self._run(size, render)
+        except RecursionError:
+            raise InvalidRequestError("the chat template can't render messages nested this deep") from None
 
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         """The given ids as a list, each within the vocabulary and the whole within the context limit."""
-        size = self.tokenizer.vocab_size
+        size = self._engine.tokenizer.vocab_size
         if ids and (min(ids) < 0 or max(ids) >= size):
             wrong = next(token for token in ids if not 0 <= token < size)
             raise bad_request(f"Token id {wrong} is outside the vocabulary of {size} tokens.", param=param)
@@ -94,6 +92,30 @@ class PromptEncoder:
             raise self._too_long(f"{len(ids)} tokens", param)
         return ids
 
+    async def check_size(self, *values: Any, param: str) -> int:
+        """Characters in all strings of JSON-like data, if the context could hold them, whatever their tokens.
+
+        Raises:
+            ContextLengthExceededError: it could not; found without tokenising, and without counting them all.
+        """
+        size = text_size(*values, limit=INLINE_CHARS)
+        if size <= INLINE_CHARS:
+            return size
+        most = await asyncio.to_thread(self._find_most_chars)
+        size = await asyncio.to_thread(text_size, *values, limit=most)
+        if size > most:
+            raise self._too_long(f"over {most} characters, more than any {self.max_model_len} tokens", param)
+        return size
+
+    def _find_most_chars(self) -> int:
+        """More characters than this don't fit into the context."""
+        if self._most_chars is None:
+            tokenizer = self._engine.tokenizer
+            longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+            # Twice the bound, since some tokenizers fold several characters into one before they look.
+            self._most_chars = max(INLINE_CHARS, 2 * self.max_model_len * max(1, longest))
+        return self._most_chars
+
     def _too_long(self, size: str, param: str) -> ContextLengthExceededError:
         return ContextLengthExceededError(
             f"This model's maximum context length is {self.max_model_len} tokens, of which at least one is "
@@ -101,25 +123,6 @@ class PromptEncoder:
             param=param,
         )
 
-    def _encode_checked(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        self._refuse_hopeless(len(text), param)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _refuse_hopeless(self, num_chars: int, param: str) -> None:
-        """Refuse a text too long for the context whatever its tokens are, without tokenising it."""
-        if num_chars <= self.max_model_len * 16:
-            return
-        if self._longest_token is None:
-            tokenizer = self.tokenizer
-            self._longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-        # Twice the bound, since some tokenizers fold several characters into one before they look.
-        if num_chars > 2 * self.max_model_len * max(1, self._longest_token):
-            raise self._too_long(f"{num_chars} characters, more than any {self.max_model_len} tokens", param)
-
-    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
-        if num_chars <= INLINE_CHARS:
-            return work()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except RecursionError:
-            raise InvalidRequestError("the chat template can't render messages nested this deep") from None
+async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
+    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)

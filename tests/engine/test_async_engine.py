@@ -186,6 +186,20 @@ async def test_closing_while_a_long_prompt_is_tokenised_ends_the_wait():
     await engine.close()
 
 
+async def test_long_conversations_are_rendered_off_the_event_loop():
+    threads: list[str] = []
+    tokenizer = LetterTokenizer(on_encode=lambda text: threads.append(threading.current_thread().name))
+    messages = [{"role": "user", "content": "x"}]
+    big = "x" * (LONG_TEXT + 1)
+    async with serving(tokenizer=tokenizer) as engine:
+        await engine.render_chat(messages)
+        await engine.render_chat([{"role": "user", "content": "x", "tool_calls": [{"arguments": big}]}])
+        await engine.render_chat(messages, tools=[{"function": {"parameters": {"enum": [big]}}}])
+        await engine.render_chat(messages, documents=[big])
+    here = threading.current_thread().name
+    assert [name == here for name in threads] == [True, False, False, False]
+
+
 async def test_closing_fails_what_runs_and_what_waits():
     gate = Gate()
     engine = AsyncEngine(make_engine(num_blocks=128, model=model(gate), max_num_seqs=1)[0])

@@ -153,6 +153,7 @@ def test_best_of_returns_the_samples_with_the_highest_mean_logprob():
         singles.append(run_all(engine)[one].outputs[0].token_ids)
     best = sorted(singles, key=mean_logprob, reverse=True)[:2]
     assert [c.token_ids for c in output.outputs] == best
+    assert output.num_generated_tokens == 5 * 6, "what was generated to choose from counts"
 
 
 def test_prompt_logprobs_do_not_use_the_cache_and_do_not_spoil_it():

@@ -236,11 +236,17 @@ def test_best_of_returns_n(server: LiveServer) -> None:
         answer = client.completions.create(model="scripted", prompt="say:a", n=1, best_of=3)
     assert len(answer.choices) == 1
     assert server.engine.requests[-1].params.best_of == 3
+    assert answer.usage.completion_tokens == 3 * 2, "what was generated to choose from counts"
 
 
 def test_completion_logprobs_and_echo(server: LiveServer) -> None:
     with server.openai() as client:
         plain = client.completions.create(model="scripted", prompt="say:hé", logprobs=2)
+        smile = {"model": "scripted", "prompt": "say:😀 h", "logprobs": 0}
+        characters = client.completions.create(**smile).choices[0].logprobs
+        chunks = client.completions.create(stream=True, **smile)
+        offsets = [chunk.choices[0].logprobs.text_offset for chunk in chunks if chunk.choices[0].logprobs]
+        streamed_offsets = [offset for part in offsets for offset in part]
         echoed = client.completions.create(model="scripted", prompt="say:h", logprobs=1, echo=True)
         scored = client.completions.create(
             model="scripted", prompt="say:h", logprobs=0, echo=True, max_tokens=0
@@ -251,7 +257,8 @@ def test_completion_logprobs_and_echo(server: LiveServer) -> None:
     logprobs = plain.choices[0].logprobs
     assert logprobs.tokens[:3] == ["h", "bytes:\\xc3", "bytes:\\xa9"]
     assert logprobs.top_logprobs[0] == {"h": -0.5, "i": -1.5}
-    assert logprobs.text_offset[:2] == [0, 1]
+    assert logprobs.text_offset == [0, 1, 1, 2], "both bytes of é begin at é; the end token behind it"
+    assert characters.text_offset == streamed_offsets == [0, 0, 0, 0, 1, 2, 3]
     choice = echoed.choices[0]
     assert choice.text == "say:hh"
     assert choice.logprobs.tokens == [*"say:hh", "<|im_end|>"]
@@ -303,18 +310,32 @@ def test_tokenize_and_back(server: LiveServer) -> None:
     assert chat["tokens"] == server.engine.requests[-1].prompt
 
 
-def test_long_prompts_are_tokenised_off_the_event_loop(server: LiveServer) -> None:
+@pytest.mark.parametrize("where", ["prompt", "content", "arguments", "extra field", "tools", "template"])
+def test_what_can_not_fit_is_refused_before_it_is_rendered(server: LiveServer, where: str) -> None:
+    big = "x" * 200_000  # the longest token has 12 bytes, and the context 4,096 tokens
+    function = {"name": "f", "arguments": json.dumps({"a": big})}
+    asks: dict[str, dict[str, object]] = {
+        "content": {"messages": [{"role": "user", "content": big}]},
+        "arguments": {
+            "messages": [{"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}]
+        },
+        "extra field": {"messages": [{"role": "user", "content": "x", "reasoning_content": [big]}]},
+        "tools": {
+            "messages": MESSAGES,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [big]}}}],
+        },
+        "template": {"messages": MESSAGES, "chat_template_kwargs": {"documents": [big]}},
+        "prompt": {"prompt": big},
+    }
     seen = server.engine.tokenizer.threads
     seen.clear()
+    routes = {"prompt": ["/v1/completions", "/tokenize"], "template": ["/v1/chat/completions"]}
     with server.http() as client:
-        client.post("/tokenize", json={"prompt": "short"})
-        assert seen == {"live-server"}
-        seen.clear()
-        assert client.post("/tokenize", json={"prompt": "x" * 10_000}).json()["count"] == 10_000
-        body = {"messages": [{"role": "user", "content": "x" * 10_000}]}
-        assert client.post("/tokenize", json=body).status_code == 200
-    assert seen
-    assert all(name.startswith("radixkv-tokenize") for name in seen)
+        for route in routes.get(where, ["/v1/chat/completions", "/tokenize"]):
+            error = client.post(route, json=asks[where]).json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert "maximum context length is 4096" in error["message"]
+    assert not seen, "nothing was tokenised"
 
 
 def test_request_ids(server: LiveServer) -> None:

@@ -29,6 +29,7 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
 
@@ -49,6 +50,10 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = (i for i in token_ids if i < 256 or not skip_special_tokens)
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        skipped = set(CONTROLS) if skip_special_tokens else set()
+        return ByteLevelDecoder(lambda token: b"" if token in skipped else self.token_bytes(token))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else CONTROLS[token_id].encode()
@@ -279,6 +284,7 @@ class ScriptedEngine:
             outputs=outputs[: params.n],
             num_cached_tokens=cached,
             prompt_logprobs=prompt_logprobs,
+            num_generated_tokens=sum(len(output.token_ids) for output in outputs),
             times=RequestTimes(arrival, arrival, first, time.monotonic()),
             error=error,
         )

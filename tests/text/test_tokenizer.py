@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tiny_models import TOKENIZERS, byte_level_tokenizer
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
+from radixkv.text.text_size import text_size
 from radixkv.text.tokenizer import Tokenizer
 
 KINDS = list(TOKENIZERS)
@@ -310,3 +312,30 @@ class TestChatTemplate:
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(lambda _: tokenizer.apply_chat_template(messages), range(40)))
         assert all(result == expected for result in results)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    tokenizer = _TOKENIZERS["byte-level"]
+    text = "some words and 12345 numbers, again and again. " * 20_000
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        tokenizer.encode(text)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    turns = 0
+    thread.start()
+    begun.wait()
+    while not ended.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 10
+
+
+def test_the_size_of_a_conversation() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert text_size(messages, {"a": [1, None]}, limit=1000) == len("roleusercontenthelloa") + 6
+    assert text_size(["x"] * 1000, limit=10) == 11, "looking ends where it is too much"
+    assert text_size(limit=10) == 0

@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 import radixkv
+from radixkv.client import EngineClient
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
     from radixkv.cache.insight.explain import MissReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,7 +30,7 @@ LAG_PROBE_S = 0.05
 class EngineCollector(Collector):
     """Reads `engine.stats()` when scraped, so that the engine never pays for metrics between scrapes."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self.engine = engine
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +74,7 @@ class EngineCollector(Collector):
 class ServerMetrics:
     """The metrics of one app, in a registry of its own (two apps in one process do not mix)."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(EngineCollector(engine))
         ProcessCollector(registry=self.registry)

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from radixkv.client import TextTokenizer
 from radixkv.request import Logprob, TokenLogprobs
 from radixkv_server.dialect import Json
 
-if TYPE_CHECKING:
-    from radixkv.text.tokenizer import Tokenizer
+
+class TextOffsets:
+    """Where each token begins in the text of its choice, in characters.
+
+    A token inside a character begins where the character does: its text appears with its last token.
+
+    Args:
+        start: characters of the choice's text before the first of these tokens.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, start: int, *, skip_special_tokens: bool) -> None:
+        self._decoder = tokenizer.stream(skip_special_tokens=skip_special_tokens)
+        self._next = start
+
+    def take(self, token_id: int) -> int:
+        """The offset of the next token."""
+        offset = self._next
+        self._next += len(self._decoder.push([token_id]))
+        return offset
 
 
 class LogprobsFormat:
     """Turns TokenLogprobs into the chat and the text-completion shape."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
 
     def chat(self, entries: Sequence[TokenLogprobs] | None) -> Json | None:
@@ -37,32 +54,34 @@ class LogprobsFormat:
         }
 
     def text(
-        self, entries: Iterable[TokenLogprobs | None] | None, ids: Sequence[int], offset: int, num_top: int
-    ) -> Json | None:
+        self,
+        entries: Iterable[TokenLogprobs | None],
+        ids: Sequence[int],
+        offsets: Iterable[int],
+        num_top: int,
+    ) -> Json:
         """`{tokens, token_logprobs, top_logprobs, text_offset}`, offsets in characters of the choice's text.
 
         An entry of None is the first prompt token, which nothing precedes. The chosen token is among its
         `top_logprobs` even when it is not among the likeliest.
         """
-        if entries is None:
-            return None
         tokens: list[str] = []
         chosen: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
         for entry, token_id in zip(entries, ids, strict=True):
-            token = self._text_token(token_id)
-            tokens.append(token)
-            offsets.append(offset)
-            offset += len(token)
+            tokens.append(self._text_token(token_id))
             chosen.append(None if entry is None else _finite(entry.chosen.logprob))
             tops.append(self._text_top(entry) if entry is not None and num_top else None)
         return {
             "tokens": tokens,
             "token_logprobs": chosen,
             "top_logprobs": tops if num_top else None,
-            "text_offset": offsets,
+            "text_offset": list(offsets),
         }
+
+    def offsets(self, start: int, *, skip_special_tokens: bool) -> TextOffsets:
+        """Offsets of tokens that follow `start` characters."""
+        return TextOffsets(self.tokenizer, start, skip_special_tokens=skip_special_tokens)
 
     def _text_top(self, entry: TokenLogprobs) -> dict[str, float]:
         best: dict[str, float] = {}

@@ -9,7 +9,7 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
-from radixkv_server.apis.openai.messages import template_messages
+from radixkv_server.apis.openai.messages import as_data, template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.context import ServerContext
@@ -73,7 +73,8 @@ async def _chat_prompt(context: ServerContext, body: ChatCompletionRequest) -> l
         options["continue_final_message"] = True
     ask_for_answer = body.add_generation_prompt is not False and not body.continue_final_message
     ids = await context.prompts.render_chat(
-        template_messages(body.messages),
+        as_data(body.messages),
+        lambda: template_messages(body.messages),
         tools=body.template_tools,
         add_generation_prompt=ask_for_answer,
         options=options,

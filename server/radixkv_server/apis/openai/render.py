@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import radixkv
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput
-from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
+from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
 from radixkv_server.dialect import Json
 from radixkv_server.exchange import dump
@@ -156,7 +156,7 @@ class TextRenderer:
         self._logprobs = logprobs
         self._echoes = echoes
         self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         if self._body.scores_only:
@@ -171,14 +171,12 @@ class TextRenderer:
         index = job * (self._body.n or 1) + delta.index
         text = delta.text
         if index not in self._offsets:
-            self._offsets[index] = 0
+            self._offsets[index] = self._sample_offsets("")
             text = self._echoes[job] + text
         logprobs = None
-        wanted = self._body.logprobs
-        if delta.logprobs and wanted is not None:
-            logprobs = self._logprobs.text(delta.logprobs, delta.token_ids, self._offsets[index], wanted)
-        if logprobs is not None:
-            self._offsets[index] += sum(len(token) for token in logprobs["tokens"])
+        if delta.logprobs and self._body.logprobs is not None:
+            offsets = map(self._offsets[index].take, delta.token_ids)
+            logprobs = self._logprobs.text(delta.logprobs, delta.token_ids, offsets, self._body.logprobs)
         if not text and not logprobs and delta.finish_reason is None:
             return b""
         return self._chunks.event(
@@ -199,18 +197,29 @@ class TextRenderer:
         return {
             "index": index,
             "text": echo if scores_only else echo + sample.text,
-            "logprobs": self._sample_logprobs(output, sample),
+            "logprobs": self._choice_logprobs(output, sample, echo),
             "finish_reason": "length" if scores_only else sample.finish_reason,
             "stop_reason": None if scores_only else sample.stop_reason,
         }
 
-    def _sample_logprobs(self, output: RequestOutput, sample: CompletionOutput) -> Json | None:
+    def _choice_logprobs(self, output: RequestOutput, sample: CompletionOutput, echo: str) -> Json | None:
         body = self._body
         if body.logprobs is None or sample.logprobs is None:
             return None
-        entries = [] if body.scores_only else list(sample.logprobs)
-        ids = [] if body.scores_only else sample.token_ids
-        if not body.echo:
-            return self._logprobs.text(entries, ids, 0, body.logprobs)
-        before = output.prompt_logprobs or []
-        return self._logprobs.text([*before, *entries], [*output.prompt_token_ids, *ids], 0, body.logprobs)
+        entries: list[TokenLogprobs | None] = []
+        ids: list[int] = []
+        offsets: list[int] = []
+        if body.echo:
+            entries += output.prompt_logprobs or []
+            ids += output.prompt_token_ids
+            take = self._logprobs.offsets(0, skip_special_tokens=False).take
+            offsets += map(take, output.prompt_token_ids)
+        if not body.scores_only:
+            entries += sample.logprobs
+            ids += sample.token_ids
+            offsets += map(self._sample_offsets(echo).take, sample.token_ids)
+        return self._logprobs.text(entries, ids, offsets, body.logprobs)
+
+    def _sample_offsets(self, echo: str) -> TextOffsets:
+        skip = self._body.skip_special_tokens is not False
+        return self._logprobs.offsets(len(echo), skip_special_tokens=skip)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_LOGPROBS, MAX_STOP_STRINGS
-from radixkv_server.apis.openai.messages import ChatMessage
+from radixkv_server.apis.openai.messages import ChatMessage, as_data
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_LOGIT_BIAS = 1024
@@ -264,7 +264,7 @@ class ChatCompletionRequest(TemplateFields, CommonFields):
         """The tools as the template gets them; none when the client forbids their use."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.model_dump(mode="json") for tool in self.tools]
+        return as_data(self.tools)
 
 
 class CompletionRequest(CommonFields):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.apis.openai.messages import template_messages
+from radixkv_server.apis.openai.messages import as_data, template_messages
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
@@ -24,14 +24,15 @@ async def tokenize(request: Request) -> Response:
     context.resolve_model(body.model)
     prompts, tokenizer = context.prompts, context.engine.tokenizer
     if body.prompt is not None:
-        ids = await prompts.encode_unchecked(
-            body.prompt, add_special_tokens=body.add_special_tokens is not False
-        )
+        special = body.add_special_tokens is not False
+        ids = await prompts.tokenize(body.prompt, param="prompt", add_special_tokens=special)
     else:
-        assert body.messages is not None
+        messages = body.messages
+        assert messages is not None
         ids = await prompts.render_chat(
-            template_messages(body.messages),
-            tools=[tool.model_dump(mode="json") for tool in body.tools or ()],
+            as_data(body.messages),
+            lambda: template_messages(messages),
+            tools=as_data(body.tools or []),
             add_generation_prompt=body.add_generation_prompt is not False,
             options={},
         )
