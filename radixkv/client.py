@@ -70,8 +70,8 @@ class PinnedPrefix:
     """A pin as its owner sees it.
 
     Attributes:
-        token_ids: what was pinned, as it was asked for.
-        num_pinned_tokens: leading tokens of it that are protected.
+        token_ids: what is pinned: of what was asked for, the leading tokens that were cached and fitted.
+        num_pinned_tokens: how many that are.
         expires_in_s: seconds until it ends, unless a hit renews it; None: it stays until it is unpinned.
     """
 

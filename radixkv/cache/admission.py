@@ -25,7 +25,7 @@ from radixkv.errors import OutOfBlocks
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.cache.retention.retention import QuotaGroup
+    from radixkv.cache.retention.quota import QuotaGroup
 
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
@@ -196,11 +196,9 @@ def check_room(
     available = room()
     if needed <= available:
         return
-    while _pins_must_yield(cache, space, total, lease):
-        pin = cache._pins.pins.soonest()
-        assert pin is not None
-        cache._pins.drop(pin, lapsed=True)
-        cache._pins_given_way += 1
+    pins_yield = len(cache._pins) > 0 and _pins_must_yield(cache, space, total, lease)
+    while pins_yield and len(cache._pins):
+        cache._pins.give_way()
         available = room()
         if needed <= available:
             return
@@ -217,7 +215,7 @@ def check_room(
 
 def _pins_must_yield(cache: PrefixCache, space: Space, total: int, lease: Lease | None) -> bool:
     """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
-    if not len(cache._pins) or len(cache._leases) > (lease is not None):
+    if len(cache._leases) > (lease is not None):
         return False
     if lease is not None and (lease._sources or lease._source_blocks):
         return False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.holding import hold
 from radixkv.cache.node import Node
-from radixkv.cache.retention.retention import QuotaGroup
+from radixkv.cache.retention.quota import QuotaGroup
 
 if TYPE_CHECKING:
     from radixkv.cache.lease import Lease
@@ -79,10 +79,7 @@ def _subtrees(tops: list[Node]) -> dict[Node, None]:
 
 
 def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
-    for node in list(cache._pins.pins.by_node):
-        if node in below:
-            for pin in list(cache._pins.pins.by_node[node]):
-                cache._pins.drop(pin)
+    cache._pins.drop_within(below)
 
 
 def _release_sources(

@@ -85,7 +85,7 @@ def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
     tree = cache._tree
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
-    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins.pins.by_key.values())
+    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins)
     for lease in cache._leases.values():
         holders[lease._node] += 1
         refs.update(node for node, _ in lease._sources)

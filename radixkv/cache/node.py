@@ -20,7 +20,7 @@ from sortedcontainers import SortedList
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 if TYPE_CHECKING:
-    from radixkv.cache.retention.retention import QuotaGroup
+    from radixkv.cache.retention.quota import QuotaGroup
 
 HashFunction = Callable[[bytes], int]
 

@@ -50,9 +50,9 @@ from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.node import HashFunction, Node, Space
 from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.retention.capacity import Capacity
-from radixkv.cache.retention.pinning import PinBoard, PinInfo
+from radixkv.cache.retention.pins import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.retention.retention import Quota, QuotaGroup, quota_groups
+from radixkv.cache.retention.quota import Quota, QuotaGroup, quota_groups
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -119,14 +119,13 @@ class PrefixCache:
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
         self._spaces: dict[NamespaceKey, Space] = {}
         self._named: dict[str, Space] = {}  # the same by plain name
-        self._groups_by_key = quota_groups(quotas, num_blocks, self.policy)
-        self._common = QuotaGroup(self.policy)
+        self._common, self._groups_by_key, order = quota_groups(quotas, num_blocks, self.policy)
         self._groups = [self._common, *self._groups_by_key.values()]
         public = Space((), self._common, space_seed(()), is_public=True)
         self._public = PublicPrefixes(public, self._tree.block_bytes)
         self._lookup = Lookup(self._tree, self._public, enabled)
         self._last: Match | None = None  # a request is usually matched, then acquired
-        self._capacity = Capacity(self._pool, self._tree, self._groups, self._on_evict)
+        self._capacity = Capacity(self._pool, self._tree, self._groups, order, public, self._on_evict)
         self._ghosts = GhostIndex(
             self._tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks
         )
@@ -138,13 +137,13 @@ class PrefixCache:
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
         self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
-        self._pinned = self._pins.pins.by_key
+        self._pinned = self._pins.by_key
         self._leases: dict[int, Lease] = {}
         self._follow(Listeners())
         self._lease_ids = 0
         self._tick = 0
         self._acquires = self._queried_tokens = self._hit_tokens = 0
-        self._out_of_blocks = self._resets = self._pins_given_way = 0
+        self._out_of_blocks = self._resets = 0
 
     def __repr__(self) -> str:
         s = self.stats
@@ -312,8 +311,7 @@ class PrefixCache:
 
     def reset(self) -> None:
         """Forget everything. Blocks held by leases stay valid for them but are not shared again. O(nodes)."""
-        for pin in list(self._pins.pins.by_key.values()):
-            self._pins.drop(pin)
+        self._pins.drop_all()
         if self._ghosts.capacity:
             now = self._clock()
             for node in self._tree.nodes():
@@ -394,9 +392,17 @@ class PrefixCache:
         return self._pins.add(data, space, walk, ttl)
 
     def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
-        """End a pin that was set with the same tokens; False when there is none. O(path)."""
+        """End a pin that was set with these tokens, or that pins just these; False: there is none. O(path)."""
         self._pins.expire()
-        pin = self._pins.get(encode_tokens(token_ids), self._space(namespace))
+        data = encode_tokens(token_ids)
+        space = self._known_space(namespace)
+        if space is None:
+            return False
+        pin = self._pins.get(data, space)
+        if pin is None:
+            walk = self._lookup.match(data, space)._walk
+            if walk is not None and walk.depth + walk.partial == len(data) // TOKEN_BYTES:
+                pin = self._pins.ending_with(walk)
         if pin is not None:
             self._pins.drop(pin)
         return pin is not None
@@ -429,7 +435,7 @@ class PrefixCache:
             evicted_blocks=self._capacity.evicted_blocks,
             out_of_blocks=self._out_of_blocks,
             resets=self._resets,
-            pins_given_way=self._pins_given_way,
+            pins_given_way=self._pins.given_way,
             ghost_blocks=len(self._ghosts),
         )
 

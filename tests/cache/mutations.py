@@ -131,13 +131,13 @@ MUTATIONS = [
     ),
     Mutation(
         "let pins exceed their budget",
-        "retention/pinning.py",
+        "retention/pins.py",
         "            count = min(wanted, budget)\n",
         "            count = wanted\n",
     ),
     Mutation(
         "let a pin live on",
-        "retention/retention.py",
+        "retention/pins.py",
         "        while self._heap and self._heap[0][0] <= now:",
         "        while self._heap and self._heap[0][0] <= now - 1000:",
     ),

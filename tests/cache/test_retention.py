@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 from cache_model import FakeClock
+from measuring import count_work
 
 from radixkv import InvalidRequestError, OutOfBlocks, PrefixCache
 
@@ -149,3 +155,154 @@ def test_a_public_prefix_that_nobody_holds_does_not_count_against_a_ceiling() ->
     with pytest.raises(OutOfBlocks) as error:
         cache.acquire([*system, *range(200, 240)], "small")
     assert (error.value.needed, error.value.available) == (10, 8)
+
+
+def growth(run: Callable[[int], object], times: int) -> int:
+    """Bytes that are still there after `times` more calls, the first ones' left out."""
+    for i in range(20):
+        run(i)
+    tracemalloc.start()
+    try:
+        for i in range(20, 20 + times):
+            run(i)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_renewing_a_pin_takes_no_memory() -> None:
+    cache = PrefixCache(600, 16)
+    prompt = list(range(8000))
+    store(cache, prompt)
+    encoded = cache.encode(prompt)
+    assert growth(lambda i: cache.pin(encoded, ttl=[300, None][i % 2]), 1000) < 100_000
+    assert cache.stats.num_pins == 1
+    cache.check()
+
+
+def test_a_pin_takes_memory_for_what_it_pins_not_for_what_was_asked() -> None:
+    cache = PrefixCache(2, 16, pin_budget=0.5)
+    store(cache, list(range(16)))
+    rng = np.random.default_rng(0)
+
+    def pin(i: int) -> None:
+        prompt = rng.integers(0, 1000, 20_000)
+        prompt[:16] = range(16)
+        assert cache.pin(prompt) == 16
+
+    assert growth(pin, 100) < 200_000
+    assert cache.stats.num_pins == 120
+    assert cache.stats.pinned_blocks == 1
+    cache.check()
+
+
+def test_each_of_many_pins_at_one_place_has_its_own_time() -> None:
+    clock = FakeClock()
+    cache = PrefixCache(8, 4, clock=clock)
+    store(cache, list(range(16)))
+    for i in range(10):
+        cache.pin([*range(16), i], ttl=1.0 + i)
+    for i in range(10):
+        assert cache.stats.num_pins == 10 - i
+        cache.check()
+        clock.now += 1.0
+    cache.pin([*range(16), 1], ttl=5.0)
+    cache.pin([*range(16), 2], ttl=2.0)
+    clock.now += 1.5
+    cache.acquire([*range(16), 99]).release(discard=True)
+    clock.now += 1.5
+    assert cache.stats.num_pins == 2, "both were renewed"
+    clock.now += 1.0
+    assert cache.stats.num_pins == 1
+    assert not cache.unpin([*range(16), 2])
+    assert cache.unpin([*range(16), 1])
+    cache.check()
+
+
+def test_pins_give_way_in_the_order_in_which_they_would_expire() -> None:
+    clock = FakeClock()
+    cache = PrefixCache(8, 4, clock=clock, pin_budget=1.0)
+    for i, ttl in enumerate([None, 30.0, 10.0, 20.0]):
+        store(cache, [i] * 4)
+        cache.pin([i] * 4, ttl=ttl)
+    clock.now += 5.0
+    cache.acquire([2] * 5).release(discard=True)  # expires after 15 s now
+    clock.now += 1.0
+    cache.acquire([3] * 5).release(discard=True)  # and this one after 26 s
+    for left in ([0, 1, 3], [0, 1], [0], []):
+        cache.acquire(list(range(100, 100 + 4 * (8 - len(left))))).release(discard=True)
+        assert [i for i in range(4) if cache.match([i] * 4).num_tokens] == left
+        assert cache.stats.num_pins == len(left)
+        cache.check()
+    assert cache.stats.pins_given_way == 4
+
+
+def give_way_work(num_pins: int) -> float:
+    """Instructions per pin when many give way to one request."""
+
+    caches = [PrefixCache(2 * num_pins, 1, pin_budget=1.0) for _ in range(2)]
+    for cache in caches:
+        for i in range(num_pins):
+            lease = cache.acquire([i, 1])
+            lease.commit(2)
+            lease.release()
+            cache.pin([i, 1])
+
+    def run() -> None:
+        cache = caches.pop()
+        cache.acquire(list(range(10**6, 10**6 + 2 * num_pins)))
+        assert cache.stats.num_pins == 0
+
+    return count_work(run, warm_up=0).instructions / num_pins
+
+
+def test_many_pins_give_way_in_linear_time() -> None:
+    few, many = give_way_work(32), give_way_work(768)
+    assert many < 1.3 * few
+
+
+def quota_work(num_groups: int) -> int:
+    """Instructions of an acquire that evicts, among so many quotas."""
+    quotas = {f"tenant {i}": (1, None) for i in range(num_groups)}
+    cache = PrefixCache(2 * num_groups + 64, 4, quotas=quotas)
+    for i in range(num_groups):
+        for j in range(2):
+            lease = cache.acquire([j] * 4, f"tenant {i}")
+            lease.commit(4)
+            lease.release()
+    rng = iter(range(10**6))
+
+    def run() -> None:
+        lease = cache.acquire([next(rng) for _ in range(8)], f"tenant {num_groups // 2}")
+        lease.commit(8)
+        lease.release()
+
+    for _ in range(40):
+        run()
+    work = count_work(run).instructions
+    cache.check()
+    assert cache.stats.evicted_blocks
+    return work
+
+
+def test_an_acquire_among_many_quotas_costs_no_more() -> None:
+    few, many = quota_work(10), quota_work(1000)
+    assert many < 1.5 * few
+
+
+def test_pins_are_listed_with_what_they_pin_and_unpinned_by_it() -> None:
+    clock = FakeClock()
+    cache = PrefixCache(16, 4, clock=clock)
+    store(cache, list(range(10)), "a")
+    cache.pin([*range(10), 77, 78], "a", ttl=30.0)
+    cache.pin(list(range(5)), "a")
+    clock.now += 10.0
+    listed = [(pin.namespace, pin.token_ids, pin.num_tokens, pin.expires_in_s) for pin in cache.pins()]
+    assert listed == [(("a",), tuple(range(10)), 10, 20.0), (("a",), tuple(range(5)), 5, None)]
+    assert not cache.unpin(list(range(10)), "b")
+    assert not cache.unpin(list(range(9)), "a")
+    assert cache.unpin(list(range(10)), "a")
+    assert cache.unpin(list(range(5)), "a")
+    assert not cache.pins()
+    cache.check()

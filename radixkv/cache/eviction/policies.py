@@ -32,7 +32,7 @@ fan-out), `parent`, `last_access` (the cache's use counter; exact for leaves), `
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
@@ -45,14 +45,22 @@ if TYPE_CHECKING:
 
 
 class EvictionIndex:
-    """The candidates of one quota group in order of eviction. All operations O(log n)."""
+    """The candidates of one quota group in order of eviction. All operations O(log n).
 
-    __slots__ = ("_entries", "_priority", "_serial")
+    Args:
+        priority: the policy's.
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._priority = policy.priority
+    Attributes:
+        on_change: called after a candidate came, went or moved.
+    """
+
+    __slots__ = ("_entries", "_priority", "_serial", "on_change")
+
+    def __init__(self, priority: Callable[[Node], Any]) -> None:
+        self._priority = priority
         self._entries: Any = SortedList()
         self._serial = 0
+        self.on_change: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,11 +70,15 @@ class EvictionIndex:
         self._serial = serial = self._serial + 1
         node.entry = entry = (self._priority(node), serial, node)
         self._entries.add(entry)
+        if self.on_change is not None:
+            self.on_change()
 
     def remove(self, node: Node) -> None:
         """The leaf is no longer a candidate."""
         self._entries.remove(node.entry)
         node.entry = None
+        if self.on_change is not None:
+            self.on_change()
 
     def reprioritize(self, node: Node) -> None:
         """Ask the policy for the candidate's priority again and move it there."""
@@ -119,6 +131,10 @@ class EvictionPolicy:
     def priority(self, node: Node) -> Any:
         """What the leaf is worth now; lowest goes first. Comparable with this policy's other priorities."""
         raise NotImplementedError
+
+    def new_index(self) -> EvictionIndex:
+        """An index for one group's candidates; override it to count something as they come and go."""
+        return EvictionIndex(self.priority)
 
     def victim(self, index: EvictionIndex) -> Node:
         """The candidate to trim next; the index is not empty."""

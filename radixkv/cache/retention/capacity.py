@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policies import hook
-from radixkv.cache.node import Node
+from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.retention import QuotaGroup
+from radixkv.cache.retention.quota import GroupOrder, QuotaGroup
 
 OnEvict = Callable[[Node, int, str], None]
 
@@ -22,76 +22,96 @@ class Capacity:
     """The pool's blocks divided among groups.
 
     Args:
+        groups: all of them.
+        order: of several groups; None: there is only one.
+        public: the namespace that public blocks belong to.
         on_evict: called as (node, number of its last blocks, what for) before they go.
     """
 
-    def __init__(self, pool: BlockPool, tree: RadixTree, groups: list[QuotaGroup], on_evict: OnEvict) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: RadixTree,
+        groups: list[QuotaGroup],
+        order: GroupOrder | None,
+        public: Space,
+        on_evict: OnEvict,
+    ) -> None:
         self.pool = pool
         self.tree = tree
         self.groups = groups
         self.evicted_blocks = 0
+        self._order = order
+        self._public = public
         self._on_evict = on_evict
         self._victim = hook(tree.policy, "victim")
         self._trim_limit = hook(tree.policy, "trim_limit")
 
     def evictable(self) -> int:
-        """Blocks in the tree that nothing protects. O(groups)."""
-        return sum(group.blocks - group.protected for group in self.groups)
+        """Blocks in the tree that nothing protects. O(1), amortised."""
+        return self.groups[0].evictable if self._order is None else self._order.evictable()
 
     def available(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
     ) -> int:
         """Blocks that `group` could get now.
 
-        O(groups); with floors and public prefixes O(public nodes * namespaces below them).
+        O(log groups), amortised; with floors and public prefixes O(public nodes * namespaces below them).
 
         Args:
             locked, shared: evictable blocks of the group's, and public ones of another group's, that the
                 request itself would protect:
             end, depth: the path to `end` up to token `depth`.
         """
-        if len(self.groups) == 1:
-            return self.pool.num_free + group.blocks - group.protected - locked
         own = group.blocks - group.protected - locked
-        total = self.pool.num_free + own + sum(g.yields() for g in self.groups if g is not group) - shared
-        total -= self._below_floors(group, end, depth)
+        if self._order is None:
+            return self.pool.num_free + own
+        total = self.pool.num_free + own + self._order.yields_beside(group) - shared
+        total -= self._below_floors(self._order.kept_back(), group, end, depth)
         if group.ceiling is not None:
             total = min(total, group.ceiling - group.used + own)
         return max(0, total)
 
-    def _below_floors(self, group: QuotaGroup, end: Node | None, depth: int) -> int:
+    def _below_floors(
+        self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int
+    ) -> int:
         """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
-        kept = {g for g in self.groups if g is not group and g.yields() < g.evictable}
-        if not kept:
+        if not kept_back or self._public not in self.tree.roots:
             return 0
         path = set()
         while end is not None:
             path.add(end)
             end = end.parent
         blocks = 0
-        for node in self._public_nodes_above(kept):
+        for node in self._public_nodes_above(lambda other: other in kept_back and other is not group):
             if not node.refs:
                 beyond = node.end - depth if node in path else node.end - node.start
                 blocks += max(0, beyond) // self.tree.block_size
         return blocks
 
     def kept_by_floors(self, group: QuotaGroup) -> int:
-        """Blocks that `group` could never get, at most: others' floors and the public blocks above them."""
-        others = [g for g in self.groups if g is not group and g.floor]
-        public = sum(len(node.blocks) for node in self._public_nodes_above(set(others)))
-        return public + sum(min(g.floor, g.used) for g in others)
+        """Blocks that `group` could never get, at most: others' floors and the public blocks above them.
 
-    def _public_nodes_above(self, groups: set[QuotaGroup]) -> list[Node]:
-        """The public nodes with something of these groups below. O(public nodes * namespaces below them)."""
-        root = next((root for space, root in self.tree.roots.items() if space.is_public), None)
-        if root is None or not groups:
+        O(groups + public nodes * namespaces below them).
+        """
+        others = [g for g in self.groups if g is not group and g.floor]
+        public = self._public_nodes_above(lambda other: other is not group and other.floor > 0)
+        return sum(len(node.blocks) for node in public) + sum(min(g.floor, g.used) for g in others)
+
+    def _public_nodes_above(self, is_meant: Callable[[QuotaGroup], bool]) -> list[Node]:
+        """The public nodes with something of certain groups below.
+
+        O(public nodes * namespaces below them).
+        """
+        root = self.tree.roots.get(self._public)
+        if root is None:
             return []
         nodes = [root]
         for node in nodes:  # parents first
             nodes.extend(node.children or ())
         above: set[Node] = set()
         for node in reversed(nodes):
-            if node in above or any(space.group in groups for space in node.foreign or ()):
+            if node in above or any(is_meant(space.group) for space in node.foreign or ()):
                 above.add(node)
                 if node.parent is not None:
                     above.add(node.parent)
@@ -121,17 +141,11 @@ class Capacity:
             while over > 0:
                 over -= self._evict_from(group, over, "quota")
         while self.pool.num_free < count:
-            victim_group = self._next_group(group)
+            victim_group = group if self._order is None else self._order.first_for(group)
             limit = count - self.pool.num_free
             if victim_group is not group:
                 limit = min(limit, max(1, victim_group.yields()))
             self._evict_from(victim_group, limit, "capacity")
-
-    def _next_group(self, group: QuotaGroup) -> QuotaGroup:
-        if len(self.groups) == 1:
-            return group
-        candidates = [g for g in self.groups if len(g.index) and (g is group or g.yields())]
-        return min(candidates, key=lambda g: g.index.first_priority())
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
@@ -149,16 +163,9 @@ class Capacity:
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
         freed = 0
-        only = self.groups[0] if len(self.groups) == 1 else None
         while freed < count:
-            if only is not None:
-                if not only.index:
-                    break
-                freed += self._evict_from(only, count - freed, by)
-                continue
-            groups = [group for group in self.groups if len(group.index)]
-            if not groups:
+            group = self.groups[0] if self._order is None else self._order.first()
+            if group is None or not len(group.index):
                 break
-            group = min(groups, key=lambda g: g.index.first_priority())
             freed += self._evict_from(group, count - freed, by)
         return freed

@@ -1,0 +1,241 @@
+"""Pinning: prefixes that eviction spares, within a budget and for a time.
+
+A pin is a reference like a lease's, without a block table. What several pins have in common counts once.
+Expired pins are taken off when the cache is next used: `expire` costs one comparison while none is due.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from math import isinf
+
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
+from radixkv.cache.node import Node, Space
+from radixkv.cache.radix_tree import RadixTree, Walk
+
+PinKey = tuple[NamespaceKey, bytes]  # namespace, digest of the tokens it was set with
+_SPARE_ENTRIES = 64  # of dropped pins that the heap may keep
+
+
+class _PinnedNode:
+    """The pins that end at one node, and when a request last renewed them."""
+
+    __slots__ = ("pins", "renewed_at")
+
+    def __init__(self) -> None:
+        self.pins: dict[Pin, None] = {}
+        self.renewed_at = float("-inf")
+
+
+class Pin:
+    """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed."""
+
+    __slots__ = ("_place", "key", "node", "num_tokens", "set_at", "ttl")
+
+    def __init__(
+        self, key: PinKey, node: Node, num_tokens: int, ttl: float, set_at: float, place: _PinnedNode
+    ) -> None:
+        self.key = key
+        self.node = node
+        self.num_tokens = num_tokens
+        self.ttl = ttl
+        self.set_at = set_at
+        self._place = place
+
+    @property
+    def expires(self) -> float:
+        """Clock seconds; infinity: only `unpin` ends it."""
+        return max(self.set_at, self._place.renewed_at) + self.ttl
+
+    def __repr__(self) -> str:
+        return f"Pin({self.num_tokens} tokens of {self.key[0]!r}, expires at {self.expires:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A pin as it can be seen.
+
+    Attributes:
+        token_ids: what is pinned: as many leading tokens as were cached and fitted into the budget.
+        num_tokens: how many that are.
+        expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
+    """
+
+    namespace: NamespaceKey
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    expires_in_s: float | None
+
+
+class PinBoard:
+    """The pins of one cache.
+
+    Args:
+        budget_blocks: most blocks that pins may protect together.
+        clock: seconds.
+
+    Attributes:
+        pinned_blocks: blocks that pins protect now.
+        given_way: pins that were ended early, for a request that could never run beside them.
+        any_lapsed: whether some node may carry the mark of an expired pin.
+        by_key: the pins.
+    """
+
+    def __init__(self, tree: RadixTree, budget_blocks: int, clock: Callable[[], float]) -> None:
+        self.budget_blocks = budget_blocks
+        self.pinned_blocks = 0
+        self.any_lapsed = False
+        self.given_way = 0
+        self.by_key: dict[PinKey, Pin] = {}
+        self._by_node: dict[Node, _PinnedNode] = {}
+        self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
+        self._serial = 0
+        self._tree = tree
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self.by_key.values())
+
+    def listing(self) -> list[PinInfo]:
+        """What is pinned, oldest first. O(pins and their tokens)."""
+        self.expire()
+        now = self._clock()
+        return [
+            PinInfo(
+                pin.key[0],
+                tuple(decode_tokens(self._tree.prefix_bytes(pin.node)[: pin.num_tokens * TOKEN_BYTES])),
+                pin.num_tokens,
+                None if isinf(pin.expires) else pin.expires - now,
+            )
+            for pin in self
+        ]
+
+    def __repr__(self) -> str:
+        return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
+
+    @staticmethod
+    def _key(data: bytes, space: Space) -> PinKey:
+        return space.key, hashlib.sha256(data).digest()
+
+    def get(self, data: bytes, space: Space) -> Pin | None:
+        """The pin that was set with these tokens, or None. O(tokens)."""
+        return self.by_key.get(self._key(data, space))
+
+    def ending_with(self, walk: Walk) -> Pin | None:
+        """The oldest pin of exactly what a lookup found, or None. O(pins that end at the same node)."""
+        place = self._by_node.get(walk.node if walk.source is None else walk.source)
+        pins = place.pins if place is not None else ()
+        return next((pin for pin in pins if pin.num_tokens == walk.depth + walk.partial), None)
+
+    def add(self, data: bytes, space: Space, walk: Walk, ttl: float | None) -> int:
+        """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path)."""
+        node, num_tokens = self._target(walk)
+        if node is None:
+            return 0
+        self.pinned_blocks += self._tree.pin(node)
+        place = self._by_node.setdefault(node, _PinnedNode())
+        life = float("inf") if ttl is None else float(ttl)
+        pin = Pin(self._key(data, space), node, num_tokens, life, self._clock(), place)
+        self.by_key[pin.key] = pin
+        place.pins[pin] = None
+        self._serial += 1
+        heapq.heappush(self._heap, (pin.expires, self._serial, pin))
+        return num_tokens
+
+    def _target(self, walk: Walk) -> tuple[Node | None, int]:
+        """The node that ends with the match, or earlier where the budget ends; splits as needed."""
+        size = self._tree.block_size
+        budget = self.budget_blocks - self.pinned_blocks
+        last = walk.source if walk.source is not None else walk.node
+        for node in self._tree.path(last):
+            if node.pins:
+                continue
+            found = min(node.end, walk.depth + walk.partial)
+            wanted = -(-(found - node.start) // size)
+            count = min(wanted, budget)
+            budget -= count
+            if count < wanted:
+                if not count:
+                    return (node.parent, node.start) if node.start else (None, 0)
+                upper = self._tree.split(node, count)
+                return upper, upper.end
+        if last.parent is None:
+            return None, 0
+        found = walk.depth + walk.partial
+        count = -(-(found - last.start) // size)
+        return (last if count == len(last.blocks) else self._tree.split(last, count)), found
+
+    def drop(self, pin: Pin, lapsed: bool = False) -> None:
+        """End a pin; `lapsed`: its blocks are marked, so that their eviction is explained as an expiry.
+
+        O(path), amortised.
+        """
+        del self.by_key[pin.key]
+        place = self._by_node[pin.node]
+        del place.pins[pin]
+        if not place.pins:
+            del self._by_node[pin.node]
+        if len(self._heap) > 2 * len(self.by_key) + _SPARE_ENTRIES:
+            self._heap = [entry for entry in self._heap if self.by_key.get(entry[2].key) is entry[2]]
+            heapq.heapify(self._heap)
+        node: Node | None = pin.node
+        assert node is not None
+        self.pinned_blocks -= self._tree.unpin(node)
+        while lapsed and node is not None and not node.pins:
+            node.lapsed = self.any_lapsed = True
+            node = node.parent
+
+    def drop_all(self) -> None:
+        """End all pins."""
+        for pin in list(self.by_key.values()):
+            self.drop(pin)
+
+    def drop_within(self, nodes: Container[Node]) -> None:
+        """End the pins that end at one of these nodes. O(pinned nodes)."""
+        for node in [node for node in self._by_node if node in nodes]:
+            for pin in list(self._by_node[node].pins):
+                self.drop(pin)
+
+    def _soonest(self) -> Pin | None:
+        """The pin that expires first, or None. Amortised O(log pins)."""
+        heap = self._heap
+        while heap:
+            at, serial, pin = heap[0]
+            if self.by_key.get(pin.key) is not pin:
+                heapq.heappop(heap)
+            elif pin.expires > at:
+                heapq.heapreplace(heap, (pin.expires, serial, pin))
+            else:
+                return pin
+        return None
+
+    def give_way(self) -> None:
+        """End the pin that would expire first, for a request that could never run beside it."""
+        pin = self._soonest()
+        assert pin is not None
+        self.drop(pin, lapsed=True)
+        self.given_way += 1
+
+    def expire(self) -> None:
+        """End the pins whose time has run out. O(1) when there are none."""
+        now = self._clock()
+        while self._heap and self._heap[0][0] <= now:
+            pin = self._soonest()
+            if pin is not None and pin.expires <= now:
+                self.drop(pin, lapsed=True)
+
+    def refresh(self, node: Node) -> None:
+        """A request hit the path to `node`: pins on it live on for their TTL. O(path)."""
+        now = self._clock()
+        current: Node | None = node
+        while current is not None:
+            current.lapsed = False
+            if current.pins_here:
+                self._by_node[current].renewed_at = now
+            current = current.parent
