@@ -1,4 +1,4 @@
-"""Proof of conservation: what `PrefixCache.check` asserts, and the tree as ASCII.
+"""Proof of conservation: what `PrefixCache.check` asserts.
 
 Everything is recomputed from the leases, the pins and the nodes, and compared with the counts that are kept
 incrementally. Nothing here is used while serving.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from radixkv.cache.keys import decode_tokens
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
 
@@ -188,24 +187,3 @@ def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
         f"{cache._pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     )
     assert pinned <= cache._pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
-
-
-def show_tree(tree: RadixTree, max_lines: int) -> str:
-    """The tree as ASCII: one line per node with its tokens, blocks and holders, newest children last."""
-    lines: list[str] = []
-    stack: list[tuple[Node, int]] = [(root, 0) for root in reversed(list(tree.roots.values()))]
-    while stack:
-        node, level = stack.pop()
-        if len(lines) >= max_lines:
-            lines.append("...")
-            break
-        if node.parent is None:
-            lines.append(f"{node.space!r}")
-        else:
-            tokens = decode_tokens(node.key[:16])
-            shown = " ".join(map(str, tokens)) + (" .." if len(node.key) > 16 else "")
-            marks = f", {node.refs} refs" if node.refs else ""
-            marks += ", pinned" if node.pins else ""
-            lines.append(f"{'  ' * level}{node.start}..{node.end} [{shown}] {len(node.blocks)} blocks{marks}")
-        stack.extend((child, level + 1) for child in reversed(list(node.each_child())))
-    return "\n".join(lines) if lines else "(empty)"

@@ -30,7 +30,7 @@ _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker
 class Space:
     """One namespace: its framed key, the quota group it counts in, and whether everybody may read it."""
 
-    __slots__ = ("group", "is_public", "key", "seed")
+    __slots__ = ("__weakref__", "group", "is_public", "key", "seed")
 
     def __init__(self, key: NamespaceKey, group: QuotaGroup, seed: int = 0, is_public: bool = False) -> None:
         self.key = key

@@ -34,12 +34,12 @@ from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.insight.report_queue import ReportQueue
-from radixkv.cache.integrity import check_cache, show_tree
+from radixkv.cache.insight.tree_text import show_tree
+from radixkv.cache.integrity import check_cache
 from radixkv.cache.keys import (
     TOKEN_BYTES,
     EncodedTokens,
     Namespace,
-    NamespaceKey,
     TokenIds,
     encode_known,
     encode_tokens,
@@ -47,6 +47,7 @@ from radixkv.cache.keys import (
 )
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Lookup, Match
+from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import HashFunction, Node, Space
 from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.retention.capacity import Capacity
@@ -117,10 +118,9 @@ class PrefixCache:
         self._clock = clock
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
-        self._spaces: dict[NamespaceKey, Space] = {}
-        self._named: dict[str, Space] = {}  # the same by plain name
         self._common, self._groups_by_key, order = quota_groups(quotas, num_blocks, self.policy)
         self._groups = [self._common, *self._groups_by_key.values()]
+        self._namespaces = Namespaces(self._groups_by_key, self._common)
         public = Space((), self._common, space_seed(()), is_public=True)
         self._public = PublicPrefixes(public, self._tree.block_bytes)
         self._lookup = Lookup(self._tree, self._public, enabled)
@@ -175,20 +175,6 @@ class PrefixCache:
 
     # ------------------------------------------------------------------ lookup
 
-    def _space(self, namespace: Namespace) -> Space:
-        key = frame_namespace(namespace)
-        space = self._spaces.get(key)
-        if space is None:
-            group = self._groups_by_key.get(key, self._common)
-            space = self._spaces[key] = Space(key, group, space_seed(key))
-        if type(namespace) is str:
-            self._named[namespace] = space
-        return space
-
-    def _known_space(self, namespace: Namespace) -> Space | None:
-        space = self._named.get(namespace) if type(namespace) is str else None
-        return self._spaces.get(frame_namespace(namespace)) if space is None else space
-
     @staticmethod
     def encode(token_ids: TokenIds) -> EncodedTokens:
         """Check and encode a prompt once; what it returns stands for the token ids in every other call. O(n).
@@ -207,9 +193,7 @@ class PrefixCache:
         if self._pinned:
             self._pins.expire()
         data = encode_tokens(token_ids)
-        space = self._named.get(namespace) if type(namespace) is str else None
-        if space is None:
-            space = self._known_space(namespace)
+        space = self._namespaces.known(namespace)
         self._last = match = self._lookup.match(data, space, namespace)
         return match
 
@@ -219,7 +203,7 @@ class PrefixCache:
             self._pins.expire()
         space = match._space
         if space is None:
-            space = self._known_space(match._namespace)
+            space = self._namespaces.known(match._namespace)
         return self._lookup.is_current(match, space)
 
     # ------------------------------------------------------------------ acquire
@@ -251,9 +235,7 @@ class PrefixCache:
         data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match._data)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._named.get(namespace) if type(namespace) is str else None
-        if space is None:
-            space = self._space(namespace)
+        space = self._namespaces.obtain(namespace)
         if skip is None and self.enabled:
             if (
                 match is None
@@ -331,7 +313,7 @@ class PrefixCache:
 
         O(tokens + path).
         """
-        walk = self._lookup.match(encode_tokens(token_ids), self._known_space(namespace))._walk
+        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace))._walk
         if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self, walk.source if walk.source is not None else walk.node, keep)
 
@@ -382,7 +364,9 @@ class PrefixCache:
         data = encode_tokens(token_ids)
         if ttl is not None and not ttl > 0:
             raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
-        space = self._space(namespace)
+        space = self._namespaces.known(namespace)
+        if space is None:
+            return 0
         old = self._pins.get(data, space)
         if old is not None:
             self._pins.drop(old)
@@ -392,10 +376,10 @@ class PrefixCache:
         return self._pins.add(data, space, walk, ttl)
 
     def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
-        """End a pin that was set with these tokens, or that pins just these; False: there is none. O(path)."""
+        """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
         self._pins.expire()
         data = encode_tokens(token_ids)
-        space = self._known_space(namespace)
+        space = self._namespaces.known(namespace)
         if space is None:
             return False
         pin = self._pins.get(data, space)
@@ -469,14 +453,14 @@ class PrefixCache:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).
 
         Args:
-            admin: also look under other namespaces, and say so (`namespace`).
+            admin: also look under other namespaces (the 256 cached latest), and say so (`namespace`).
         """
         if self._pinned:
             self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._space(namespace)
+        space = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, space)._walk
         return self._explainer.dry(data, space, walk, admin)
 
@@ -496,5 +480,5 @@ class PrefixCache:
         check_cache(self)
 
     def show(self, max_lines: int = 50) -> str:
-        """The tree as ASCII, at most `max_lines` lines."""
+        """The tree as ASCII, at most `max_lines` lines and one to say that there is more. O(lines)."""
         return show_tree(self._tree, max_lines)

@@ -262,6 +262,37 @@ class SLRU(EvictionPolicy):
         self._protected_blocks -= self._protected.pop(node, 0)
 
 
+class TwoQueues(EvictionIndex):
+    """An index whose priorities begin with 0 in a small queue, with the count of the blocks there.
+
+    Attributes:
+        small_blocks: blocks of the small queue's candidates.
+    """
+
+    __slots__ = ("_lengths", "small_blocks")
+
+    def __init__(self, priority: Callable[[Node], Any]) -> None:
+        super().__init__(priority)
+        self.small_blocks = 0
+        self._lengths: dict[Node, int] = {}  # as counted
+
+    def add(self, node: Node) -> None:
+        super().add(node)
+        if not node.entry[0][0]:
+            self._lengths[node] = len(node.blocks)
+            self.small_blocks += len(node.blocks)
+
+    def remove(self, node: Node) -> None:
+        super().remove(node)
+        self.small_blocks -= self._lengths.pop(node, 0)
+
+    def shrink(self, node: Node, num_blocks: int) -> None:
+        """A candidate is about to lose blocks."""
+        if node in self._lengths:
+            self._lengths[node] -= num_blocks
+            self.small_blocks -= num_blocks
+
+
 class S3FIFO(EvictionPolicy):
     """S3-FIFO (Yang et al., SOSP 2023): a small queue filters what is seen once from the main queue.
 
@@ -294,28 +325,26 @@ class S3FIFO(EvictionPolicy):
         queue, stamp, frequency = node.data
         node.data = (queue, stamp, min(frequency + 1, self.max_frequency))
 
+    def new_index(self) -> EvictionIndex:
+        return TwoQueues(self.priority)
+
+    def on_evict(self, node: Node, num_blocks: int) -> None:
+        index = node.space.group.index
+        assert isinstance(index, TwoQueues)
+        index.shrink(node, num_blocks)
+
     def victim(self, index: EvictionIndex) -> Node:
+        assert isinstance(index, TwoQueues)
+        limit = max(1, int(self.small_share * self.num_blocks))
         while True:
             node = index.first()
-            if node.data[0] == 0 and self._small_is_low(index):
+            if node.data[0] == 0 and index.small_blocks < limit:
                 node = index.first_from((1,)) or node
             frequency = node.data[2]
             if not frequency:
                 return node
             self._place(node, 1, 0 if node.data[0] == 0 else frequency - 1)
             index.reprioritize(node)
-
-    def _small_is_low(self, index: EvictionIndex) -> bool:
-        """Whether the candidates of the small queue are fewer blocks than its share. O(that share)."""
-        limit = max(1, int(self.small_share * self.num_blocks))
-        blocks = 0
-        for node in index:
-            if node.data[0]:
-                return True
-            blocks += len(node.blocks)
-            if blocks >= limit:
-                return False
-        return True
 
 
 class GDSF(EvictionPolicy):

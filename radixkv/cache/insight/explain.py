@@ -8,13 +8,14 @@ The reasons, in the order in which they are tried for the first token that was n
     evicted        the block was here and was evicted to make room
     expired        the same, after a pin on it had run out
     reset          the same, by `reset`
-    namespace      cached, but under another namespace (told to administrators only)
+    namespace      cached, but under another one of the latest namespaces (told to administrators only)
     diverged       another continuation of the same prefix is cached
     first_seen     nothing that begins like this has been here, as far as the ghost index remembers
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
@@ -47,6 +48,7 @@ REASONS: tuple[Reason, ...] = (
     "diverged",
     "first_seen",
 )
+MOST_NAMESPACES = 256  # others that an administrator's question looks into
 CACHE_IS_OFF = "prefix caching is off"
 
 
@@ -217,9 +219,11 @@ class Explainer:
         return _classify(data, num_tokens, cached, walk, record, cache._clock(), elsewhere)
 
     def _found_elsewhere(self, data: bytes, space: Space | None) -> int:
-        """The longest match of another namespace. O(namespaces * tokens)."""
-        others = [other for other in self._cache._tree.roots if other is not space]
-        return max((self._cache._lookup.match(data, other).num_tokens for other in others), default=0)
+        """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""
+        others = (other for other in reversed(self._cache._tree.roots) if other is not space)
+        lookup = self._cache._lookup
+        latest = islice(others, MOST_NAMESPACES)
+        return max((lookup.match(data, other).num_tokens for other in latest), default=0)
 
 
 def _classify(
