@@ -59,7 +59,7 @@ FILES_IN_CYCLES = {
     "radixkv.cache.lease",
     "radixkv.cache.node",
     "radixkv.cache.prefix_cache",
-    "radixkv.cache.retention.retention",
+    "radixkv.cache.retention.quota",
     "radixkv.engine.beam_driver",
     "radixkv.engine.builder",
     "radixkv.engine.engine",
