@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Text longer than this is tokenised in a worker thread, so that the event loop stays free (characters).
+# A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
+# token ids).
 LONG_TEXT = 4096
 
 _Event = OutputDelta | RequestOutput | BaseException
@@ -392,8 +393,12 @@ class AsyncEngine:
         return work() if num_chars <= LONG_TEXT else await asyncio.to_thread(work)
 
     async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
-        size = len(prompt) if isinstance(prompt, str) else 0
-        return await self._off_loop(size, lambda: self._engine.intake.encode(prompt))
+        encode = self._engine.intake.encode
+        try:
+            size = len(prompt)
+        except TypeError:  # no prompt: refused below
+            size = 0
+        return await self._off_loop(size, lambda: encode(prompt))
 
     # ------------------------------------------------------------------ one request
 

@@ -23,6 +23,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from radixkv.text.encoding import encode_ids
+
 _PRIVATE_USE = 0xF0000
 _PRIVATE_USE_SIZE = 0xFFFE
 
@@ -30,15 +32,6 @@ _PRIVATE_USE_SIZE = 0xFFFE
 def _secret_mark() -> str:
     """Six private-use characters: 96 random bits."""
     return "".join(chr(_PRIVATE_USE + secrets.randbelow(_PRIVATE_USE_SIZE)) for _ in range(6))
-
-
-def encode_ids(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text by a `tokenizers.Tokenizer`.
-
-    By way of its batches, which let other threads run meanwhile: `encode` keeps the interpreter for a second
-    a megabyte. They leave out offsets, too, and take two thirds of the time.
-    """
-    return list(backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 class ControlTokens:
@@ -105,7 +98,7 @@ class ControlTokens:
             add_special_tokens: let the tokenizer add what it adds around a text (such as a begin token).
         """
         if not self.spelled_in(text):
-            return encode_ids(self._backend, text, add_special_tokens)
+            return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._encode_wrapped(text, add_special_tokens)
 
     def encode_marked(self, rendered: str) -> list[int]:
@@ -117,7 +110,7 @@ class ControlTokens:
         with self._lock:
             if self._marked_backend is None:
                 self._build_marked_backend()
-        ids = encode_ids(self._marked_backend, text, add_special_tokens)
+        ids = encode_ids(self._marked_backend, text, add_special_tokens=add_special_tokens)
         if not self._original_ids:
             return ids
         return [self._original_ids.get(token, token) for token in ids]

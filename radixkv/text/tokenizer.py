@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
-from radixkv.text.control_tokens import ControlTokens, encode_ids
+from radixkv.text.control_tokens import ControlTokens
+from radixkv.text.encoding import encode_ids
 from radixkv.text.incremental_decoding import (
     DecoderChain,
     IncrementalDecoder,
@@ -110,7 +111,7 @@ class Tokenizer:
         """
         _require_encodable(text, "prompt")
         if allow_special:
-            return encode_ids(self._backend, text, add_special_tokens)
+            return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._controls.encode_plain(text, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(
@@ -155,7 +156,7 @@ class Tokenizer:
         rendered = render(data)
         _require_encodable(rendered, "messages")
         if not _any_string(data, self._controls.needs_mark):
-            return encode_ids(self._backend, rendered, False)
+            return encode_ids(self._backend, rendered, add_special_tokens=False)
         marked = render(_map_strings(data, self._controls.mark))
         if self._controls.unmark(marked) == rendered:
             return self._controls.encode_marked(marked)
@@ -165,7 +166,7 @@ class Tokenizer:
                 "on it; leave that text out",
                 param="messages",
             )
-        return encode_ids(self._backend, rendered, False)
+        return encode_ids(self._backend, rendered, add_special_tokens=False)
 
     def _template(self, chat_template: str | None, tools: object) -> str:
         if chat_template is not None:
