@@ -6,6 +6,10 @@ what to do. A mistake of ours is an `assert` and has no place in this file.
 
 from __future__ import annotations
 
+# What is no fault of a request's: they pass through where any other `BaseException` (a panic of a library
+# written in Rust is one, too) ends one request.
+ENDS_PROCESS = (KeyboardInterrupt, SystemExit)
+
 
 class RadixKVError(Exception):
     """Base of every error that radixkv raises on purpose."""

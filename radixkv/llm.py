@@ -9,17 +9,18 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_group import StepResult
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.beam_search import BeamSearchParams, search_beams
 from radixkv.scheduling.request_state import Namespace
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
 #: Text, or token ids as a sequence of integers or a one-dimensional array (numpy, torch).
 Prompt: TypeAlias = "str | TokenIds"
 Message: TypeAlias = Mapping[str, Any]
+
+
+def progress_bar(progress: bool | None) -> Progress:
+    """A bar on standard error; None: shown when that is a terminal."""
+    show = sys.stderr.isatty() if progress is None else progress
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), disable=not show)
 
 
 class _Inbox:
@@ -167,12 +181,19 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or a parameter is bad.
         """
-        several = [self.engine.intake.encode(prompt) for prompt in self._as_list(prompts)]
-
-        def start(index: int) -> str:
-            return self.engine.add_beam_search(several[index], params, namespace=namespace)
-
-        return self._run(len(several), start, progress)
+        tokenizer, intake = self.engine.tokenizer, self.engine.intake
+        several = [intake.encode(prompt).token_ids for prompt in self._as_list(prompts)]
+        with progress_bar(progress) as bar:
+            task = bar.add_task("Searching", total=len(several), rate="")
+            return search_beams(
+                several,
+                params,
+                generate=partial(self.generate, namespace=namespace, progress=False),
+                end_token_ids=self.engine.end_token_ids,
+                room_after=intake.room_after,
+                decode=tokenizer.decode if tokenizer is not None else None,
+                on_progress=lambda num_done: bar.update(task, completed=num_done),
+            )
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: Namespace = ""
@@ -255,15 +276,7 @@ class LLM:
     def _run(self, count: int, start: Callable[[int], str], progress: bool | None) -> list[RequestOutput]:
         """Start `count` requests, as the queue takes them, and wait for all; `start` gives an id."""
         inbox = _Inbox(keep_deltas=False)
-        show = sys.stderr.isatty() if progress is None else progress
-        columns = (
-            TextColumn("[progress.description]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+        with progress_bar(progress) as bar:
             task = bar.add_task("Generating", total=count, rate="")
             try:
                 while len(inbox.outputs) < count:

@@ -60,11 +60,9 @@ FILES_IN_CYCLES = {
     "radixkv.cache.node",
     "radixkv.cache.prefix_cache",
     "radixkv.cache.retention.quota",
-    "radixkv.engine.beam_driver",
     "radixkv.engine.builder",
     "radixkv.engine.engine",
     "radixkv.engine.fault_recovery",
-    "radixkv.engine.input_processor",
     "radixkv.model.cpu.int8_layers",
     "radixkv.model.cpu.quantized_linear",
 }

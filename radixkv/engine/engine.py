@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine.beam_driver import BeamDriver, Candidates
-from radixkv.engine.beam_search import BeamSearchParams
-from radixkv.engine.fault_recovery import ENDS_PROCESS, FaultRecovery
+from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import Prompt, RequestIntake
 from radixkv.engine.output_processor import SampleOutput, name_logprobs
 from radixkv.engine.request_group import (
@@ -38,8 +36,8 @@ from radixkv.engine.request_group import (
     make_delta,
     ranked_deltas,
 )
-from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
+from radixkv.request import FinishReason, SamplingParams, TokenLogprobs
 from radixkv.sampling.sampler import SampledToken, gather_logprobs, sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.policy import make_policy
@@ -65,16 +63,11 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class _StepOutcome:
-    """What the model and the sampler gave: a token for each of `requests`, candidates for each of `beams`.
-
-    With an `error` there is nothing else.
-    """
+    """What the model and the sampler gave: a token for each of `requests`; or the `error`."""
 
     logits: torch.Tensor | None = None
     requests: list[Request] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)
-    beams: list[Request] = field(default_factory=list)
-    candidates: list[Candidates] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -141,7 +134,6 @@ class Engine:
         )
         self._groups: dict[str, RequestGroup] = {}
         self._faults = FaultRecovery(self)
-        self._beams = BeamDriver(self)
         self._result = StepResult()
         self._generated = self._finished = self._failed = self._aborted = 0
         self._model_time = self._gap_time = 0.0
@@ -190,24 +182,6 @@ class Engine:
         """
         group = self.intake.sampling_group(
             prompt, params or SamplingParams(), request_id=request_id, namespace=namespace, priority=priority
-        )
-        return self._queue(group)
-
-    def add_beam_search(
-        self,
-        prompt: Prompt,
-        params: BeamSearchParams,
-        *,
-        request_id: str | None = None,
-        namespace: Namespace = "",
-        priority: int = 0,
-    ) -> str:
-        """Queue a beam search; its prompt is computed once, its beams share blocks. As `add_request`.
-
-        Beams are delivered together in the finished output, best first: there are no increments.
-        """
-        group = self.intake.beam_group(
-            prompt, params, request_id=request_id, namespace=namespace, priority=priority
         )
         return self._queue(group)
 
@@ -310,15 +284,7 @@ class Engine:
     def _execute(self, batch: Batch) -> _StepOutcome:
         logits = self.runner.execute(batch)
         rows, requests = self._rows_to_sample(batch)
-        searching = [i for i, request in enumerate(requests) if request.group.beams is not None]
-        outcome = _StepOutcome(logits, requests)
-        if searching:
-            outcome.beams = [requests[i] for i in searching]
-            outcome.candidates = self._beams.likeliest(logits, [rows[i] for i in searching], outcome.beams)
-            plain = [i for i in range(len(requests)) if requests[i].group.beams is None]
-            rows, outcome.requests = [rows[i] for i in plain], [requests[i] for i in plain]
-        outcome.sampled = sample(logits, rows, outcome.requests)
-        return outcome
+        return _StepOutcome(logits, requests, sample(logits, rows, requests))
 
     def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Request]]:
         """The logits row of every sample that gets a token; forks share their parent's row."""
@@ -359,8 +325,6 @@ class Engine:
             request.num_forks = 0
             if not request.is_finished and request.was_added:
                 self._append(request, token, now)
-        if outcome.beams:
-            self._beams.take(outcome.beams, outcome.candidates)
 
     def _append(self, request: Request, token: SampledToken, now: float) -> None:
         if token.token_id < 0:
@@ -468,33 +432,16 @@ class Engine:
         self._finished += reason in ("stop", "length")
         self._faults.acquit(request)
         group: RequestGroup = request.group
-        if group.beams is not None:
-            self._beams.forget(request)
         if group.is_finished:
             self.close_group(group)
 
-    def close_group(self, group: RequestGroup, output: RequestOutput | None = None) -> None:
+    def close_group(self, group: RequestGroup) -> None:
         """All samples of a request have ended: deliver it."""
         if self._groups.pop(group.request_id, None) is None:
             return
         if group.is_ranked and all(s.finish_reason in ("stop", "length") for s in group.samples):
             self._result.deltas.extend(ranked_deltas(group))
-        self._result.finished.append(output or collect_output(group))
-
-    def finish_group(self, group: RequestGroup, output: RequestOutput) -> None:
-        """A beam search is complete (called by its driver, which has released the beams)."""
-        self._finished += 1
-        if output.times is not None:
-            output.times.finished = self.clock()
-        self.close_group(group, output)
-
-    def condemn(self, group: RequestGroup, message: str) -> None:
-        """A request's own state broke half way (called by its driver): it ends with the coming rebuild."""
-        self._faults.condemn(group, message)
-
-    def count_generated(self, num_tokens: int) -> None:
-        """Tokens that were chosen outside the sampler."""
-        self._generated += num_tokens
+        self._result.finished.append(collect_output(group))
 
     def _expire(self) -> None:
         limit = self.config.request_timeout_s

@@ -18,16 +18,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from radixkv.errors import ENDS_PROCESS
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request_state import Request
 
 if TYPE_CHECKING:
     from radixkv.engine.engine import Engine
-    from radixkv.engine.request_group import RequestGroup
 
 logger = logging.getLogger("radixkv")
-
-ENDS_PROCESS = (KeyboardInterrupt, SystemExit)
 
 
 class FaultRecovery:
@@ -38,7 +36,6 @@ class FaultRecovery:
         self.suspects: list[Request] = []
         self.num_rebuilds = 0
         self._rebuilds_in_a_row = 0
-        self._condemned: list[tuple[RequestGroup, str]] = []
 
     @property
     def next_suspect(self) -> Request | None:
@@ -70,10 +67,6 @@ class FaultRecovery:
         if request in self.suspects:
             self.suspects.remove(request)
 
-    def condemn(self, group: RequestGroup, message: str) -> None:
-        """The request's own bookkeeping broke: it fails with the next rebuild."""
-        self._condemned.append((group, message))
-
     def rebuild(self, error: BaseException) -> None:
         """A broken invariant: give up the cache's contents, keep every request. O(waiting and running)."""
         engine = self._engine
@@ -97,10 +90,6 @@ class FaultRecovery:
         for group in engine.groups:
             if group.is_finished:  # it broke while it ended
                 engine.close_group(group)
-        for group, message in self._condemned:
-            if group.samples:
-                engine.fail(group.samples[0], message, "internal_error")
-        self._condemned = []
         if suspect is not None and not suspect.is_finished and self._rebuilds_in_a_row > 1:
             engine.fail(suspect, f"the engine failed on this request: {error}", "internal_error")
         self.suspects = [r for r in unfinished if not r.is_finished] if self._rebuilds_in_a_row > 1 else []

@@ -17,12 +17,9 @@ import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens, frame_namespace
 from radixkv.config import EngineConfig
-from radixkv.engine.beam_driver import beam_sampling_params
-from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
-from radixkv.engine.fault_recovery import ENDS_PROCESS
 from radixkv.engine.output_processor import SampleOutput
 from radixkv.engine.request_group import RequestGroup
-from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import SamplingState
 from radixkv.scheduling.request_state import Namespace, Request
@@ -204,34 +201,6 @@ class RequestIntake:
             request.prompt_logprobs = [None]
         return self._group(request, encoded, params)
 
-    def beam_group(
-        self,
-        prompt: Prompt,
-        params: BeamSearchParams,
-        *,
-        request_id: str | None,
-        namespace: Namespace,
-        priority: int,
-    ) -> RequestGroup:
-        """A beam search; raises what `encode` and `check` raise."""
-        encoded = self.encode(prompt)
-        own = beam_sampling_params(params.max_tokens)
-        self.check(encoded, own)
-        if params.beam_width > self.config.max_num_seqs:
-            raise InvalidRequestError(
-                f"{params.beam_width} beams were asked for, but at most {self.config.max_num_seqs} requests "
-                "run at once",
-                param="beam_width",
-            )
-        request = self._request(encoded, own, request_id, namespace, priority)
-        request.reserved_sequence_slots = params.beam_width - 1
-        group = self._group(request, encoded, own)
-        room = self._room(len(encoded))
-        group.beams = BeamSearch(
-            params, end_token_ids=self.end_token_ids, max_new_tokens=min(params.max_tokens, room)
-        )
-        return group
-
     def forks(self, parent: Request) -> list[Request]:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
@@ -280,13 +249,13 @@ class RequestIntake:
         group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
         return group
 
-    def _room(self, num_prompt_tokens: int) -> int:
+    def room_after(self, num_prompt_tokens: int) -> int:
         """Tokens that can be generated after a prompt, in the context and in the pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size) - num_prompt_tokens
 
     def _output(self, request: Request) -> SampleOutput:
         params = request.params
-        room = self._room(request.num_prompt_tokens)
+        room = self.room_after(request.num_prompt_tokens)
         return SampleOutput(
             params,
             self.tokenizer,

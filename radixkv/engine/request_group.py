@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.output_processor import SampleOutput
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
 from radixkv.scheduling.request_state import Request
@@ -51,10 +50,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class RequestGroup:
-    """All samples of one request as the user sees it.
-
-    In a beam search `samples` are the running beams, best first, and change with every step.
-    """
+    """All samples of one request as the user sees it."""
 
     request_id: str
     prompt: str | None
@@ -62,7 +58,6 @@ class RequestGroup:
     samples: list[Request]
     error: str | None = None
     error_code: str | None = None
-    beams: BeamSearch | None = None
 
     @property
     def is_finished(self) -> bool:

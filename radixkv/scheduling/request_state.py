@@ -76,7 +76,6 @@ class Request:
         "group",
         "held_up_steps",
         "index",
-        "is_paused",
         "is_promoted",
         "last_scheduled_step",
         "lease",
@@ -96,7 +95,6 @@ class Request:
         "producer",
         "prompt_logprobs",
         "request_id",
-        "reserved_sequence_slots",
         "resumed_at",
         "sampling_state",
         "shares_blocks",
@@ -135,12 +133,10 @@ class Request:
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_forks = 0
-        self.reserved_sequence_slots = 0  # kept for others that will fork off it, besides num_forks
         self.num_preemptions = 0
         self.resumed_at = -1  # num_tokens when it was last resumed after a preemption
         self.was_admitted = False
         self.shares_blocks = False  # it was forked, or is a fork: operations of others may change its lease
-        self.is_paused = False  # has its next token's candidates, and waits for others to have theirs
         self.is_promoted = False  # under `priority`: it was passed often enough, and comes before all others
         self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
         self.held_up_steps = 0  # steps in which it did not fit, and others behind it were admitted
@@ -170,17 +166,12 @@ class Request:
     @property
     def num_sequence_slots(self) -> int:
         """Of the most requests that may run at once: how many it takes up or will need soon."""
-        return 1 + (self.num_forks or self.reserved_sequence_slots)
+        return 1 + self.num_forks
 
     @property
     def needs_prompt_logits(self) -> bool:
         """Whether logits of its prompt are still wanted, so that it must be computed, cached or not."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
-
-    @property
-    def is_beam(self) -> bool:
-        """Whether it belongs to a beam search, which chooses its tokens and may fork it after each."""
-        return self.group is not None and self.group.beams is not None
 
     @property
     def has_progressed(self) -> bool:

@@ -97,7 +97,6 @@ class RunningRequests:
                 and request.tokens.length % self._block_size
                 and not request.shares_blocks
                 and request.num_sequence_slots == 1
-                and not request.is_beam
             ):
                 del self._others[request.arrival_order]
                 self._decodes.join(request)

@@ -55,7 +55,7 @@ class StepBuilder:
         """Schedule nothing but this request."""
         if not request.is_running:
             fits = AdmissionResult.ADMITTED
-            if not request.is_paused and self._admission.foresee(plan, request) is fits:
+            if self._admission.foresee(plan, request) is fits:
                 self._admission.admit(plan, request, others=False)
         elif request.num_to_compute and self._room.grow(plan, request):
             self._chunks.schedule(plan, request, self._chunks.size(plan, request, others=False))
@@ -98,8 +98,8 @@ class StepBuilder:
         prompts: list[Request] = []
         for request in running:
             to_compute = request.num_to_compute
-            if request.lease is None or to_compute == 0:
-                continue  # preempted a moment ago; or a beam that waits for the others of its search
+            if request.lease is None:
+                continue  # preempted a moment ago
             if to_compute > 1:
                 prompts.append(request)
             elif plan.budget > 0 and self._room.grow(plan, request):
@@ -150,10 +150,7 @@ class StepBuilder:
         """Nothing could be scheduled although requests wait: find out who is in the way."""
         if plan.stuck:
             return
-        for request in list(self._running):
-            # Only beams that wait for others of their search hold blocks without computing anything.
-            assert request.is_paused, f"{request!r} was left out of a step that has room"
-            self._room.preempt(plan, request)
+        assert not len(self._running), f"{list(self._running)} were left out of a step that has room"
         order = self._waiting.in_order_of_trial(self._matches.matched_tokens)
         self._admission.admit_in_order(plan, order)
         if plan.is_empty and order:
@@ -163,5 +160,5 @@ class StepBuilder:
         """Promote running requests to which others have left no token of the budget for too long."""
         oldest = plan.number - self._max_overtake
         for request in self._running.others:
-            if request.last_scheduled_step < oldest and not request.is_paused:
+            if request.last_scheduled_step < oldest:
                 request.is_promoted = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 from sortedcontainers import SortedKeyList
@@ -25,12 +25,12 @@ class _ByArrival:
             self._is_sorted = request.arrival_order > next(reversed(self.requests))
         self.requests[request.arrival_order] = request
 
-    def ready(self) -> Iterator[Request]:
-        """In arrival order, but for paused ones."""
+    def in_order(self) -> Iterable[Request]:
+        """In arrival order."""
         if not self._is_sorted:
             self.requests = dict(sorted(self.requests.items()))
             self._is_sorted = True
-        return (request for request in self.requests.values() if not request.is_paused)
+        return self.requests.values()
 
 
 class WaitingQueue:
@@ -97,25 +97,22 @@ class WaitingQueue:
             self._is_sorted = True
 
     def most_urgent(self) -> Request | None:
-        """The first in the policy's order of urgency, but for paused ones. O(1) where the order is kept."""
-        ready = (request for request in self._by_urgency or () if not request.is_paused)
+        """The first in the policy's order of urgency. O(1) where the order is kept."""
         if self._by_urgency is not None:
-            return next(ready, None)
-        return min(self._ready(), key=self._policy.urgency, default=None)
-
-    def _ready(self) -> Iterator[Request]:
-        """In arrival order, but for paused ones."""
+            return next(iter(self._by_urgency), None)
         self._sort()
-        return (request for request in self._by_arrival.values() if not request.is_paused)
+        return min(self._by_arrival.values(), key=self._policy.urgency, default=None)
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
         """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
         policy = self._policy
         if self._by_urgency is not None:
-            return list(islice((r for r in self._by_urgency if not r.is_paused), LOOKAHEAD))
+            return list(islice(self._by_urgency, LOOKAHEAD))
         if isinstance(policy, FairPolicy):
-            return policy.merge({tenant: own.ready() for tenant, own in self._by_tenant.items()}, LOOKAHEAD)
-        waiting = list(islice(self._ready(), LOOKAHEAD))
+            by_tenant = {tenant: own.in_order() for tenant, own in self._by_tenant.items()}
+            return policy.merge(by_tenant, LOOKAHEAD)
+        self._sort()
+        waiting = list(islice(self._by_arrival.values(), LOOKAHEAD))
         if not waiting:
             return []
         ordered = policy.order(waiting, matched_tokens)

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
-from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.engine.builder import engine_for_model
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
+from radixkv.sampling.beam_search import BeamSearchParams
 
 NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
@@ -224,7 +224,8 @@ def test_beams_equal_transformers(loaded, reference, prompts, width, penalty, ea
     outputs = llm.beam_search(prompt, params)[0].outputs
     assert [beam.token_ids for beam in outputs] == expected
     assert [beam.score for beam in outputs] == pytest.approx(out.sequences_scores.tolist(), abs=1e-4)
-    assert llm.engine.stats().computed_prompt_tokens == len(prompt)
+    most = len(prompt) + width * 11
+    assert llm.engine.stats().computed_tokens <= most, "the prompt is computed once"
     assert llm.engine.cache.stats.held_blocks == 0
     llm.engine.check()
 

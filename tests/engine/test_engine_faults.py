@@ -9,9 +9,10 @@ import pytest
 import torch
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
-from radixkv.engine.beam_search import BeamSearchParams
 from radixkv.errors import InvalidRequestError
+from radixkv.llm import LLM
 from radixkv.request import SamplingParams
+from radixkv.sampling.beam_search import BeamSearchParams
 from radixkv.sampling.sampler import SamplingState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -187,13 +188,12 @@ def test_nan_in_one_of_several_samples_ends_that_request_alone(value, temperatur
 
 def test_nan_in_a_beam_search_ends_it():
     engine, _ = make_engine(model=Stuttering(float("nan"), 24, at_least=0), num_blocks=100)
-    bad = engine.add_beam_search(
-        prompt(1, 20), BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)
-    )
-    good = engine.add_request(prompt(2, 30), GREEDY)
-    outputs = run_all(engine)
-    assert outputs[bad].error_code == "nan_logits"
-    assert outputs[good].outputs[0].token_ids == greedy_reference(prompt(2, 30), 12)
+    params = BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)
+    sick, good = LLM.from_engine(engine).beam_search([prompt(1, 20), prompt(2, 30)], params)
+    assert sick.error_code == "nan_logits"
+    assert [completion.finish_reason for completion in sick.outputs] == ["error"]
+    assert good.error is None
+    assert [len(beam.token_ids) for beam in good.outputs] == [10] * 3
     assert_nothing_held(engine)
 
 
@@ -386,10 +386,11 @@ def test_a_prompt_that_cannot_be_tokenised_is_refused():
     assert not engine.has_work
 
 
-def test_a_beam_search_whose_output_cannot_be_decoded_fails_alone():
-    engine = with_tokenizer("decode")
-    bad = engine.add_beam_search(prompt(1, 10), BeamSearchParams(beam_width=2, max_tokens=3))
-    output = run_all(engine)[bad]
+@pytest.mark.parametrize("error", [None, Panic("a panic in the decoder")], ids=["exception", "panic"])
+def test_a_beam_search_whose_output_cannot_be_decoded_fails_alone(error):
+    engine = with_tokenizer("decode", error)
+    params = BeamSearchParams(beam_width=2, max_tokens=3)
+    output = LLM.from_engine(engine).beam_search(prompt(1, 10), params)[0]
     assert output.error_code == "detokenization_failed"
     assert output.outputs[0].finish_reason == "error"
     assert_nothing_held(engine)
@@ -438,7 +439,8 @@ def test_an_abort_takes_effect_at_once_at_every_point():
         engine, _ = make_engine(budget=16, num_blocks=40, max_model_len=100)
         samples = SamplingParams(n=3, seed=1, max_tokens=8, ignore_eos=True)
         engine.add_request(prompt(1, 40), samples, request_id="a")
-        engine.add_beam_search(prompt(1, 36), BeamSearchParams(beam_width=3, max_tokens=6), request_id="b")
+        best = SamplingParams(n=1, best_of=3, seed=1, max_tokens=6, ignore_eos=True)
+        engine.add_request(prompt(1, 36), best, request_id="b")
         engine.add_request([*prompt(1, 40), 5], GREEDY, request_id="c")
         done = set()
         for _ in range(steps):

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 
-from radixkv.engine.beam_search import BeamSearch, BeamSearchParams
+from radixkv.errors import InvalidRequestError
+from radixkv.llm import LLM
 from radixkv.request import SamplingParams
+from radixkv.sampling.beam_search import BeamSearch, BeamSearchParams
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -109,33 +111,55 @@ def beam_reference(p: list[int], params: BeamSearchParams, room: int) -> list[tu
     num_blocks=st.integers(7, 40),
     seats=st.integers(4, 8),
     budget=st.sampled_from([2, 16, 64]),
-    searches=st.lists(
-        st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=3
-    ),
+    searches=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+    width=st.integers(1, 6),
+    max_tokens=st.integers(1, 12),
     others=st.integers(0, 4),
     ignore_eos=st.booleans(),
 )
 def test_beams_do_not_depend_on_seats_blocks_or_company(
-    num_blocks, seats, budget, searches, others, ignore_eos
+    num_blocks, seats, budget, searches, width, max_tokens, others, ignore_eos
 ):
     engine, model = make_engine(num_blocks=num_blocks, max_num_seqs=seats, budget=budget, max_model_len=50)
-    wanted = {}
-    for i, (width, max_tokens, root) in enumerate(searches):
-        p = [*prompt(root, 20), 1 + i]
-        params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=ignore_eos)
-        wanted[engine.add_beam_search(p, params)] = (p, params)
     for i in range(others):
         engine.add_request(prompt(i, 20), SamplingParams(seed=i, n=1 + i % 3, max_tokens=10))
-    outputs = run_all(engine, max_steps=3000)
-    for request_id, (p, params) in wanted.items():
+    prompts = [[*prompt(root, 20), 1 + i] for i, root in enumerate(searches)]
+    params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    outputs = LLM.from_engine(engine).beam_search(prompts, params)
+    run_all(engine, max_steps=3000)
+    for p, got in zip(prompts, outputs, strict=True):
         reference = beam_reference(p, params, 50 - len(p))
-        got = outputs[request_id]
         assert got.error is None
+        assert got.prompt_token_ids == p
         assert [tuple(beam.token_ids) for beam in got.outputs] == [tokens for tokens, _ in reference]
         scores = [score for _, score in reference]
         assert [beam.score for beam in got.outputs] == pytest.approx(scores, abs=1e-4)
     assert max(len(batch) for batch in model.batches) <= seats
     assert_nothing_held(engine)
+
+
+@pytest.mark.parametrize("width", [1, 4, 64])
+def test_each_step_of_a_beam_search_computes_one_token_a_beam(width):
+    engine, model = make_engine(num_blocks=2000, budget=512, max_model_len=200)
+    llm = LLM.from_engine(engine)
+    first, second = prompt(1, 100), prompt(2, 57)
+    params = BeamSearchParams(beam_width=width, max_tokens=9, ignore_eos=True)
+    output = llm.beam_search(first, params)[0]
+    assert output.num_cached_tokens == 0
+    assert [beam.finish_reason for beam in output.outputs] == ["length"] * width
+    assert len(output.outputs) == width
+    assert model.num_computed == len(first) + 8 * min(width, VOCAB)
+    batches = len(model.batches)
+    llm.beam_search([first, second], params)
+    assert len(model.batches) == batches + 9, "searches take their steps together"
+    assert_nothing_held(engine)
+
+
+def test_a_bad_prompt_of_a_beam_search_leaves_nothing_behind():
+    engine, _ = make_engine()
+    with pytest.raises(InvalidRequestError, match="empty"):
+        LLM.from_engine(engine).beam_search([prompt(1, 10), []], BeamSearchParams())
+    assert not engine.has_work
 
 
 def test_a_sample_is_forked_after_its_prompt_was_preempted():

@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import MAX_LOGPROBS, MAX_STOP_STRINGS
+from radixkv.request import MAX_STOP_STRINGS
 from radixkv_server.apis.openai.messages import ChatMessage, as_data
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOOLS = 1024
+MAX_LOGPROBS = 20
 PRIORITY_LIMIT = 2**31
 
 # Arguments of the template call itself: a client that sets one would change what the server gets back.
@@ -295,6 +296,8 @@ class CompletionRequest(CommonFields):
     def _only_what_works(self) -> CompletionRequest:
         if self.suffix not in (None, ""):
             raise unsupported("suffix", "text insertion")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ParamError(f"logprobs must be from 0 to {MAX_LOGPROBS}.", "logprobs")
         samples = self.best_of
         if self.stream and samples is not None and samples > (self.n or 1):
             raise ParamError("a best_of above n can't be streamed.", "best_of")
