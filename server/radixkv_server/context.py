@@ -13,6 +13,10 @@ from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
 
+# A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
+BODY_BYTES_PER_TOKEN = 64
+OTHER_BODY_BYTES = 1024 * 1024
+
 
 @dataclass(slots=True)
 class ServerContext:
@@ -32,6 +36,15 @@ class ServerContext:
             prompts=PromptEncoder(engine),
             metrics=ServerMetrics(engine),
         )
+
+    def max_body_bytes(self, num_prompts: int = 1) -> int:
+        """Largest body of a route that takes up to `num_prompts` prompts.
+
+        Parsing JSON of many small parts keeps the interpreter from all others, so a body that no context
+        could hold is refused by its size.
+        """
+        needed = OTHER_BODY_BYTES + num_prompts * self.engine.max_model_len * BODY_BYTES_PER_TOKEN
+        return min(self.settings.max_body_bytes, needed)
 
     @property
     def model_names(self) -> tuple[str, ...]:

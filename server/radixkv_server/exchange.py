@@ -53,7 +53,14 @@ def dump(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
-async def respond(request: Request, dialect: Dialect, model: type[Body], parse: Parse[Body]) -> Response:
+async def respond(
+    request: Request,
+    dialect: Dialect,
+    model: type[Body],
+    parse: Parse[Body],
+    *,
+    takes_many_prompts: bool = False,
+) -> Response:
     """Serve a request of a generation route.
 
     Raises:
@@ -61,12 +68,14 @@ async def respond(request: Request, dialect: Dialect, model: type[Body], parse: 
         ClientDisconnect: the client left first.
     """
     context, record = context_of(request), record_of(request.scope)
-    body = await read_json(request, model, context.settings.max_json_depth)
+    settings = context.settings
+    most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
+    body = await read_json(request, model, max_depth=settings.max_json_depth, max_bytes=most)
     wanted, renderer = await parse(context, body)
     generation = Generation(context.engine, context.metrics, record, wanted)
     if wanted.stream:
         frames = _frames(generation, renderer)
-        return EventStream(frames, dialect, record, context.settings.ping_interval_s)
+        return EventStream(frames, dialect, record, settings.ping_interval_s)
     outputs = await run_until_disconnect(request.receive, generation.run())
     return json_response(renderer.answer(outputs, generation.usage))
 

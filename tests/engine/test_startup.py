@@ -2,11 +2,13 @@
 
 import re
 
+import pytest
 from tiny_models import save_tiny_model
 
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import EngineSummary, build_engine
 from radixkv.engine.startup import StartupPhases, resident_memory
+from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 
 
@@ -19,6 +21,11 @@ def test_phases_add_up_and_are_printed_in_order():
     assert phases.seconds["imports"] > 0
     assert phases.total == sum(phases.seconds.values())
     assert re.fullmatch(r"[\d.]+ s: imports [\d.]+, model [\d.]+, server [\d.]+", str(phases))
+
+
+def test_an_unknown_policy_is_refused_before_the_model_is_looked_for():
+    with pytest.raises(ConfigError, match=r"unknown eviction policy 'nope'; there are adaptive, .*lru"):
+        build_engine(EngineConfig(model="/no/such/model", eviction_policy="nope"))
 
 
 def test_an_engine_says_what_its_start_took_and_the_warm_up_leaves_nothing(tmp_path):

@@ -115,6 +115,11 @@ class TestFolder:
         ids = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
         assert loaded.tokenizer.decode(ids) == "hi!"
 
+    def test_chat_template_that_is_none(self, original: Path) -> None:
+        with pytest.raises(ConfigError, match=r"not valid Jinja: line 2: .*--chat-template"):
+            load(original, chat_template="{% for message in messages %}\n{% endif %}")
+        load(original, chat_template="{{ raise_exception('no user here') }}")
+
 
 class TestFingerprint:
     def test_same_model_elsewhere(self, original: Path, folder: Path) -> None:

@@ -113,6 +113,18 @@ def test_body_over_the_limit(client: httpx.Client) -> None:
     check_error(client.post(CHAT, content=undeclared(), headers=JSON), 413, code="request_too_large")
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize", "/detokenize"])
+def test_bodies_beyond_the_context_are_refused_by_their_size(path: str) -> None:
+    """Parsing millions of small parts would hold up everybody else."""
+    tools = b'{"messages": [{"role": "user", "content": "x"}], "tools": [' + b"[1]," * 500_000 + b"[1]]}"
+    with live_server(ScriptedEngine(max_model_len=256)) as small, small.http() as client:
+        check_error(client.post(path, content=tools, headers=JSON), 413, code="request_too_large")
+        chunks = [tools[start : start + 100_000] for start in range(0, len(tools), 100_000)]
+        check_error(client.post(path, content=iter(chunks), headers=JSON), 413, code="request_too_large")
+        several = client.post(TEXT, json={"prompt": ["say:x" + " " * 200] * 200, "user": "x" * 1_500_000})
+        assert several.status_code == 200, "many prompts need more room"
+
+
 def test_compressed_body(client: httpx.Client) -> None:
     bomb = gzip.compress(b" " * 10_000_000)
     headers = {**JSON, "content-encoding": "gzip"}
@@ -392,7 +404,7 @@ def test_context_length_exceeded(client: httpx.Client) -> None:
 
 
 def test_a_million_bad_items_make_one_error(server: LiveServer) -> None:
-    with live_server(ScriptedEngine()) as roomy, roomy.http() as client:
+    with live_server(ScriptedEngine(max_model_len=100_000)) as roomy, roomy.http() as client:
         body = b'{"messages": [' + b"{}," * 1_000_000 + b"{}]}"
         message = check_error(client.post(CHAT, content=body, headers=JSON), 400)
         assert len(message) < 500

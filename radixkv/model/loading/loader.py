@@ -130,6 +130,7 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
     from radixkv.model.loading import model_checks
+    from radixkv.text.template_check import check_chat_template
     from radixkv.text.tokenizer import Tokenizer
 
     device = _device(config)
@@ -140,6 +141,8 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
     hf_tokenizer = files.tokenizer(hf_config)
+    if config.chat_template is not None:
+        check_chat_template(hf_tokenizer, config.chat_template)
     model = files.model(hf_config, dtype, device, show_progress)
     text_config = model.config.get_text_config(decoder=True)
     vocab_size = int(text_config.vocab_size)

@@ -84,11 +84,12 @@ def parse_json(body: bytes, max_depth: int) -> Any:
     return value
 
 
-async def read_json(request: Request, model: type[Model], max_depth: int) -> Model:
+async def read_json(request: Request, model: type[Model], *, max_depth: int, max_bytes: int) -> Model:
     """Read, parse and validate the body of `request`.
 
     Raises:
-        ApiError: 415 without a JSON content type, 400 with a body that `parse_json` or `model` refuses.
+        ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, 400 with one that
+            `parse_json` or `model` refuses.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
@@ -96,10 +97,28 @@ async def read_json(request: Request, model: type[Model], max_depth: int) -> Mod
     ):
         message = f"Content-Type must be application/json, not {media_type[:80] or 'empty'}."
         raise ApiError(415, message, code="unsupported_media_type")
-    body = await request.body()
+    body = await _read(request, max_bytes)
     if len(body) > INLINE_BYTES:
         return await asyncio.to_thread(_parse_and_validate, body, model, max_depth)
     return _parse_and_validate(body, model, max_depth)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large(max_bytes)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
+    return bytes(body)
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """The answer to a body over the limit."""
+    message = f"The request body is larger than {max_bytes:,} bytes."
+    return ApiError(413, message, code="request_too_large")
 
 
 def _parse_and_validate(body: bytes, model: type[Model], max_depth: int) -> Model:

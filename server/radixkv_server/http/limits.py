@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv_server.errors import ApiError
+from radixkv_server.http.body import too_large
 
 
 class BodyLimitMiddleware:
@@ -26,7 +27,7 @@ class BodyLimitMiddleware:
             raise ApiError(415, message, code="unsupported_content_encoding")
         declared = headers.get("content-length")
         if declared is not None and declared.isdigit() and int(declared) > self.max_body_bytes:
-            raise self._too_large()
+            raise too_large(self.max_body_bytes)
         taken = 0
 
         async def limited_receive() -> Message:
@@ -34,12 +35,7 @@ class BodyLimitMiddleware:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self.max_body_bytes:
-                raise self._too_large()
+                raise too_large(self.max_body_bytes)
             return message
 
         await self.app(scope, limited_receive, send)
-
-    def _too_large(self) -> ApiError:
-        limit = self.max_body_bytes
-        message = f"The request body is larger than {limit:,} bytes."
-        return ApiError(413, message, code="request_too_large")

@@ -26,7 +26,7 @@ async def create_chat_completion(request: Request) -> Response:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Complete prompts, whole or as a stream of server-sent events."""
-    return await respond(request, OPENAI, CompletionRequest, parse_completion)
+    return await respond(request, OPENAI, CompletionRequest, parse_completion, takes_many_prompts=True)
 
 
 @router.post("/v1/embeddings")

@@ -10,7 +10,7 @@ from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
 from radixkv_server.exchange import json_response
-from radixkv_server.http.body import read_json
+from radixkv_server.http.body import Model, read_json
 from radixkv_server.http.metrics import CONTENT_TYPE
 
 router = APIRouter()
@@ -20,7 +20,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a chat as the model gets it."""
     context = context_of(request)
-    body = await read_json(request, TokenizeRequest, context.settings.max_json_depth)
+    body = await _read(request, TokenizeRequest)
     context.resolve_model(body.model)
     prompts, tokenizer = context.prompts, context.engine.tokenizer
     if body.prompt is not None:
@@ -46,7 +46,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     context = context_of(request)
-    body = await read_json(request, DetokenizeRequest, context.settings.max_json_depth)
+    body = await _read(request, DetokenizeRequest)
     context.resolve_model(body.model)
     tokenizer = context.engine.tokenizer
     for token in body.tokens:
@@ -67,6 +67,13 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def _read(request: Request, model: type[Model]) -> Model:
+    context = context_of(request)
+    return await read_json(
+        request, model, max_depth=context.settings.max_json_depth, max_bytes=context.max_body_bytes()
+    )
 
 
 API = Api(router)
