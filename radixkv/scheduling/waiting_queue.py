@@ -154,7 +154,8 @@ class WaitingQueue:
 
     def _count_oldest(self, latest_admitted: int) -> None:
         """Count a step in which the oldest request was overtaken; promote it at the limit. O(promoted)."""
-        oldest = next((request for request in self._ready() if not request.is_promoted), None)
+        self._sort()
+        oldest = next((r for r in self._by_arrival.values() if not r.is_promoted), None)
         if oldest is not None and oldest.arrival_order < latest_admitted:
             oldest.overtaken_steps += 1
             if oldest.overtaken_steps >= self._max_overtake:
