@@ -5,7 +5,7 @@
 **A step.** The real engine over a runner that computes nothing and returns random logits at once; 1,000
 requests decode, 10,000 wait, and the cache holds a million blocks (16 million tokens). Two situations:
 
-    full     every seat is taken: nobody ends, nobody is admitted
+    full     every sequence slot is taken: nobody ends, nobody is admitted
     churn    four requests end in every step (250 tokens each, on average), and four waiting ones with cached
              prefixes are admitted for them
 
@@ -126,7 +126,7 @@ def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[
 def make_engine(
     num_cached: int, num_running: int, policy: str, rng: np.random.Generator
 ) -> tuple[Engine, list[npt.NDArray[np.int32]]]:
-    """An engine with `num_running` seats over a cache that holds `num_cached` blocks and room for more."""
+    """An engine with `num_running` sequence slots over a cache that holds `num_cached` blocks and room for more."""
     room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
     config = EngineConfig(
         block_size=BLOCK, max_num_seqs=num_running, max_queue=1_000_000, scheduling_policy=policy, seed=0

@@ -17,7 +17,7 @@ of their own); every fourth step a cold one arrives (400 tokens nobody else has)
                   and at most --max-overtake more; `+`: it was still waiting at the end
 
 **Ordering.** 1,000 requests of 2,000 tokens wait while one decodes: thread CPU time of `schedule()`, once
-with no seat free (nothing to decide), once with no block free (all are ordered and tried in each step).
+with no sequence slot free (nothing to decide), once with no block free (all are ordered and tried in each step).
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     rng = np.random.default_rng(0)
     num_blocks = 20_000
     cache = PrefixCache(num_blocks, BLOCK)
-    seats = 1 if situation == "no seat" else 64
-    scheduler = Scheduler(cache, max_num_batched_tokens=512, max_num_seqs=seats, policy=policy)
+    slots = 1 if situation == "no slot" else 64
+    scheduler = Scheduler(cache, max_num_batched_tokens=512, max_num_seqs=slots, policy=policy)
     families = [rng.integers(0, VOCABULARY, 1000) for _ in range(8)]
     for family in families:
         lease = cache.acquire(family)
         lease.commit(len(family))
-        if situation == "no seat":
+        if situation == "no slot":
             lease.release()
     if situation == "no block":  # all but 40 blocks are in use; each waiting request needs 64
         in_use = num_blocks - 8 * (1000 // BLOCK + 1) - 40
@@ -195,7 +195,7 @@ def main() -> None:
     for column in ("policy", "situation", "median", "p99"):
         table.add_column(column, justify="left" if column in ("policy", "situation") else "right")
     for policy in ("prefix", "fcfs", "priority", "fair"):
-        for situation in ("no seat", "no block"):
+        for situation in ("no slot", "no block"):
             row = ordering_time(policy, situation, arguments.waiting)
             times[f"{policy}, {situation}"] = row
             table.add_row(policy, situation, f"{row['median_ms']:.3f}", f"{row['p99_ms']:.3f}")

@@ -78,7 +78,7 @@ def test_skipped_lookups_over_hot_caches(hot, public, requests, budget, cap, num
         max_model_len=110,
         scheduling_policy=policy,
     )
-    if public and not any(scored for _, _, _, scored, _, _ in requests):
+    if public:
         engine.cache.publish(PROMPT[:public])
     for length, namespace in hot:
         engine.add_request(PROMPT[:length], ONE, namespace=namespace)

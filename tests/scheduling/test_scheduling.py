@@ -83,7 +83,7 @@ def test_longest_cached_prefix_goes_first():
 
 
 def _cold_wait(policy: str, max_overtake: int) -> int:
-    """Steps until a cold request starts under an endless stream of hits, one seat only."""
+    """Steps until a cold request starts under an endless stream of hits, one sequence slot."""
     engine, _ = make_engine(
         num_blocks=400, budget=64, max_num_seqs=1, scheduling_policy=policy, max_overtake=max_overtake
     )

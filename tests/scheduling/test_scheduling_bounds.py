@@ -1,4 +1,4 @@
-"""Bounds that must hold in every combination: overtaking, coalescing, thrash, budgets, refusals."""
+"""Bounds that must hold in every combination: overtaking, in-flight prefixes, thrash, budgets, refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ arrivals = st.lists(
     policy=st.sampled_from(["prefix", "fcfs"]),
 )
 def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, places, budget, cap, policy):
-    """Whatever fits, coalesces, forks, ages: later requests are admitted in at most `bound` steps before one.
+    """Whatever fits, waits for its producer, forks, ages: later requests are admitted in at most `bound` steps before one.
 
     Steps in which a request waits for its producer are not counted: its tokens are being computed.
     """
@@ -233,16 +233,16 @@ def test_no_token_is_computed_twice_while_it_is_being_computed(
             assert outputs[f"r{i}"].outputs[0].token_ids == greedy_reference(prompts[i], 1)
 
 
-def test_a_provider_that_is_preempted_leaves_its_waiters_free_to_go_on():
+def test_a_producer_that_is_preempted_leaves_its_waiters_free_to_go_on():
     engine, _ = make_engine(num_blocks=14, budget=8, scheduling_policy="priority", max_model_len=100)
     system = prompt(1, 60)
-    engine.add_request([*system, 1], ONE, request_id="provider", priority=5)
+    engine.add_request([*system, 1], ONE, request_id="producer", priority=5)
     engine.step()
     engine.add_request([*system, 2], ONE, request_id="waits", priority=5)
     engine.step()
     engine.add_request(prompt(2, 70), ONE, request_id="urgent", priority=0)
     outputs = run_all(engine)
-    assert outputs["provider"].num_preemptions >= 1, "a weak test"
+    assert outputs["producer"].num_preemptions >= 1, "a weak test"
     assert outputs["waits"].outputs[0].token_ids == greedy_reference([*system, 2], 1)
     assert outputs["urgent"].num_preemptions == 0
 
