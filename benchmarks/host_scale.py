@@ -126,7 +126,7 @@ def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[
 def make_engine(
     num_cached: int, num_running: int, policy: str, rng: np.random.Generator
 ) -> tuple[Engine, list[npt.NDArray[np.int32]]]:
-    """An engine with `num_running` sequence slots over a cache that holds `num_cached` blocks and room for more."""
+    """An engine of `num_running` sequence slots; its cache holds `num_cached` blocks, with room for more."""
     room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
     config = EngineConfig(
         block_size=BLOCK, max_num_seqs=num_running, max_queue=1_000_000, scheduling_policy=policy, seed=0

@@ -17,7 +17,7 @@ of their own); every fourth step a cold one arrives (400 tokens nobody else has)
                   and at most --max-overtake more; `+`: it was still waiting at the end
 
 **Ordering.** 1,000 requests of 2,000 tokens wait while one decodes: thread CPU time of `schedule()`, once
-with no sequence slot free (nothing to decide), once with no block free (all are ordered and tried in each step).
+with no sequence slot free (nothing to decide), once with no block free (all are ordered and tried).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ arrivals = st.lists(
     policy=st.sampled_from(["prefix", "fcfs"]),
 )
 def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, places, budget, cap, policy):
-    """Whatever fits, waits for its producer, forks, ages: later requests are admitted in at most `bound` steps before one.
+    """Whatever fits, waits for its producer, forks, ages: later requests go first in `bound` steps at most.
 
     Steps in which a request waits for its producer are not counted: its tokens are being computed.
     """
