@@ -26,11 +26,12 @@ from starlette.exceptions import HTTPException
 
 from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
+from radixkv_server.api_keys import KeyRing
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
-from radixkv_server.http.auth import AuthMiddleware, KeyRing
+from radixkv_server.http.auth import AuthMiddleware
 from radixkv_server.http.error_boundary import ErrorBoundary, raise_router_error
 from radixkv_server.http.hosts import HostOriginMiddleware
 from radixkv_server.http.limits import BodyLimitMiddleware

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,18 +23,18 @@ async def gather_or_cancel(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of all streams as they come, each with its stream's index; the first error ends them all."""
     if len(streams) == 1:
-        async with _ClosingStream(streams[0]) as only:
+        async with aclosing(streams[0]) as only:
             async for item in only:
                 yield 0, item
         return
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncIterator[T]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[T]) -> None:
         try:
-            async with _ClosingStream(stream) as items:
+            async with aclosing(stream) as items:
                 async for item in items:
                     queue.put_nowait((index, item))
         except Exception as error:
@@ -56,18 +57,3 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-class _ClosingStream:
-    """`aclosing` for iterators that may not have an `aclose`."""
-
-    def __init__(self, stream: AsyncIterator[T]) -> None:
-        self.stream = stream
-
-    async def __aenter__(self) -> AsyncIterator[Any]:
-        return self.stream
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        close = getattr(self.stream, "aclose", None)
-        if close is not None:
-            await close()

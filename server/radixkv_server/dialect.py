@@ -6,6 +6,7 @@ the dialect of the request's path.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,6 +30,11 @@ class Dialect(Protocol):
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         """An error inside a stream that has begun, framed; nothing follows it."""
+
+
+def dump(value: Json) -> bytes:
+    """Compact JSON as UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

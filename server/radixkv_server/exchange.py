@@ -6,7 +6,6 @@ engine gives to its answers. All between is the same for all of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
-from radixkv_server.dialect import Dialect, Json
+from radixkv_server.dialect import Dialect, Json, dump
 from radixkv_server.generation import Generation
 from radixkv_server.generation_request import GenerationRequest
 from radixkv_server.http.body import read_json
@@ -46,11 +45,6 @@ Parse = Callable[[ServerContext, Body], Awaitable[tuple[GenerationRequest, Rende
 def json_response(value: Json, status: int = 200) -> Response:
     """A response of compact JSON as UTF-8."""
     return Response(dump(value), status, media_type="application/json")
-
-
-def dump(value: Json) -> bytes:
-    """Compact JSON as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 async def respond(

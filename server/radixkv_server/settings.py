@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv_server.http.api_keys import keys_from_environment, parse_api_key, split_api_key
+from radixkv_server.api_keys import keys_from_environment, parse_api_key, split_api_key
 
 MIB = 1024 * 1024
 

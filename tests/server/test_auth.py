@@ -10,7 +10,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.errors import ConfigError
-from radixkv_server.http.api_keys import keys_from_environment, parse_api_key
+from radixkv_server.api_keys import keys_from_environment, parse_api_key
 from radixkv_server.settings import ServerSettings, make_settings
 
 KEYS = ("alice=key-a", "alice=key-a2", "bob=key-b", "bare-key")
@@ -66,7 +66,7 @@ def test_health_needs_no_key(server: LiveServer) -> None:
         assert client.get("/health").status_code == 200
 
 
-def test_keys_open_the_door_and_bind_the_namespace(server: LiveServer) -> None:
+def test_keys_let_in_and_say_whose_the_cache_is(server: LiveServer) -> None:
     tenants = []
     for key in ("key-a", "key-a2", "key-b", "bare-key"):
         with server.openai(key) as client:

@@ -457,7 +457,7 @@ def test_tokenize_errors(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "8.8.8.8"])
-def test_foreign_host(client: httpx.Client, host: str) -> None:
+def test_hosts_that_are_not_ours(client: httpx.Client, host: str) -> None:
     check_error(client.get("/v1/models", headers={"host": host}), 403, code="host_not_allowed")
 
 
@@ -472,13 +472,13 @@ def test_malformed_host(client: httpx.Client, host: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example"])
-def test_foreign_origin(client: httpx.Client, origin: str) -> None:
+def test_origins_that_are_not_ours(client: httpx.Client, origin: str) -> None:
     answer = client.post(CHAT, json={"messages": MESSAGES}, headers={"origin": origin})
     check_error(answer, 403, code="origin_not_allowed")
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_foreign_origin_is_told_what_would_let_it_in(client: httpx.Client) -> None:
+def test_another_origin_is_told_what_would_let_it_in(client: httpx.Client) -> None:
     answer = client.get("/v1/models", headers={"origin": "https://app.example"})
     assert "--allowed-origin https://app.example" in check_error(answer, 403, code="origin_not_allowed")
 

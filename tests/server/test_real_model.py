@@ -39,10 +39,10 @@ def server(engine: AsyncEngine) -> Iterator[LiveServer]:
 def nothing_leaks(engine: AsyncEngine) -> Iterator[None]:
     """After every test all requests are gone and every block is accounted for."""
     yield
-    settle(engine)
+    wait_until_idle(engine)
 
 
-def settle(engine: AsyncEngine) -> int:
+def wait_until_idle(engine: AsyncEngine) -> int:
     """Wait until the engine is idle and check its cache; returns the steps it still took."""
 
     def idle(inner: Any) -> bool:
@@ -220,7 +220,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: LiveServer, engine: Async
         while received.count(b"data: ") < 3:
             received += sock.recv(65536)
         assert engine.stats().num_running == 1
-    assert settle(engine) < 200, "the request went on for nobody"
+    assert wait_until_idle(engine) < 200, "the request went on for nobody"
 
 
 def test_control_tokens_in_messages_are_text(server: LiveServer) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -154,7 +154,7 @@ def test_access_lines_can_not_be_forged() -> None:
     assert line.endswith("prompt=9 cached=8 output=0 key=alice")
 
 
-async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncIterator[int]:
+async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncGenerator[int]:
     try:
         for i in range(count):
             if i == fail_at:

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixkv_server.api_keys import KeyRing
 from radixkv_server.errors import ApiError
-from radixkv_server.http.api_keys import digest_of, parse_api_key
 from radixkv_server.http.request_record import record_of
-
-
-class KeyRing:
-    """The accepted keys. Without any, everyone is the tenant "" and no key is asked for."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = [parse_api_key(text) for text in keys]
-
-    @property
-    def is_open(self) -> bool:
-        return not self._keys
-
-    def tenant_of(self, secret: str) -> str | None:
-        """The tenant who owns `secret`, or None.
-
-        Digests of fixed length are compared in constant time, and all of them, so that the time taken
-        says nothing about the keys.
-        """
-        digest = digest_of(secret)
-        found: str | None = None
-        for key in self._keys:
-            if hmac.compare_digest(digest, key.digest):
-                found = key.tenant
-        return found
 
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 
 from starlette.exceptions import HTTPException
@@ -11,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.dialect import Dialects
+from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import is_expected, shutting_down, to_api_error
 from radixkv_server.http.request_record import record_of
 
@@ -71,5 +70,6 @@ class ErrorBoundary:
     def _response(self, scope: Scope, error: BaseException) -> Response:
         api_error = to_api_error(error)
         body = self.dialects.of(scope["path"]).error_body(api_error, record_of(scope).request_id)
-        content = json.dumps(body).encode("ascii")
-        return Response(content, api_error.status, headers=api_error.headers, media_type="application/json")
+        return Response(
+            dump(body), api_error.status, headers=api_error.headers, media_type="application/json"
+        )

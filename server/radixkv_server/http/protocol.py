@@ -13,7 +13,6 @@ the answer.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from typing import Any
 
@@ -22,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from radixkv_server.dialect import Dialects
+from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import ApiError
 from radixkv_server.http.strict_connection import StrictConnection
 from radixkv_server.settings import ServerSettings
@@ -154,7 +153,7 @@ class GuardedProtocol(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             dialect = self.dialects.of(self._connection.path)
-            body = json.dumps(dialect.error_body(error, None)).encode("ascii")
+            body = dump(dialect.error_body(error, None))
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode("ascii")),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from radixkv_server.dialect import Json
+from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.exchange import dump
 
 _TYPES = {
     401: "authentication_error",

@@ -14,8 +14,7 @@ import radixkv
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
-from radixkv_server.dialect import Json
-from radixkv_server.exchange import dump
+from radixkv_server.dialect import Json, dump
 from radixkv_server.usage import Usage
 
 if TYPE_CHECKING:

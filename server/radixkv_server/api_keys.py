@@ -1,11 +1,12 @@
-"""API keys as users write them: `KEY`, `NAME=KEY`, and the environment variable."""
+"""API keys: as users write them (`KEY`, `NAME=KEY`, the environment variable), and who owns which."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from radixkv.errors import ConfigError
@@ -58,3 +59,27 @@ def parse_api_key(text: str) -> ApiKey:
 def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The keys in RADIXKV_API_KEY, separated by commas or white space."""
     return tuple(part for part in re.split(r"[,\s]+", environ.get(ENV_VARIABLE, "")) if part)
+
+
+class KeyRing:
+    """The accepted keys. Without any, everyone is the tenant "" and no key is asked for."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [parse_api_key(text) for text in keys]
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def tenant_of(self, secret: str) -> str | None:
+        """The tenant who owns `secret`, or None.
+
+        Digests of fixed length are compared in constant time, and all of them, so that the time taken
+        says nothing about the keys.
+        """
+        digest = digest_of(secret)
+        found: str | None = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key.tenant
+        return found

@@ -1,0 +1,65 @@
+"""How the server's rooms depend on each other, and on the engine, read from the imports of every file."""
+
+from __future__ import annotations
+
+import pytest
+from source_graph import imports_of, modules
+
+SERVER = "radixkv_server"
+
+#: From the ground up: a room imports from lower floors and from itself.
+FLOORS = (
+    ("errors", "api_keys"),
+    ("settings",),
+    ("dialect", "usage", "generation_request", "concurrency", "prompts"),
+    ("http",),
+    ("context", "generation"),
+    ("exchange",),
+    ("apis",),
+    ("app",),
+)
+#: All that the server knows of the engine: how to ask it, and what is asked and answered.
+ENGINE = {
+    "radixkv",  # its version
+    "radixkv.cache.insight.explain",  # the type of a miss report
+    "radixkv.client",
+    "radixkv.config",
+    "radixkv.errors",
+    "radixkv.request",
+    "radixkv.text.text_size",
+}
+FILES = sorted(name for name in modules() if name.startswith(SERVER + "."))
+
+
+def floor_of(module: str) -> int:
+    name = module.removeprefix(SERVER + ".")
+    found = [
+        (len(room), height)
+        for height, rooms in enumerate(FLOORS)
+        for room in rooms
+        if name == room or name.startswith(room + ".")
+    ]
+    assert found, f"{module} has no floor: name its room in FLOORS"
+    return max(found)[1]
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_rooms_import_downwards(module: str) -> None:
+    for name in imports_of(module):
+        if name.startswith(SERVER + "."):
+            assert floor_of(name) <= floor_of(module), f"{module} must not import {name}"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_the_engine_is_an_engine_client(module: str) -> None:
+    ours = {name for name in imports_of(module) if name.split(".")[0] == "radixkv"}
+    if module == f"{SERVER}.app":
+        ours.discard("radixkv.async_engine")  # what serves when nobody says otherwise
+    assert ours <= ENGINE, f"{module} must not know {sorted(ours - ENGINE)}"
+
+
+def test_http_knows_no_api() -> None:
+    """Its names and shapes come by way of the dialect of the path."""
+    for module in FILES:
+        if module.startswith(f"{SERVER}.http."):
+            assert not [name for name in imports_of(module) if ".apis" in name]
