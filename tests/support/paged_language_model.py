@@ -22,7 +22,7 @@ from radixkv.scheduling.batch import Batch
 VOCAB = 97
 END = 0
 
-#: Engines made by `make_engine` in the running test; `tests/engine/conftest.py` looks at them after it.
+#: Engines made by `make_engine` in the running test; `tests/conftest.py` looks at them after it.
 MADE: list[Engine] = []
 
 

@@ -1,4 +1,4 @@
-"""An engine for server tests: the shape of AsyncEngine, with answers and faults that a test scripts.
+"""An engine for server tests: an `EngineClient` without a model, with answers and faults that a test scripts.
 
 It answers a prompt whose text holds `say:TEXT` with TEXT (else with "ok"), one byte a token, and obeys
 the parts of SamplingParams that a server test can see: max_tokens, n, stop strings, logprobs. Tests hold it
@@ -8,17 +8,21 @@ the parts of SamplingParams that a server test can see: max_tokens, n, stop stri
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
-from radixkv.errors import EngineStoppedError, InvalidRequestError
+from radixkv.engine.input_processor import RequestIntake
+from radixkv.engine.request_group import EngineStats
+from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.request import (
     CompletionOutput,
     FinishReason,
@@ -43,7 +47,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.threads: set[str] = set()
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
         return list(text.encode("utf-8"))
 
@@ -106,29 +110,28 @@ class Asked:
         return bytes(i for i in self.prompt if i < 256).decode("utf-8", "replace")
 
 
-@dataclass
-class CacheStats:
-    total_blocks: int = 100
-    free_blocks: int = 70
-    cached_blocks: int = 20
-    held_blocks: int = 10
-    evicted_blocks: int = 5
-
-
-@dataclass
-class Stats:
-    num_waiting: int = 3
-    num_running: int = 2
-    num_preemptions: int = 1
-    prompt_tokens: int = 1000
-    cached_prompt_tokens: int = 750
-    computed_prompt_tokens: int = 250
-    generated_tokens: int = 60
-    steps: int = 40
-    model_time_s: float = 2.0
-    gap_time_s: float = 0.05
-    num_rebuilds: int = 0
-    cache: CacheStats = field(default_factory=CacheStats)
+def scripted_stats(cache: PrefixCache) -> EngineStats:
+    """Figures that a test can recognise."""
+    return EngineStats(
+        num_waiting=3,
+        num_running=2,
+        num_preemptions=1,
+        prompt_tokens=1000,
+        cached_prompt_tokens=750,
+        computed_prompt_tokens=250,
+        computed_tokens=310,
+        generated_tokens=60,
+        finished_requests=12,
+        failed_requests=0,
+        aborted_requests=0,
+        steps=40,
+        model_time_s=2.0,
+        gap_time_s=0.05,
+        num_rebuilds=0,
+        cache=replace(
+            cache.stats, total_blocks=100, free_blocks=70, cached_blocks=20, held_blocks=10, evicted_blocks=5
+        ),
+    )
 
 
 class ScriptedEngine:
@@ -153,6 +156,18 @@ class ScriptedEngine:
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
+        self._intake = RequestIntake(
+            self.config,
+            self.tokenizer,
+            max_model_len=max_model_len,
+            vocab_size=ByteTokenizer.vocab_size,
+            end_token_ids=frozenset({257}),
+            num_blocks=max_model_len,
+            block_size=16,
+            clock=time.monotonic,
+        )
+        self._ids = itertools.count()
+        self._running: dict[str, Asked] = {}
         self.fail = fail or (lambda asked, given: None)
         self.requests: list[Asked] = []
         self.closed = threading.Event()
@@ -162,21 +177,27 @@ class ScriptedEngine:
         self.hold_at = 0
         self._changed = threading.Condition()
 
-    def stats(self) -> Stats:
-        return Stats()
+    def stats(self) -> EngineStats:
+        return scripted_stats(self.prefix_cache)
 
     async def _run_on_cache(self, function: Callable[[PrefixCache], Any]) -> Any:
-        if not self.is_healthy:
-            raise EngineStoppedError("the engine has been closed")
+        self._raise_if_closed()
         return function(self.prefix_cache)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens)
+        return self._intake.tokenize(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        return self.tokenizer.apply_chat_template(messages, **options)
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, **options)
 
     def note(self) -> None:
         with self._changed:
@@ -194,10 +215,15 @@ class ScriptedEngine:
         # Waits in a thread only while a test holds the gate.
         if given == self.hold_at and not self.gate.is_set():
             await wait_for_event(self.gate)
+        self._raise_if_closed()
+
+    def _raise_if_closed(self) -> None:
+        if self.closed.is_set():
+            raise EngineStoppedError("the engine has been closed")
 
     async def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -205,9 +231,16 @@ class ScriptedEngine:
         salt: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        asked = Asked(request_id or "none", ids, params, tenant, salt, priority)
+        encoded = self._intake.encode(prompt)
+        self._intake.check(encoded, params)
+        self._raise_if_closed()
+        if request_id is None:
+            request_id = f"req-{next(self._ids)}"
+        if request_id in self._running:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
+        asked = Asked(request_id, encoded.token_ids.tolist(), params, tenant, salt, priority)
         self.requests.append(asked)
+        self._running[request_id] = asked
         self.note()
         finished = False
         try:
@@ -215,6 +248,7 @@ class ScriptedEngine:
                 yield delta
             finished = True
         finally:
+            del self._running[request_id]
             asked.aborted = not finished
             self.note()
 
@@ -237,6 +271,8 @@ class ScriptedEngine:
             text += piece
             if isinstance(fault, str):
                 reason = fault
+            elif asked.aborted:
+                reason, piece = "abort", b""
             elif token == 257 or any(stop.encode() in text for stop in params.stop_strings):
                 reason, piece = "stop", b""
             elif params.max_tokens is not None and given >= params.max_tokens:
@@ -253,47 +289,63 @@ class ScriptedEngine:
                     num_cached_tokens=len(asked.prompt) // 2,
                     error="scripted failure" if reason == "error" else None,
                 )
+            if reason == "error":
+                raise RequestFailedError("scripted failure")
             await self._at_gate(given)
             await asyncio.sleep(0)
 
     async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, **options: Any
+        self,
+        prompt: str | TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        salt: str = "",
+        priority: int = 0,
     ) -> RequestOutput:
+        options: dict[str, Any] = {"tenant": tenant, "salt": salt, "priority": priority}
+        if request_id is None:
+            request_id = f"req-{next(self._ids)}"
         arrival = time.monotonic()
         outputs = [CompletionOutput(index) for index in range(params.num_samples)]
-        request_id, cached, error = "", 0, None
+        cached = 0
         first: float | None = None
-        async for delta in self.stream(prompt, params, **options):
+        async for delta in self.stream(prompt, params, request_id=request_id, **options):
             first = first or time.monotonic()
-            request_id, cached, error = delta.request_id, delta.num_cached_tokens, delta.error
+            cached = delta.num_cached_tokens
             output = outputs[delta.index]
             output.text += delta.text
             output.token_ids += delta.token_ids
             if delta.logprobs is not None:
                 output.logprobs = [*(output.logprobs or []), *delta.logprobs]
             output.finish_reason = delta.finish_reason
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        encoded = self._intake.encode(prompt)
+        ids = encoded.token_ids.tolist()
         prompt_logprobs: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:
             later: Iterable[int] = ids[1:]
             prompt_logprobs = [None, *(_logprobs(token, params.prompt_logprobs) for token in later)]
         return RequestOutput(
             request_id=request_id,
-            prompt=None,
+            prompt=encoded.text,
             prompt_token_ids=ids,
             outputs=outputs[: params.n],
             num_cached_tokens=cached,
             prompt_logprobs=prompt_logprobs,
             num_generated_tokens=sum(len(output.token_ids) for output in outputs),
             times=RequestTimes(arrival, arrival, first, time.monotonic()),
-            error=error,
         )
 
     async def abort(self, request_id: str) -> None:
-        return None
+        if request_id in self._running:
+            self._running[request_id].aborted = True
 
     async def close(self) -> None:
+        self.is_healthy = False
         self.closed.set()
+        self.gate.set()
+        self.cache.fail_all(EngineStoppedError("the engine has been closed"))
 
 
 def _logprobs(token: int, num_top: int) -> TokenLogprobs:

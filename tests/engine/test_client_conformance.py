@@ -1,0 +1,269 @@
+"""What every `EngineClient` does: the same tests for this process's engine and for the server tests' one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from paged_language_model import LetterTokenizer, make_engine
+from scripted_engine import ScriptedEngine
+
+from radixkv.async_engine import AsyncEngine
+from radixkv.cache.insight.events import BlockStored, Residency
+from radixkv.cache_key import CacheKey
+from radixkv.client import CacheClient, EngineClient, PinnedPrefix
+from radixkv.engine.request_group import EngineStats
+from radixkv.errors import (
+    ContextLengthExceededError,
+    EngineStoppedError,
+    InvalidRequestError,
+    RadixKVError,
+)
+from radixkv.request import OutputDelta, SamplingParams
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+PROMPT = list(b"say:some words that go on for a while")  # the scripted engine answers with them
+CACHED = list(range(1, 41))
+
+
+def to_ids(engine: EngineClient, tokens: list[int]) -> list[int]:
+    """The same prompt in a small vocabulary."""
+    return [1 + token % (engine.tokenizer.vocab_size - 1) for token in tokens]
+
+
+def prompt_of(engine: EngineClient) -> list[int]:
+    return PROMPT if isinstance(engine, ScriptedEngine) else to_ids(engine, PROMPT)
+
+
+@pytest.fixture(params=["async", "scripted"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    made: EngineClient
+    if request.param == "async":
+        made = AsyncEngine(make_engine(num_blocks=128, block_size=16, tokenizer=LetterTokenizer())[0])
+    else:
+        made = ScriptedEngine(max_model_len=2048)
+    yield made
+    await made.close()
+
+
+async def fill(engine: EngineClient, tokens: list[int], tenant: str = "", salt: str = "") -> None:
+    """Put a prefix into the cache, where a request of this tenant would put it."""
+    if isinstance(engine, ScriptedEngine):
+        lease = engine.prefix_cache.acquire(tokens, engine.cache.namespace(tenant, salt))
+        lease.commit(len(tokens))
+        lease.release()
+    else:
+        await engine.generate(tokens, SamplingParams(max_tokens=1), tenant=tenant, salt=salt)
+
+
+@pytest.mark.parametrize("protocol", [EngineClient, CacheClient])
+def test_every_member_is_there_with_its_signature(engine, protocol):
+    thing = engine if protocol is EngineClient else engine.cache
+    names = [name for name in vars(protocol) if not name.startswith("_")]
+    assert names
+    for name in names:
+        wanted = inspect.getattr_static(protocol, name)
+        if isinstance(wanted, property):
+            assert getattr(thing, name) is not None
+            continue
+        found = getattr(thing, name)
+        asked = [(p.name, p.kind, p.default) for p in inspect.signature(wanted).parameters.values()][1:]
+        given = [(p.name, p.kind, p.default) for p in inspect.signature(found).parameters.values()]
+        assert given == asked, name
+        assert inspect.iscoroutinefunction(found) == inspect.iscoroutinefunction(wanted), name
+
+
+async def test_facts(engine):
+    assert engine.is_healthy
+    assert engine.max_model_len >= 2048
+    assert engine.model_name
+    assert isinstance(engine.model_fingerprint, str)
+    assert isinstance(engine.stats(), EngineStats)
+    assert engine.config.block_size == 16
+
+
+async def test_text_and_chats_become_ids(engine):
+    tokenizer = engine.tokenizer
+    text = "abc"
+    assert await engine.tokenize(text) == tokenizer.encode(text)
+    long = "abc" * 3000
+    assert await engine.tokenize(long, add_special_tokens=False, allow_special=False) == tokenizer.encode(
+        long
+    )
+    messages = [{"role": "user", "content": text}]
+    assert await engine.render_chat(messages) == tokenizer.apply_chat_template(messages)
+    assert tokenizer.decode(tokenizer.encode(text))
+    assert tokenizer.has_chat_template
+
+
+async def test_a_stream_adds_up_to_the_output(engine):
+    prompt = prompt_of(engine)
+    deltas: list[OutputDelta] = [delta async for delta in engine.stream(prompt, PARAMS, request_id="mine")]
+    output = await engine.generate(prompt, PARAMS)
+    assert output.prompt_token_ids == prompt
+    assert output.prompt is None
+    (sample,) = output.outputs
+    assert [token for delta in deltas for token in delta.token_ids] == sample.token_ids
+    assert "".join(delta.text for delta in deltas) == sample.text
+    assert len(sample.token_ids) == 5
+    assert {delta.request_id for delta in deltas} == {"mine"}
+    assert {delta.num_prompt_tokens for delta in deltas} == {len(prompt)}
+    assert [delta.finish_reason for delta in deltas][-1] == sample.finish_reason == "length"
+    assert output.times is not None
+    assert output.num_generated_tokens == 5
+
+
+async def test_samples_and_logprobs(engine):
+    params = SamplingParams(n=2, seed=1, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    output = await engine.generate(prompt_of(engine), params)
+    assert [sample.index for sample in output.outputs] == [0, 1]
+    for sample in output.outputs:
+        assert len(sample.logprobs) == len(sample.token_ids) == 3
+        assert len(sample.logprobs[0].top) == 2
+    assert len(output.prompt_logprobs) == len(prompt_of(engine))
+    assert output.prompt_logprobs[0] is None
+
+
+async def test_text_and_arrays_are_prompts(engine):
+    ids = engine.tokenizer.encode("abc")
+    assert (await engine.generate("abc", PARAMS)).prompt == "abc"
+    for prompt in ("abc", ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.int32)):
+        assert (await engine.generate(prompt, PARAMS)).prompt_token_ids == ids
+
+
+@pytest.mark.parametrize("bad", [[], [-1], [10**6], [1.5], ["a"], [[1]], None, 5])
+async def test_bad_prompts_are_refused(engine, bad):
+    with pytest.raises(InvalidRequestError):
+        await engine.generate(bad, PARAMS)
+    with pytest.raises(InvalidRequestError):
+        await anext(engine.stream(bad, PARAMS))
+
+
+async def test_what_is_too_long_is_refused(engine):
+    with pytest.raises(ContextLengthExceededError):
+        await engine.generate([1] * engine.max_model_len, PARAMS)
+
+
+async def test_a_closed_iterator_frees_the_id_at_once(engine):
+    prompt = prompt_of(engine)
+    expected = (await engine.generate([5, 6, 7], PARAMS)).outputs[0].token_ids
+    for _ in range(3):
+        stream = engine.stream(prompt, LONG, request_id="same")
+        await anext(stream)
+        with pytest.raises(InvalidRequestError, match="same"):
+            await engine.generate([5, 6, 7], PARAMS, request_id="same")
+        await stream.aclose()
+        output = await engine.generate([5, 6, 7], PARAMS, request_id="same")
+        assert output.prompt_token_ids == [5, 6, 7]
+        assert output.outputs[0].token_ids == expected
+
+
+async def test_an_aborted_request_ends_with_that_reason(engine):
+    stream = engine.stream(prompt_of(engine), LONG, request_id="mine")
+    await anext(stream)
+    await engine.abort("mine")
+    await engine.abort("nobody")
+    reasons = [delta.finish_reason async for delta in stream]
+    assert reasons[-1] == "abort"
+    assert len(reasons) < 200
+
+
+async def test_after_closing_everything_says_so(engine):
+    stream = engine.stream(prompt_of(engine), LONG)
+    await anext(stream)
+    events = engine.cache.events()
+    follower = asyncio.ensure_future(read(events))
+    await asyncio.sleep(0)
+    await engine.cache.match([1])
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineStoppedError):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineStoppedError):
+        await asyncio.wait_for(follower, 30)
+    assert not engine.is_healthy
+    for ask in (engine.generate([1], PARAMS), anext(engine.stream([1], PARAMS)), engine.cache.reset()):
+        with pytest.raises(EngineStoppedError):
+            await ask
+    assert isinstance(engine.stats(), EngineStats)
+    await engine.abort("nobody")
+
+
+async def read(events: AsyncIterator[object]) -> None:
+    async for _ in events:
+        pass
+
+
+async def test_tenants_and_salts_are_apart(engine):
+    await fill(engine, CACHED, tenant="a", salt="s")
+    assert await engine.cache.match(CACHED, tenant="a", salt="s") >= 39
+    for owner in ({}, {"tenant": "a"}, {"salt": "s"}, {"tenant": "s", "salt": "a"}):
+        assert await engine.cache.match(CACHED, **owner) == 0
+    assert (await engine.cache.explain(CACHED, tenant="b")).reason == "first_seen"
+    assert (await engine.cache.explain(CACHED, tenant="b", admin=True)).reason == "namespace"
+    assert engine.cache.namespace("a", "s") == CacheKey("a", "s", "", engine.model_fingerprint).namespace
+
+
+async def test_pins(engine):
+    await fill(engine, CACHED, tenant="a", salt="s")
+    pinned = await engine.cache.pin(CACHED[:32], tenant="a", salt="s", ttl=60.0)
+    assert pinned == 32
+    (pin,) = await engine.cache.pins(tenant="a")
+    assert isinstance(pin, PinnedPrefix)
+    assert (pin.tenant, pin.salt, list(pin.token_ids), pin.num_pinned_tokens) == ("a", "s", CACHED[:32], 32)
+    assert 0 < pin.expires_in_s <= 60
+    assert len(await engine.cache.pins()) == 1
+    assert await engine.cache.pins(tenant="b") == []
+    assert not await engine.cache.unpin(CACHED[:32], tenant="b")
+    assert await engine.cache.unpin(CACHED[:32], tenant="a", salt="s")
+    assert await engine.cache.pins() == []
+    with pytest.raises(RadixKVError):
+        await engine.cache.pin(CACHED, ttl=-1.0)
+
+
+async def test_published_prefixes_are_shared(engine):
+    assert await engine.cache.publish(CACHED[:32]) == 32
+    await fill(engine, CACHED, tenant="a")
+    assert await engine.cache.match(CACHED, tenant="b") == 32
+    assert await engine.cache.unpublish(CACHED[:32])
+    assert not await engine.cache.unpublish(CACHED[:32])
+
+
+async def test_reset_advice_and_tree(engine):
+    await fill(engine, CACHED)
+    assert str(CACHED[0]) in await engine.cache.tree(max_lines=20)
+    assert await engine.cache.advice(3) == []
+    await engine.cache.reset()
+    assert await engine.cache.match(CACHED) == 0
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_events_follow_the_cache(engine, replay):
+    await fill(engine, CACHED[:16])
+    events = engine.cache.events(replay=replay)
+    other = [90, *CACHED]
+    residency, seen = Residency(), []
+
+    async def follow() -> None:
+        async for event in events:
+            seen.append(event)
+            residency(event)
+            if isinstance(event, BlockStored) and event.token_ids[:1] == (90,):
+                return
+
+    following = asyncio.ensure_future(follow())
+    await asyncio.sleep(0)
+    await engine.cache.match([1])  # the subscription is there by now
+    await fill(engine, other)
+    await asyncio.wait_for(following, 30)
+    await events.aclose()
+    first = tuple(CACHED[:16])
+    assert any(tokens == first for _, tokens in residency.prefixes()) == replay
+    assert any(tokens[:1] == (90,) for _, tokens in residency.prefixes())
+    assert all(event.namespace == engine.cache.namespace() for event in seen)
+    await fill(engine, [91, *CACHED])  # nobody listens
