@@ -8,6 +8,24 @@ costs nothing per block; only private blocks that several leases share (after a 
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from typing import Protocol
+
+
+class Reserve(Protocol):
+    """Free blocks whose ids are only looked up when they are needed.
+
+    Attributes:
+        num_blocks: how many are left.
+    """
+
+    num_blocks: int
+
+    def take(self) -> array[int]:
+        """Some of them, at least one; there are some left."""
+
+    def waiting_blocks(self) -> list[int]:
+        """All that are left; they stay."""
 
 
 class BlockPool:
@@ -15,14 +33,19 @@ class BlockPool:
 
     Args:
         num_blocks: blocks in the pool, numbered from 0.
+
+    Attributes:
+        num_free: free blocks, those in reserves included.
+        extra_holders: private block -> how many leases hold it besides the first.
     """
 
-    __slots__ = ("_stack", "extra_holders", "num_blocks", "num_free")
+    __slots__ = ("_reserves", "_stack", "_top", "extra_holders", "num_blocks", "num_free")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks
+        self.num_free = self._top = num_blocks
         self._stack = array("i", range(num_blocks - 1, -1, -1))
+        self._reserves: deque[Reserve] = deque()
         self.extra_holders: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -30,22 +53,48 @@ class BlockPool:
 
     def allocate(self, count: int) -> array[int]:
         """Take `count` free blocks; the caller has made sure that there are as many. O(count)."""
-        top = self.num_free
-        assert 0 <= count <= top, f"{count} blocks asked for, {top} are free"
+        top = self._top
+        assert 0 <= count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
+        if self._reserves:
+            self._draw(count)
+            top = self._top
         taken = self._stack[top - count : top]
         taken.reverse()
-        self.num_free = top - count
+        self._top = top - count
+        self.num_free -= count
         return taken
 
     def free(self, blocks: array[int]) -> int:
         """Give blocks back that nobody holds any more; returns how many. O(count)."""
-        bottom = self.num_free
         count = len(blocks)
-        top = bottom + count
+        self._push(blocks)
+        self.num_free += count
+        return count
+
+    def _push(self, blocks: array[int]) -> None:
+        bottom = self._top
+        self._top = top = bottom + len(blocks)
         assert top <= self.num_blocks, "more blocks freed than the pool has: one was freed twice"
         self._stack[bottom:top] = blocks[::-1]
-        self.num_free = top
-        return count
+
+    def free_later(self, reserve: Reserve) -> None:
+        """The blocks of `reserve` are free; it says which ones when they are needed. O(1)."""
+        if reserve.num_blocks:
+            self._reserves.append(reserve)
+            self.num_free += reserve.num_blocks
+
+    def _draw(self, count: int) -> None:
+        """Take a piece out of the reserves, and more until `count` blocks are on the stack.
+
+        O(count + blocks of a piece).
+        """
+        while True:
+            reserve = self._reserves[0]
+            self._push(reserve.take())
+            if not reserve.num_blocks:
+                self._reserves.popleft()
+            if self._top >= count:
+                return
 
     def share(self, blocks: array[int]) -> None:
         """Count one more holder of each of these private blocks. O(count)."""
@@ -71,4 +120,5 @@ class BlockPool:
 
     def free_ids(self) -> list[int]:
         """The free ids, for `check`."""
-        return self._stack[: self.num_free].tolist()
+        waiting = [block for reserve in self._reserves for block in reserve.waiting_blocks()]
+        return self._stack[: self._top].tolist() + waiting

@@ -5,33 +5,33 @@ keep them valid to the end but share nothing from there on. All other blocks bel
 
     root ── [b0 b1] ── [b2 b3] ── [b4]          lease 1 holds b0..b3, lease 2 b0..b4
     root ── [b0 b1]     b2 b3      b4           detached at b2: b2 and b3 are private with two holders
+
+A reset detaches what is held, and retires the rest as it is: see `radixkv.cache.retired`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from radixkv.cache.holding import hold
 from radixkv.cache.node import Node
 from radixkv.cache.retention.quota import QuotaGroup
+from radixkv.cache.retired import RetiredTree
 
 if TYPE_CHECKING:
     from radixkv.cache.lease import Lease
     from radixkv.cache.prefix_cache import PrefixCache
 
 
-def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> None:
-    """Take the subtrees that begin at `tops` out of the tree. O(leases * depth + blocks below).
+def _detach(cache: PrefixCache, top: Node, owner: Lease) -> None:
+    """Take the subtree that begins at `top` out of the tree. O(leases * depth + blocks below).
 
     Args:
-        owner: the lease that may share again from there; None: all that hold something below lose the right.
+        owner: the lease that may share again from there; all others that hold something below lose the right.
     """
-    tops = list(tops)
-    below = _subtrees(tops)
-    if not below:
-        return
+    below = _subtree(top)
     _drop_pins(cache, below)
     counts: dict[int, int] = {}
     owners: dict[int, QuotaGroup] = {}
@@ -55,6 +55,43 @@ def detach(cache: PrefixCache, tops: Iterable[Node], owner: Lease | None) -> Non
             cache._pool.extra_holders[block] = holders - 1
 
 
+class _Everything:
+    """All nodes but the roots."""
+
+    def __contains__(self, node: Node) -> bool:
+        return node.parent is not None
+
+
+def retire(cache: PrefixCache) -> RetiredTree:
+    """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
+    cache._pins.drop_all()
+    tree = cache._tree
+    everything = _Everything()
+    counts: dict[int, int] = {}
+    owners: dict[int, QuotaGroup] = {}
+    for lease in cache._leases.values():
+        _release_sources(cache, lease, everything, counts, owners)
+        if lease._node in everything:
+            _make_private(cache, lease, everything, counts, owners)
+        lease._is_unshareable = True
+    if tree.listener is not None:
+        for node in reversed(list(tree.nodes())):
+            if len(node.key) >= tree.block_bytes or tree.siblings(node).find(bytes(node.key)) is node:
+                tree.listener.removed(node, 0)
+    old = tree.retire()
+    num_blocks = sum(group.forget() for group in cache._groups) - len(counts)
+    for block, holders in counts.items():
+        owners[block].used += 1
+        if holders > 1:
+            cache._pool.extra_holders[block] = holders - 1
+    for lease in cache._leases.values():
+        lease._node = root = tree.root(lease._node.space)
+        hold(cache, root)
+    retired = RetiredTree(old, set(counts), num_blocks)
+    cache._pool.free_later(retired)
+    return retired
+
+
 def detach_from(cache: PrefixCache, lease: Lease, cut: int) -> None:
     """Take what a lease holds from token `cut` on, and what hangs below it, out of the tree."""
     cut -= cut % cache.block_size
@@ -64,13 +101,13 @@ def detach_from(cache: PrefixCache, lease: Lease, cut: int) -> None:
         node = node.parent
     if node.start < cut:
         cache._tree.split(node, (cut - node.start) // cache.block_size)
-    detach(cache, [node], lease)
+    _detach(cache, node, lease)
 
 
-def _subtrees(tops: list[Node]) -> dict[Node, None]:
-    """All nodes of the subtrees, parents before children."""
+def _subtree(top: Node) -> dict[Node, None]:
+    """All nodes of the subtree, parents before children."""
     below: dict[Node, None] = {}
-    stack = list(tops)
+    stack = [top]
     while stack:
         node = stack.pop()
         below[node] = None
@@ -85,7 +122,7 @@ def _drop_pins(cache: PrefixCache, below: dict[Node, None]) -> None:
 def _release_sources(
     cache: PrefixCache,
     lease: Lease,
-    below: dict[Node, None],
+    below: Container[Node],
     counts: dict[int, int],
     owners: dict[int, QuotaGroup],
 ) -> None:
@@ -112,7 +149,7 @@ def _release_sources(
 def _make_private(
     cache: PrefixCache,
     lease: Lease,
-    below: dict[Node, None],
+    below: Container[Node],
     counts: dict[int, int],
     owners: dict[int, QuotaGroup],
 ) -> None:

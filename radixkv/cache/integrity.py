@@ -114,7 +114,7 @@ def _check_leases(cache: PrefixCache) -> None:
         assert lease._num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
         assert len(lease._tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
         assert lease.num_committed <= lease.num_tokens, f"{lease!r} has committed more than it has"
-        assert lease._tree_tokens <= lease.num_tokens, f"{lease!r} has more in the tree than it has"
+        assert lease._tree_tokens <= lease._num_blocks * size, f"{lease!r} has more in the tree than it has"
         assert lease._tree_tokens == lease._node.end, (
             f"{lease!r} ends at {lease._tree_tokens}, its node at {lease._node.end}"
         )
@@ -123,7 +123,7 @@ def _check_leases(cache: PrefixCache) -> None:
         assert blocks == lease.block_table[: len(blocks)].tolist(), (
             f"{lease!r} does not hold its path's blocks"
         )
-        key = b"".join(node.key for node in path)
+        key = b"".join(node.key for node in path)[: len(lease._tokens)]
         assert lease._tokens.startswith(key), f"{lease!r} holds blocks of other tokens"
         assert len(set(lease.block_table.tolist())) == lease._num_blocks, f"{lease!r} has a block twice"
         root = path[0].parent if path else lease._node

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from radixkv.cache.commit import sync
 from radixkv.cache.detach import detach_from
-from radixkv.cache.holding import end, hold, unprotect
+from radixkv.cache.holding import end, hold, release_hold, unprotect
 from radixkv.cache.insight.explain import DueReport, MissReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
 from radixkv.cache.node import Node, Space
@@ -187,7 +187,7 @@ class Lease:
         copy = False
         if old % size and data:
             if self._tree_tokens > old - old % size:
-                copy = self._node.holders > 1
+                copy = self._node.holders > 1 or self._tree_tokens > old
             else:
                 extra = cache._pool.extra_holders
                 copy = bool(extra) and self._table[self._num_blocks - 1] in extra
@@ -241,6 +241,40 @@ class Lease:
         self._table[self._num_blocks - 1] = target
         if slots > 0:
             self.copies.append((source, target, slots))
+
+    def truncate(self, num_tokens: int) -> None:
+        """Drop the tokens from `num_tokens` on, which must not be committed, and their whole blocks.
+
+        For drafts: tokens are appended, checked, and given back as far as they were wrong. O(blocks freed).
+
+        Raises:
+            LeaseError: there are fewer tokens, or some of these are committed, or the lease was released.
+        """
+        if self._is_released:
+            raise self._error("truncate")
+        if not self.num_committed <= num_tokens <= self.num_tokens:
+            raise LeaseError(
+                f"{self!r}: truncate({num_tokens}) is not between its {self.num_committed} committed tokens "
+                f"and its {self.num_tokens} tokens"
+            )
+        assert self.report is not None  # it may need the tokens that go
+        cache, size = self._cache, self._cache.block_size
+        keep = -(-num_tokens // size)
+        private = max(keep, -(-self._tree_tokens // size))
+        cache._capacity.free_private(self._table[private : self._num_blocks], self._space.group)
+        if self._tree_tokens > keep * size:  # others committed it: it is theirs as well
+            old = node = self._node
+            while node.start >= keep * size and node.parent is not None:
+                node = node.parent
+            if node.end > keep * size:
+                node = cache._tree.split(node, keep - node.start // size)
+            hold(cache, node)
+            self._node, self._tree_tokens = node, keep * size
+            release_hold(cache, old)
+        self._num_blocks = keep
+        self._tokens = self._tokens[: num_tokens * TOKEN_BYTES]
+        self.num_tokens = num_tokens
+        self._own_from = min(self._own_from, self._tree_tokens)
 
     def copies_done(self) -> None:
         """The copies have run: their source blocks need no longer be held. Implied by the next `commit`.

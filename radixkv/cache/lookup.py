@@ -18,10 +18,10 @@ class Match:
     __slots__ = (
         "_data",
         "_namespace",
-        "_publication",
         "_source_version",
         "_space",
         "_version",
+        "_version_of_all",
         "_walk",
         "num_tokens",
     )
@@ -30,7 +30,7 @@ class Match:
     _data: bytes
     _namespace: Namespace
     _space: Space | None  # None: the namespace was not known
-    _publication: int  # version of the public prefixes
+    _version_of_all: int  # the lookup's version
     _walk: Walk | None  # None: nothing at all was cached in the namespace
     _version: int
     _source_version: int
@@ -62,17 +62,24 @@ class Lookup:
 
     Args:
         enabled: False: nothing is ever found.
+
+    Attributes:
+        version: changes when earlier answers don't hold any more wherever they end.
     """
 
-    __slots__ = ("_enabled", "_prefixes", "_public", "_roots", "_tree", "_walk")
+    __slots__ = ("_enabled", "_prefixes", "_public", "_tree", "_walk", "version")
 
     def __init__(self, tree: RadixTree, public: PublicPrefixes, enabled: bool) -> None:
         self._tree = tree
         self._public = public
         self._enabled = enabled
-        self._roots = tree.roots
         self._walk = tree.walk
         self._prefixes = public.prefixes
+        self.version = 0
+
+    def outdate(self) -> None:
+        """Public prefixes were declared or taken back, or all was forgotten. O(1)."""
+        self.version += 1
 
     def match(self, data: bytes, space: Space | None, namespace: Namespace = "") -> Match:
         """The longest cached prefix. O(tokens + path).
@@ -84,8 +91,8 @@ class Lookup:
         match._data = data
         match._namespace = namespace
         match._space = space
-        match._publication = self._public.version
-        root = self._roots.get(space) if space is not None else None
+        match._version_of_all = self.version
+        root = self._tree.roots.get(space) if space is not None else None
         if not self._enabled:
             match._ends_at(None)
         elif self._prefixes and (length := self._public.length_in(data)):
@@ -121,7 +128,7 @@ class Lookup:
         """
         if not self._enabled:
             return True
-        if match._publication == self._public.version:
+        if match._version_of_all == self.version:
             if match._walk is None:
                 if not self._public.prefixes and space is not None and space not in self._tree.roots:
                     return True
@@ -132,7 +139,7 @@ class Lookup:
         new = self.match(match._data, space)
         if new.num_tokens != match.num_tokens:
             return False
-        match._publication = new._publication
+        match._version_of_all = new._version_of_all
         match._space = space
         match._ends_at(new._walk)
         return True

@@ -201,6 +201,16 @@ class RadixTree:
                     group.index.add(current)
             current = current.parent
 
+    def retire(self) -> RadixTree:
+        """Forget all nodes at once; returns a tree that has them. O(1).
+
+        The caller empties the groups' counts and indices.
+        """
+        old = RadixTree(self.block_size, self.hash_function, self.policy)
+        old.roots, self.roots = self.roots, {}
+        old.num_nodes, self.num_nodes = self.num_nodes, 0
+        return old
+
     def _drop_root(self, root: Node) -> None:
         """An empty root that nobody holds goes away."""
         if self.roots.get(root.space) is root:

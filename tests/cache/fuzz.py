@@ -107,6 +107,9 @@ class Fuzzer:
         self.history.append(list(run.tokens[:40]))
         if rnd.random() < 0.7:
             model.commit(run, len(run.tokens))
+        elif rnd.random() < 0.4:
+            model.truncate(run, rnd.randint(run.committed, len(run.tokens)))
+            return "append: given back"
         return "append: done"
 
     def release(self, run: Run) -> str:

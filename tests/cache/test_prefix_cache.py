@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from measuring import count_work
+from measuring import Work, count_work
 
 from radixkv import InvalidRequestError, LeaseError, OutOfBlocks, PrefixCache
+from radixkv.cache.eviction.policies import POLICIES
 from radixkv.cache.insight.events import Residency
+from radixkv.cache.node import Node
 from radixkv.errors import ConfigError
 
 
@@ -358,6 +361,42 @@ def test_a_fork_made_before_the_copies_ran_makes_them_itself() -> None:
     assert cache.evict(4) == 3
 
 
+def test_drafts_are_given_back_with_their_blocks() -> None:
+    cache = PrefixCache(16, 4)
+    lease = cache.acquire(list(range(6)))
+    lease.commit(6)
+    table = lease.block_table.tolist()
+    lease.append([10, 11, 12, 13, 14])
+    assert cache.stats.held_blocks == 3
+    lease.truncate(7)
+    cache.check()
+    assert (lease.num_tokens, lease.block_table.tolist()) == (7, table)
+    assert lease.token_ids() == [*range(6), 10]
+    assert cache.stats.held_blocks == 2
+    lease.commit(7)
+    assert cache.match([*range(6), 10, 11]).num_tokens == 7
+    for wrong in (6, 8):
+        with pytest.raises(LeaseError, match=f"truncate\\({wrong}\\)"):
+            lease.truncate(wrong)
+    lease.release()
+    assert cache.stats.held_blocks == 0
+
+
+def test_what_is_left_of_a_cached_block_is_copied_before_it_is_written() -> None:
+    cache = PrefixCache(16, 4)
+    table = store(cache, list(range(12)))
+    lease = cache.acquire(list(range(12)))
+    lease.truncate(11)
+    cache.check()
+    lease.append([50])
+    assert lease.copies == [(table[2], int(lease.block_table[2]), 3)]
+    assert int(lease.block_table[2]) != table[2]
+    lease.commit(12)
+    cache.check()
+    assert cache.match(list(range(12))).num_tokens == 12
+    assert cache.match([*range(11), 50]).num_tokens == 12
+
+
 # ---------------------------------------------------------------------- ending
 
 
@@ -452,7 +491,7 @@ def test_a_lease_from_before_a_reset_shares_nothing_after_it() -> None:
     assert cache.stats.free_blocks == 64
 
 
-@pytest.mark.parametrize("action", ["release", "fork", "copies", "append", "commit", "withdraw"])
+@pytest.mark.parametrize("action", ["release", "fork", "truncate", "append", "commit", "withdraw"])
 def test_use_after_release_names_the_lease(action: str) -> None:
     cache = PrefixCache(64, 4)
     lease = cache.acquire([1, 2, 3])
@@ -460,7 +499,7 @@ def test_use_after_release_names_the_lease(action: str) -> None:
     calls = {
         "release": lease.release,
         "fork": lease.fork,
-        "copies": lease.release,
+        "truncate": lambda: lease.truncate(2),
         "append": lambda: lease.append([1]),
         "commit": lambda: lease.commit(1),
         "withdraw": lambda: lease.withdraw(0),
@@ -623,3 +662,103 @@ def test_reprs_are_one_line() -> None:
     assert repr(cache.match([0, 1])) == "Match(2 of 2 tokens)"
     assert cache.show().splitlines()[1].strip() == "0..6 [0 1 2 3 ..] 2 blocks, 1 refs"
     assert len(cache.show(max_lines=1).splitlines()) == 2
+
+
+# ---------------------------------------------------------------------- reset
+
+
+def filled(num_prompts: int) -> PrefixCache:
+    """A cache with prompts of three blocks, of which ten share the first one each."""
+    cache = PrefixCache(3 * num_prompts, 2)
+    for i in range(num_prompts):
+        lease = cache.acquire([i // 10, 0, 10_000 + i, 1, 2, 3])
+        lease.commit(6)
+        lease.release()
+    return cache
+
+
+def test_a_reset_takes_as_long_for_many_nodes_as_for_few() -> None:
+    def work(num_prompts: int) -> Work:
+        cache = filled(num_prompts)
+        held = [cache.acquire([i, 0, 10_000 + 10 * i, 1, 9]) for i in range(4)]
+        work = count_work(cache.reset, warm_up=0)
+        cache.check()
+        for lease in held:
+            lease.release()
+        return work
+
+    few, many = work(40), work(1000)
+    assert many.instructions <= 1.2 * few.instructions
+    assert many.c_calls <= 1.2 * few.c_calls
+
+
+def test_what_a_reset_leaves_is_free_and_explained_while_it_is_used_again() -> None:
+    cache = filled(40)
+    held = cache.acquire([3, 0, 10_030, 1, 2, 3])
+    table = held.block_table.tolist()
+    pinned = [2, 0, 10_020, 1, 2, 3]
+    assert cache.pin(pinned) == 6
+    cache.reset()
+    cache.check()
+    assert cache.stats.free_blocks == cache.num_blocks - 3
+    assert cache.stats.num_nodes == cache.stats.num_pins == cache.stats.cached_blocks == 0
+    leases = []
+    for i in range(38):  # three blocks each: in the end nearly all of them are in use
+        assert cache.explain([i // 10, 0, 10_000 + i, 1, 2, 3]).reason == "reset"
+        lease = cache.acquire([20_000 + i] * 6)
+        assert cache.stats.free_blocks == cache.num_blocks - 3 * (i + 2)
+        assert set(lease.block_table.tolist()).isdisjoint(table)
+        lease.commit(6)
+        leases.append(lease)
+        cache.check()
+    assert cache.acquire([1, 5]).report.reason == "first_seen"
+    with pytest.raises(OutOfBlocks):
+        cache.acquire([1] * 7)
+    for lease in [*leases, held]:
+        lease.release()
+    cache.check()
+
+
+def test_a_reset_is_told_apart_from_evictions_before_and_after_it() -> None:
+    cache = PrefixCache(16, 4)
+    store(cache, list(range(8)))
+    cache.evict(1)
+    cache.reset()
+    assert cache.explain([0, 1, 2, 3, 9]).reason == "reset"
+    assert cache.explain(list(range(8))).reason == "reset"
+    store(cache, list(range(8)))
+    cache.evict(2)
+    assert cache.explain(list(range(8))).reason == "evicted"
+    cache.reset()
+    assert cache.explain(list(range(8))).reason == "evicted"
+
+
+def test_the_tokens_of_a_reset_are_forgotten_like_those_of_evictions() -> None:
+    cache = PrefixCache(16, 1, ghost_blocks=24)
+    store(cache, list(range(8)))
+    cache.reset()
+    gc.collect()
+    before = sum(type(thing) is Node for thing in gc.get_objects())
+    for i in range(12):
+        assert cache.explain(list(range(8))).reason == "reset"
+        store(cache, [100 + 2 * i, 101 + 2 * i])
+        cache.evict(2)
+    assert cache.explain(list(range(8))).reason == "first_seen"
+    store(cache, [1])
+    cache.evict(1)
+    after = sum(type(thing) is Node for thing in gc.get_objects())
+    assert after < before
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_goes_on_after_a_reset(policy: str) -> None:
+    cache = PrefixCache(12, 2, policy)
+    for round_number in range(3):
+        for i in range(20):
+            lease = cache.acquire([i % 3, 0, i, i, 5])
+            lease.commit(5)
+            lease.release()
+            cache.check()
+        cache.reset()
+        cache.check()
+        assert cache.stats.resets == round_number + 1

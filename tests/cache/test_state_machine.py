@@ -81,6 +81,12 @@ class CacheMachine(RuleBasedStateMachine):
         if run in self.model.runs:
             self.model.append(run, tokens)
 
+    @rule(run=runs, share=st.floats(0, 1))
+    def truncate(self, run: Run, share: float) -> None:
+        if run in self.model.runs:
+            missing = len(run.tokens) - run.committed
+            self.model.truncate(run, run.committed + round(missing * share))
+
     @rule(run=runs, token=st.integers(0, 2))
     def decode(self, run: Run, token: int) -> None:
         if run in self.model.runs and self.model.append(run, [token]):

@@ -267,6 +267,13 @@ class ModelledCache:
         run.prefixes += self.identities(run.namespace, run.tokens)[len(run.prefixes) :]
         return True
 
+    def truncate(self, run: Run, num_tokens: int) -> None:
+        room = self.cache.stats.free_blocks + self.cache.stats.cached_blocks
+        run.lease.truncate(num_tokens)
+        del run.tokens[num_tokens:], run.prefixes[num_tokens:]
+        assert len(run.lease.block_table) == -(-num_tokens // self.block_size)
+        assert self.cache.stats.free_blocks + self.cache.stats.cached_blocks >= room
+
     def commit(self, run: Run, num_tokens: int) -> None:
         before = run.committed
         self._copies(run)

@@ -395,8 +395,11 @@ class Adaptive(EvictionPolicy):
             self._shorten(node.data, 0)
 
     def on_reset(self) -> None:
-        while self._history:
-            self._drop(self._history.popitem()[1])
+        self._history = OrderedDict()
+        self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
+        self._statistics.begin(self._now)
+        self._shadow = ShadowLRU(self.num_blocks)
+        self._shadow.begin(self._now)
 
 
 POLICIES[Adaptive.name] = Adaptive

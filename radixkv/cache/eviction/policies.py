@@ -80,6 +80,12 @@ class EvictionIndex:
         if self.on_change is not None:
             self.on_change()
 
+    def clear(self) -> None:
+        """Forget all candidates, without touching them. O(1) but for memory."""
+        self._entries = SortedList()
+        if self.on_change is not None:
+            self.on_change()
+
     def reprioritize(self, node: Node) -> None:
         """Ask the policy for the candidate's priority again and move it there."""
         self.remove(node)
@@ -167,7 +173,7 @@ class EvictionPolicy:
         """`node` is about to leave the tree."""
 
     def on_reset(self) -> None:
-        """The whole tree was forgotten."""
+        """The whole tree was forgotten; `on_remove` is not called for its nodes."""
 
     def ghost_of(self, node: Node, index: int) -> GhostRecord | None:
         """What removed the block at `index` of the node when it was cached before, or None. O(segment)."""
@@ -261,6 +267,10 @@ class SLRU(EvictionPolicy):
     def on_remove(self, node: Node) -> None:
         self._protected_blocks -= self._protected.pop(node, 0)
 
+    def on_reset(self) -> None:
+        self._protected = OrderedDict()
+        self._protected_blocks = 0
+
 
 class TwoQueues(EvictionIndex):
     """An index whose priorities begin with 0 in a small queue, with the count of the blocks there.
@@ -281,6 +291,11 @@ class TwoQueues(EvictionIndex):
         if not node.entry[0][0]:
             self._lengths[node] = len(node.blocks)
             self.small_blocks += len(node.blocks)
+
+    def clear(self) -> None:
+        super().clear()
+        self._lengths = {}
+        self.small_blocks = 0
 
     def remove(self, node: Node) -> None:
         super().remove(node)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import xxhash
@@ -34,6 +34,18 @@ def _nothing() -> None:
     """Nobody waits."""
 
 
+class Former(Protocol):
+    """A whole tree that was forgotten at once; see `radixkv.cache.retired`."""
+
+    def had(
+        self, data: bytes | bytearray, num_tokens: int, seed: int, mark: int, depth: int, found: int
+    ) -> bool:
+        """Whether the block behind the first `depth` tokens of a prompt was in it; see `GhostIndex.find`."""
+
+    def take_apart(self, num_nodes: int) -> bool:
+        """Nobody asks any more: free some of its nodes; True when none is left."""
+
+
 class GhostRecord:
     """When, why and by what a run of blocks was removed; shared by the blocks of one removal.
 
@@ -42,11 +54,13 @@ class GhostRecord:
         at: clock seconds.
         by: what removed it.
         policy_data: what the policy's `ghost_data` returned.
+        moment: removals before it.
     """
 
-    __slots__ = ("at", "by", "policy_data", "reason")
+    __slots__ = ("at", "by", "moment", "policy_data", "reason")
 
-    def __init__(self, reason: str, at: float, by: str, policy_data: Any = None) -> None:
+    def __init__(self, reason: str, at: float, by: str, policy_data: Any = None, moment: int = 0) -> None:
+        self.moment = moment
         self.reason = reason
         self.at = at
         self.by = by
@@ -69,7 +83,9 @@ class RemovedRun:
         self.hashes: RunHashes | None = None  # None: none of its notes has been hashed
 
 
-Note = tuple[RemovedRun, int, int, int, str, float, str, Any]  # run, first, count, end; GhostRecord's
+# Run, first, count, end, GhostRecord's; for a whole tree None, 0, 0, 0, GhostRecord's with the tree as data.
+Note = tuple[RemovedRun | None, int, int, int, str, float, str, Any]
+_PIECE = 32  # nodes of a forgotten tree that are freed at a time
 
 
 class GhostIndex:
@@ -97,15 +113,41 @@ class GhostIndex:
         self._readers: deque[tuple[int, ref[Any]]] = deque()
         self._records: OrderedDict[int, GhostRecord] = OrderedDict()
         self._partials: OrderedDict[int, tuple[int, int, GhostRecord]] = OrderedDict()
+        self._former: Former | None = None  # the tree before the latest reset
+        self._former_record = GhostRecord("", 0.0, "")
+        self._former_blocks = 0
+        self._former_left = 0  # removals, in blocks, after which it is forgotten
+        self._leaving: deque[Former] = deque()  # trees that nobody asks about any more
 
     def __len__(self) -> int:
         """Blocks remembered; one removed several times may count as often. O(1)."""
-        return min(self.capacity, len(self._records) + len(self._partials) + self._noted_blocks)
+        known = len(self._records) + len(self._partials) + self._former_blocks
+        return min(self.capacity, known + self._noted_blocks)
 
     def __repr__(self) -> str:
         return f"GhostIndex({len(self)} of {self.capacity} blocks)"
 
     # ------------------------------------------------------------------ writing
+
+    def remember_all(self, tree: Former, num_blocks: int, reason: str, at: float, by: str) -> None:
+        """A whole tree was forgotten: it is kept, and asked, instead of hashing its blocks. O(1)."""
+        if not self.capacity:
+            self._leaving.append(tree)
+            return
+        self._notes.append((None, 0, 0, num_blocks, reason, at, by, tree))
+        self.count += 1
+
+    def _replace_former(self, tree: Former | None, num_blocks: int = 0) -> None:
+        if self._former is not None:
+            self._leaving.append(self._former)
+        self._former, self._former_blocks, self._former_left = tree, num_blocks, self.capacity
+
+    def free_some(self) -> None:
+        """Go on freeing what nobody asks about any more; to be called now and then. O(1)."""
+        if self._leaving and self._leaving[0].take_apart(_PIECE):
+            self._leaving.popleft()
+        elif self._leaving:
+            self._leaving.rotate()
 
     def remember(
         self, node: Node, num_blocks: int, reason: str, at: float, by: str, data: Any = None
@@ -116,6 +158,7 @@ class GhostIndex:
         """
         if not self.capacity:
             return
+        self.free_some()
         total = len(node.blocks)
         run: RemovedRun | None = node.removal
         if run is None:
@@ -158,13 +201,18 @@ class GhostIndex:
         if self._noted_bytes > self._byte_limit:
             self.catch_up()
         while notes and self._noted_blocks - notes[0][2] >= self.capacity:
-            self._take_first()
+            note = self._take_first()
             self._records.clear()  # older than what was just forgotten
             self._partials.clear()
+            self._replace_former(None)
+            if note[0] is None:
+                self._leaving.append(note[7])
 
     def _take_first(self) -> Note:
         note = self._notes.popleft()
         run = note[0]
+        if run is None:
+            return note
         run.notes -= 1
         if not run.notes:
             self._noted_bytes -= len(run.key) + len(run.state[1])
@@ -193,7 +241,15 @@ class GhostIndex:
     def _hash(self, note: Note) -> None:
         """O(blocks of the note); once for a run O(its tokens)."""
         run, first, num_blocks, end, *why = note
-        record = GhostRecord(*why)
+        record = GhostRecord(*why, moment=self.count - len(self._notes))
+        if run is None:
+            self._replace_former(record.policy_data, end)
+            record.policy_data = None
+            self._former_record = record
+            return
+        self._former_left -= num_blocks
+        if self._former_left <= 0 and self._former is not None:
+            self._replace_former(None)
         records, key, mark = self._records, run.key, run.mark
         if run.hashes is None:
             run.hashes = self.hasher.run(run.state)
@@ -226,6 +282,15 @@ class GhostIndex:
             found: tokens found at all; a remembered partial block must reach beyond them.
             mark: see `PrefixHasher.mark`, for the block in question.
         """
+        record = self._find_run(data, num_tokens, seed, depth, found, mark)
+        former, reset = self._former, self._former_record
+        if former is None or (record is not None and record.moment > reset.moment):
+            return record
+        return reset if former.had(data, num_tokens, seed, mark, depth, found) else record
+
+    def _find_run(
+        self, data: bytes | bytearray, num_tokens: int, seed: int, depth: int, found: int, mark: int
+    ) -> GhostRecord | None:
         records = self._records
         start = depth * TOKEN_BYTES
         end = start + self._size
@@ -259,3 +324,4 @@ class GhostIndex:
         self.catch_up()
         self._records.clear()
         self._partials.clear()
+        self._replace_former(None)

@@ -59,6 +59,14 @@ class QuotaGroup:
         """Blocks that could be evicted, quotas aside."""
         return self.blocks - self.protected
 
+    def forget(self) -> int:
+        """The tree was reset: none of its blocks is the group's any more; returns how many were. O(1)."""
+        forgotten = self.blocks
+        self.used -= forgotten
+        self.blocks = self.protected = 0
+        self.index.clear()
+        return forgotten
+
     def yields(self) -> int:
         """Blocks that other namespaces may take from it."""
         evictable = self.blocks - self.protected

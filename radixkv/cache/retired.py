@@ -1,0 +1,115 @@
+"""RetiredTree: what a reset leaves behind, so that it need not walk a million nodes.
+
+A reset takes the roots away at once; the nodes below stay as they were. Their block ids are handed to the
+pool node by node, as it allocates; their tokens are what the ghost index knows of the reset, for as
+long as it would remember as many blocks; then they are taken apart in small pieces.
+
+    retired ── handing out ids ──> drained ── forgotten by the ghosts ──> taken apart
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.node import Node
+from radixkv.cache.radix_tree import RadixTree
+
+
+class RetiredTree:
+    """The nodes of a tree that was reset; nothing holds or changes them any more.
+
+    Args:
+        tree: has the old roots.
+        kept: blocks that are private to leases now, and not free.
+        num_blocks: the others.
+
+    Attributes:
+        num_blocks: blocks that have not been handed out yet.
+    """
+
+    __slots__ = ("_kept", "_places", "_roots", "_taken_nodes", "_to_clear", "_tree", "num_blocks")
+
+    def __init__(self, tree: RadixTree, kept: set[int], num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._tree = tree
+        self._kept = kept
+        self._roots = {root.space.seed: root for root in tree.roots.values()}
+        self._places = self._nodes()
+        self._taken_nodes = 0
+        self._to_clear: list[Node] | None = None
+
+    def __repr__(self) -> str:
+        return f"RetiredTree({self.num_blocks} blocks not handed out)"
+
+    def _nodes(self) -> Iterator[Node]:
+        """All nodes, parents first, in an order that does not change."""
+        stack = [iter(self._roots.values())]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+            else:
+                yield node
+                stack.append(node.each_child())
+
+    def _free(self, node: Node) -> array[int]:
+        kept = self._kept
+        return array("i", [block for block in node.blocks if block not in kept]) if kept else node.blocks
+
+    def take(self) -> array[int]:
+        """The free blocks of the next node that has any; not to be called when there are none. O(blocks)."""
+        for node in self._places:
+            self._taken_nodes += 1
+            blocks = self._free(node)
+            if blocks:
+                self.num_blocks -= len(blocks)
+                return blocks
+        raise AssertionError("no blocks are left")
+
+    def waiting_blocks(self) -> list[int]:
+        """The ids that have not been handed out, for `check`. O(nodes)."""
+        if not self.num_blocks:
+            return []
+        return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
+
+    def had(
+        self, data: bytes | bytearray, num_tokens: int, seed: int, mark: int, depth: int, found: int
+    ) -> bool:
+        """Whether the block behind the first `depth` tokens of a prompt was here; as `GhostIndex.find`.
+
+        O(tokens + path).
+        """
+        root = self._roots.get(seed)
+        if root is None:
+            return False
+        data, stop = bytes(data), num_tokens * TOKEN_BYTES
+        walk = self._tree.walk(root, root.space, data, 0, stop)
+        if mark:  # private tokens behind public ones
+            below = walk.node.foreign or {}
+            space = next((space for space in below if space.seed == seed ^ mark), None)
+            if space is None or walk.node.end != walk.depth:
+                return False
+            walk = self._tree.walk(walk.node, space, data, walk.depth * TOKEN_BYTES, stop)
+        end = walk.depth + walk.partial
+        if walk.depth > depth:
+            return True
+        return walk.depth == depth and end > found and walk.source is not None and walk.source.end == end
+
+    def take_apart(self, num_nodes: int) -> bool:
+        """Once all blocks have been handed out: unlink some nodes; True when it is done. O(num_nodes)."""
+        if self.num_blocks:
+            return False
+        if self._to_clear is None:
+            self._to_clear = list(self._roots.values())
+            self._roots = {}
+            self._places = iter(())
+        todo = self._to_clear
+        while todo and num_nodes:
+            node = todo.pop()
+            todo.extend(node.each_child())
+            node.parent = node.children = node.foreign = node.entry = None
+            num_nodes -= 1
+        return not todo
