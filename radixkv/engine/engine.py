@@ -333,7 +333,7 @@ class Engine:
         output: SampleOutput = request.output
         logprobs: list[TokenLogprobs] | None = None
         try:
-            request.sampling_state.record(token.token_id)
+            request.sampling_state.accept(token.token_id)
         except ENDS_PROCESS:
             raise
         except BaseException as error:

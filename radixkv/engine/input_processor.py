@@ -21,7 +21,7 @@ from radixkv.engine.output_processor import SampleOutput
 from radixkv.engine.request_group import RequestGroup
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
-from radixkv.sampling.sampler import SamplingState
+from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request_state import Namespace, Request
 
 if TYPE_CHECKING:

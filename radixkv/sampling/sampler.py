@@ -1,8 +1,8 @@
 """From logits to tokens: one pass over the rows of a step.
 
-The order of what is done to a row (as in transformers' logits processors):
+What is done to a row, in this order:
 
-    logit_bias, repetition / presence / frequency penalties, min_tokens
+    logits processors (bias, penalties, min_tokens)
     -> greedy: argmax
     -> temperature, top_k, top_p, min_p -> one draw by inverse transform sampling
 
@@ -20,104 +20,11 @@ import numpy as np
 import torch
 
 from radixkv.request import SamplingParams
+from radixkv.sampling.logits_processors import apply_processors
+from radixkv.sampling.sampling_state import SamplingState
 
 # Candidates looked at for top_p before falling back to sorting the whole vocabulary.
 _TOP_P_CANDIDATES = 1024
-
-
-class RandomStream:
-    """Uniform numbers in [0, 1) for one sample: a Philox stream keyed by the seed."""
-
-    __slots__ = ("_count", "_generator", "_last")
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
-        self._count = 0
-        self._last = 0.0
-
-    def at(self, index: int) -> float:
-        """Number `index` of the stream. The last one may be asked for again, by a step that is run again."""
-        assert index >= self._count - 1, "the stream does not go back"
-        while self._count <= index:
-            self._last = float(self._generator.random())
-            self._count += 1
-        return self._last
-
-
-class SamplingState:
-    """What sampling remembers of one request: its random stream, and counts for the penalties.
-
-    Args:
-        seed: of the random stream; any integer.
-        prompt_token_ids: for the repetition penalty.
-        end_token_ids: tokens that must not be chosen before `min_tokens`.
-    """
-
-    __slots__ = ("_bias", "_counts", "_end", "_params", "_prompt", "_seen", "num_generated", "random")
-
-    def __init__(
-        self, params: SamplingParams, seed: int, prompt_token_ids: Sequence[int], end_token_ids: Sequence[int]
-    ) -> None:
-        self.random = RandomStream(seed)
-        self.num_generated = 0
-        self._params = params
-        self._prompt = prompt_token_ids
-        self._end = torch.tensor(sorted(set(end_token_ids)), dtype=torch.int64)
-        self._counts: torch.Tensor | None = None  # int32 [V], generated tokens
-        self._seen: torch.Tensor | None = None  # bool [V], prompt and generated tokens
-        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def draw(self) -> float:
-        """The random number for the next token; the same until `record` is called."""
-        return self.random.at(self.num_generated)
-
-    def record(self, token_id: int) -> None:
-        """The request has got this token. Called by the engine: a step that fails gives nobody a token."""
-        self.num_generated += 1
-        if self._counts is not None:
-            self._counts[token_id] += 1
-        if self._seen is not None:
-            self._seen[token_id] = True
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether `apply` would do anything at this point."""
-        params = self._params
-        return bool(
-            params.logit_bias
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.repetition_penalty != 1.0
-            or self.num_generated < params.min_tokens
-        )
-
-    def apply(self, logits: torch.Tensor) -> None:
-        """Change one row [V] of float32 logits in place: bias, penalties, min_tokens."""
-        params, device = self._params, logits.device
-        if params.logit_bias:
-            if self._bias is None:
-                ids = torch.tensor(list(params.logit_bias.keys()), dtype=torch.int64, device=device)
-                self._bias = ids, torch.tensor(list(params.logit_bias.values()), device=device)
-            logits.index_add_(0, self._bias[0], self._bias[1].to(logits.dtype))
-        if params.repetition_penalty != 1.0:
-            if self._seen is None:
-                self._seen = torch.zeros(len(logits), dtype=torch.bool, device=device)
-                self._seen[torch.as_tensor(np.asarray(self._prompt), dtype=torch.int64, device=device)] = True
-            p = params.repetition_penalty
-            logits.copy_(torch.where(self._seen, torch.where(logits > 0, logits / p, logits * p), logits))
-        if params.presence_penalty or params.frequency_penalty:
-            if self._counts is None:
-                self._counts = torch.zeros(len(logits), dtype=torch.int32, device=device)
-            logits -= params.frequency_penalty * self._counts
-            logits -= params.presence_penalty * (self._counts > 0)
-        if self.num_generated < params.min_tokens and len(self._end):
-            ends = self._end[(self._end >= 0) & (self._end < len(logits))]  # others can't be chosen anyway
-            logits[ends.to(device)] = -torch.inf
-
-    def fork(self, seed: int) -> SamplingState:
-        """The state of another sample of the same prompt, before its first token."""
-        assert self.num_generated == 0
-        return SamplingState(self._params, seed, self._prompt, self._end.tolist())
 
 
 class Sampled(Protocol):
@@ -152,26 +59,29 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
         requests: as many as `rows`.
 
     Returns:
-        One token per request, in order. Nothing of the requests is changed: see `SamplingState.record`.
+        One token per request, in order. Nothing of the requests is changed: see `SamplingState.accept`.
     """
     if not rows:
         return []
     identity = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
-    index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
-    own = (logits if identity else logits.index_select(0, index)).float()
-    raw = own
-    if any(request.sampling_state.changes_logits for request in requests):
-        own = own.clone()
-        for i, request in enumerate(requests):
-            if request.sampling_state.changes_logits:
-                request.sampling_state.apply(own[i])
+    raw = (logits if identity else _rows(logits, rows)).float()
+    processors = [request.sampling_state.processors for request in requests]
+    changed = [i for i, own in enumerate(processors) if any(processor.is_active for processor in own)]
+    processed = _rows(raw, changed)
+    apply_processors(processed, [processors[i] for i in changed])
     # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
-    best, tokens = own.max(dim=1)
+    best, tokens = (raw if len(changed) < len(rows) else processed).max(dim=1)
+    if 0 < len(changed) < len(rows):
+        best[changed], tokens[changed] = processed.max(dim=1)
     broken = (~torch.isfinite(best)).tolist()
     chosen = tokens.tolist()
     drawn = [i for i, request in enumerate(requests) if not request.params.is_greedy and not broken[i]]
     if drawn:
-        for i, token in zip(drawn, _draw(own, drawn, requests), strict=True):
+        own = _rows(raw, drawn)
+        places = {i: j for j, i in enumerate(changed)}
+        if both := [(j, places[i]) for j, i in enumerate(drawn) if i in places]:
+            own[[j for j, _ in both]] = processed[[place for _, place in both]]
+        for i, token in zip(drawn, _draw(own, [requests[i] for i in drawn]), strict=True):
             chosen[i] = token
     result = [SampledToken(-1 if bad else token) for bad, token in zip(broken, chosen, strict=True)]
     wanted = [
@@ -179,11 +89,16 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
     ]
     if wanted:
         largest = max(requests[i].params.logprobs or 0 for i in wanted)
-        found = gather_logprobs(raw[wanted], [chosen[i] for i in wanted], largest)
+        found = gather_logprobs(_rows(raw, wanted), [chosen[i] for i in wanted], largest)
         for i, logprobs in zip(wanted, found, strict=True):
             logprobs.top = logprobs.top[: requests[i].params.logprobs]
             result[i].logprobs = logprobs
     return result
+
+
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """A copy of some rows [len(rows), V]."""
+    return logits.index_select(0, torch.tensor(rows, dtype=torch.int64, device=logits.device))
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[RawLogprobs]:
@@ -206,16 +121,15 @@ def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -
     ]
 
 
-def _draw(logits: torch.Tensor, rows: list[int], requests: Sequence[Sampled]) -> list[int]:
-    """One token for each of `rows` by temperature, top_k, top_p, min_p and the request's random stream."""
-    params = [requests[i].params for i in rows]
+def _draw(logits: torch.Tensor, requests: Sequence[Sampled]) -> list[int]:
+    """One token for each row by temperature, top_k, top_p, min_p and the request's random stream."""
+    params = [request.params for request in requests]
     device = logits.device
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
     # Subtract the maximum first: dividing by a tiny temperature must not overflow.
-    own = logits[rows] if len(rows) < len(logits) else logits
-    scaled = (own - own.amax(dim=1, keepdim=True)) / temperature[:, None]
-    uniform = [requests[i].sampling_state.draw() for i in rows]
-    tokens = [0] * len(rows)
+    scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
+    uniform = [request.sampling_state.draw() for request in requests]
+    tokens = [0] * len(requests)
     plain = [j for j, p in enumerate(params) if p.top_k <= 0 and p.top_p >= 1.0]
     if plain:
         kept = scaled[plain]
@@ -247,13 +161,17 @@ def _draw_filtered(scaled: torch.Tensor, params: SamplingParams, uniform: float)
     best = torch.topk(scaled, wanted)
     values, ids = best.values, best.indices
     if params.top_p < 1.0:
-        # top_p counts what top_k has left; without top_k, the whole vocabulary.
-        total = torch.logsumexp((values if params.top_k > 0 else scaled).double(), 0)
-        before = (values.double() - total).exp().cumsum(0)
-        if params.top_k <= 0 and wanted < vocab and float(before[-1]) < params.top_p:
-            best_all = torch.sort(scaled, descending=True, stable=True)
-            values, ids = best_all.values, best_all.indices
-            before = (values.double() - total).exp().cumsum(0)
+        # top_p counts what top_k has left; without top_k, the whole vocabulary. A softmax adds up each row on
+        # one thread: the sum's bits, and with them the choice, don't depend on the number of threads.
+        if params.top_k > 0:
+            before = torch.softmax(values[None], -1, dtype=torch.float64)[0].cumsum(0)
+        else:
+            shares = torch.softmax(scaled[None], -1, dtype=torch.float64)[0]
+            before = shares[ids].cumsum(0)
+            if wanted < vocab and float(before[-1]) < params.top_p:
+                best_all = torch.sort(scaled, descending=True, stable=True)
+                values, ids = best_all.values, best_all.indices
+                before = shares[ids].cumsum(0)
         # Keep each token before which less than top_p had been reached; always the first.
         keep = torch.ones_like(values, dtype=torch.bool)
         keep[1:] = before[:-1] < params.top_p

@@ -13,7 +13,8 @@ from radixkv.errors import InvalidRequestError
 from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams
-from radixkv.sampling.sampler import SamplingState
+from radixkv.sampling.logits_processors import CountPenalty, MinTokens
+from radixkv.sampling.sampling_state import SamplingState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
@@ -290,18 +291,22 @@ def test_a_panic_while_encoding_refuses_the_prompt():
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("method", ["record", "apply", "draw"])
+@pytest.mark.parametrize("method", ["accept", "draw", "apply"])
 @pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("broken")], ids=["exception", "panic"])
 def test_a_request_whose_sampling_state_breaks_ends_alone(monkeypatch, method, error):
     engine, _ = make_engine(num_blocks=80)
-    whole = getattr(SamplingState, method)
+    owner = CountPenalty if method == "apply" else SamplingState
+    whole = getattr(owner, method)
 
-    def broken(self, *args):
-        if self is sick.sampling_state and self.num_generated == 3:
+    def breaks(state: SamplingState) -> bool:
+        return state is sick.sampling_state and state.num_generated == 3
+
+    def broken(*args: Any) -> Any:
+        if breaks(sick.sampling_state if method == "apply" else args[0]):
             raise error
-        return whole(self, *args)
+        return whole(*args)
 
-    monkeypatch.setattr(SamplingState, method, broken)
+    monkeypatch.setattr(owner, method, broken)
     others = [prompt(i, 20) for i in range(2, 5)]
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, presence_penalty=0.5)
     bad = engine.add_request(prompt(1, 20), params)
@@ -350,11 +355,11 @@ def test_an_interrupt_passes_through_and_leaves_an_engine_that_can_go_on(monkeyp
     model = PagedHashModel(80, 8)
     engine = with_tokenizer("nowhere", model=model)
     prompts = [prompt(i, 20) for i in range(3)]
-    params = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=1)
+    params = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=2)
     ids = [engine.add_request(p, params) for p in prompts]
     target, name = {
         "model": (model, "execute"),
-        "sampler": (SamplingState, "apply"),
+        "sampler": (MinTokens, "apply"),
         "decoder": (BrokenTokenizer, "push"),
         "cache": (engine.cache, "acquire"),
     }[where]

@@ -12,7 +12,8 @@ import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
-from radixkv.sampling.sampler import SamplingState, sample
+from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv_kernels import KVSpec, make_backend

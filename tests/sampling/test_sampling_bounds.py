@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
-from radixkv.sampling.sampler import SamplingState, sample
+from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_state import SamplingState
 
 VOCABULARY = 50
 

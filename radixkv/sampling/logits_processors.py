@@ -1,0 +1,316 @@
+"""What requests change of their logits before a token is chosen: bias, penalties, tokens to avoid.
+
+A processor belongs to one request and remembers what it must of the tokens chosen so far. It is applied to
+the rows of many requests at once: each kind touches only the places it changes, in a few operations for all
+of its rows. Rows of requests without processors are not looked at.
+
+A new kind (a grammar, say) is a subclass with a place in the order of application, its `stage`, and a line in
+`make_processors`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from radixkv.request import SamplingParams
+
+
+class LogitsProcessor(ABC):
+    """Changes one request's logits.
+
+    Attributes:
+        stage: kinds are applied in the order of their stages (as in transformers' logits processors).
+    """
+
+    stage: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def is_active(self) -> bool:
+        """Whether `apply` would change anything, as things stand."""
+
+    @classmethod
+    @abstractmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        """Change rows of float32 logits [R, V] in place: `rows[i]` as `processors[i]` wants, all active.
+
+        A row occurs once. Token ids outside the vocabulary are ignored.
+        """
+
+    @abstractmethod
+    def accept(self, token_id: int) -> None:
+        """The request has got this token. O(1)."""
+
+    @abstractmethod
+    def roll_back(self, count: int) -> None:
+        """Forget the last `count` tokens. O(count)."""
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """A processor with the same past and a future of its own."""
+
+
+class LogitBias(LogitsProcessor):
+    """Adds a number to the logit of each of some tokens."""
+
+    stage = 0
+
+    def __init__(self, bias: Iterable[tuple[int, float]]) -> None:
+        pairs = list(bias)
+        self.tokens = np.array([token for token, _ in pairs], dtype=np.int64)
+        self.bias = np.array([value for _, value in pairs], dtype=np.float32)
+
+    @property
+    def is_active(self) -> bool:
+        return len(self.tokens) > 0
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        at, (bias,) = _places(logits, rows, [p.tokens for p in processors], [p.bias for p in processors])
+        logits[at] = logits[at] + bias
+
+    def accept(self, token_id: int) -> None:
+        """Nothing to remember."""
+
+    def roll_back(self, count: int) -> None:
+        """Nothing to forget."""
+
+    def fork(self) -> Self:
+        return self
+
+
+class RepetitionPenalty(LogitsProcessor):
+    """Divides the logits of tokens that were seen, in prompt or output; multiplies negative ones (CTRL)."""
+
+    stage = 1
+
+    def __init__(self, penalty: float, prompt_token_ids: Sequence[int]) -> None:
+        self.penalty = penalty
+        self.seen = _TokenCounts.of(prompt_token_ids)
+
+    @property
+    def is_active(self) -> bool:
+        return len(self.seen) > 0
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        tokens = [p.seen.tokens for p in processors]
+        at, (penalties,) = _places(logits, rows, tokens, [p.penalty for p in processors])
+        values = logits[at]
+        logits[at] = torch.where(values > 0, values / penalties, values * penalties)
+
+    def accept(self, token_id: int) -> None:
+        self.seen.add(token_id)
+
+    def roll_back(self, count: int) -> None:
+        self.seen.remove(count)
+
+    def fork(self) -> Self:
+        return _with(self, seen=self.seen.copy())
+
+
+class CountPenalty(LogitsProcessor):
+    """Lowers the logits of generated tokens: once for each, and for each time it was generated (OpenAI)."""
+
+    stage = 2
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self.presence, self.frequency = presence, frequency
+        self.generated = _TokenCounts()
+
+    @property
+    def is_active(self) -> bool:
+        return len(self.generated) > 0
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        at, (counts, frequency, presence) = _places(
+            logits,
+            rows,
+            [p.generated.tokens for p in processors],
+            [p.generated.counts for p in processors],
+            [p.frequency for p in processors],
+            [p.presence for p in processors],
+        )
+        logits[at] = logits[at] - frequency * counts - presence
+
+    def accept(self, token_id: int) -> None:
+        self.generated.add(token_id)
+
+    def roll_back(self, count: int) -> None:
+        self.generated.remove(count)
+
+    def fork(self) -> Self:
+        return _with(self, generated=self.generated.copy())
+
+
+class MinTokens(LogitsProcessor):
+    """Rules the tokens out that would end an output before it has its least number of tokens."""
+
+    stage = 3
+
+    def __init__(self, least: int, end_token_ids: Collection[int]) -> None:
+        self.least = least
+        self.ends = np.array(sorted({token for token in end_token_ids if 0 <= token < 2**31}), dtype=np.int64)
+        self.num_generated = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self.num_generated < self.least and len(self.ends) > 0
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        at, _ = _places(logits, rows, [p.ends for p in processors])
+        logits[at] = -torch.inf
+
+    def accept(self, token_id: int) -> None:
+        self.num_generated += 1
+
+    def roll_back(self, count: int) -> None:
+        self.num_generated -= count
+
+    def fork(self) -> Self:
+        return _with(self)
+
+
+def make_processors(
+    params: SamplingParams, prompt_token_ids: Sequence[int], end_token_ids: Collection[int]
+) -> list[LogitsProcessor]:
+    """The processors that a request needs, in no particular order; most requests need none."""
+    processors: list[LogitsProcessor] = []
+    if params.logit_bias:
+        processors.append(LogitBias(params.logit_bias.items()))
+    if params.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(params.repetition_penalty, prompt_token_ids))
+    if params.presence_penalty or params.frequency_penalty:
+        processors.append(CountPenalty(params.presence_penalty, params.frequency_penalty))
+    if params.min_tokens:
+        processors.append(MinTokens(params.min_tokens, end_token_ids))
+    return processors
+
+
+def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsProcessor]]) -> None:
+    """Change float32 logits [R, V] in place, row i as `processors[i]` want; those not active are left out."""
+    kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
+    for row, own in enumerate(processors):
+        for processor in own:
+            if processor.is_active:
+                rows, members = kinds.setdefault(type(processor), ([], []))
+                rows.append(row)
+                members.append(processor)
+    for kind in sorted(kinds, key=lambda kind: kind.stage):
+        kind.apply(logits, *kinds[kind])
+
+
+class _TokenCounts:
+    """How often each of some tokens occurs, as arrays; the last tokens added can be taken away again.
+
+        tokens   7  3  9            in the order of their first occurrence
+        counts   2  1  1            so 7 3 7 9 were added
+
+    A token whose count falls to 0 while the last ones are taken away is always the last of the array: those
+    behind it occurred for the first time later, and are gone already.
+    """
+
+    __slots__ = ("_counts", "_history", "_size", "_tokens", "_where")
+
+    def __init__(self) -> None:
+        self._tokens = np.empty(16, dtype=np.int64)
+        self._counts = np.empty(16, dtype=np.float32)
+        self._size = 0
+        self._where: dict[int, int] = {}
+        self._history: list[int] = []
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> _TokenCounts:
+        """The counts of a prompt; its tokens can't be taken away. O(n log n)."""
+        counts = cls()
+        counts._tokens, found = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)
+        counts._counts = found.astype(np.float32)
+        counts._size = len(counts._tokens)
+        counts._where = {token: i for i, token in enumerate(counts._tokens.tolist())}
+        return counts
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def tokens(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._tokens[: self._size]
+
+    @property
+    def counts(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return self._counts[: self._size]
+
+    def add(self, token_id: int) -> None:
+        place = self._where.setdefault(token_id, self._size)
+        if place == self._size:
+            if place == len(self._tokens):
+                self._tokens = np.resize(self._tokens, 2 * place + 16)
+                self._counts = np.resize(self._counts, 2 * place + 16)
+            self._tokens[place], self._counts[place] = token_id, 0.0
+            self._size += 1
+        self._counts[place] += 1.0
+        self._history.append(token_id)
+
+    def remove(self, count: int) -> None:
+        for _ in range(count):
+            token = self._history.pop()
+            place = self._where[token]
+            self._counts[place] -= 1.0
+            if self._counts[place] == 0.0:
+                assert place == self._size - 1
+                self._size = place
+                del self._where[token]
+
+    def copy(self) -> _TokenCounts:
+        other = _TokenCounts()
+        other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
+        other._size, other._where, other._history = self._size, dict(self._where), list(self._history)
+        return other
+
+
+def _with(processor: Any, **changes: Any) -> Any:
+    """A copy of a processor with some fields changed."""
+    other = object.__new__(type(processor))
+    other.__dict__.update(processor.__dict__, **changes)
+    return other
+
+
+def _places(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    tokens: Sequence[np.ndarray[Any, Any]],
+    *values: Sequence[Any],
+) -> tuple[tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
+    """Places of several rows as one index into the logits, with the values that belong to them.
+
+    Args:
+        tokens: for each row the token ids, no id twice.
+        values: each has for every row one number, or one per token id.
+
+    Returns:
+        (rows, tokens) as int64 tensors, and float32 tensors of the same length.
+    """
+    sizes = [len(own) for own in tokens]
+    row = np.repeat(np.asarray(rows, dtype=np.int64), sizes)
+    token = np.concatenate(tokens)
+    flat = [
+        np.concatenate(own)
+        if isinstance(own[0], np.ndarray)
+        else np.repeat(np.asarray(own, np.float32), sizes)
+        for own in values
+    ]
+    # Ids are compared on the host: an index out of range would end a GPU's process.
+    inside = (token >= 0) & (token < logits.shape[1])
+    if not inside.all():
+        row, token, flat = row[inside], token[inside], [own[inside] for own in flat]
+    to = logits.device
+    return (torch.from_numpy(row).to(to), torch.from_numpy(token).to(to)), [
+        torch.from_numpy(own).to(to) for own in flat
+    ]

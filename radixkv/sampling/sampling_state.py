@@ -1,0 +1,90 @@
+"""What sampling remembers of one request: its random stream, and what its logits processors do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from radixkv.request import SamplingParams
+from radixkv.sampling.logits_processors import LogitsProcessor, make_processors
+
+#: Philox makes this many numbers at a time.
+_NUMBERS_PER_BLOCK = 4
+
+
+class RandomStream:
+    """Uniform numbers in [0, 1) for one sample: a Philox stream keyed by the seed, readable at any place."""
+
+    __slots__ = ("_count", "_generator", "_last", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed & (2**64 - 1)
+        self._start(0)
+
+    def at(self, index: int) -> float:
+        """Number `index` of the stream. O(1) for the last one and those that follow soon."""
+        if index < self._count - 1:
+            self._start(index // _NUMBERS_PER_BLOCK)
+        while self._count <= index:
+            self._last = float(self._generator.random())
+            self._count += 1
+        return self._last
+
+    def _start(self, block: int) -> None:
+        self._generator = np.random.Generator(np.random.Philox(key=self._seed).advance(block))
+        self._count = block * _NUMBERS_PER_BLOCK
+        self._last = 0.0
+
+
+class SamplingState:
+    """The state of one sample; it follows the tokens that the request has got.
+
+    Args:
+        seed: of the random stream; any integer.
+        prompt_token_ids: for the repetition penalty.
+        end_token_ids: tokens that must not be chosen before `min_tokens`; those that the model does not have
+            are ignored.
+
+    Attributes:
+        num_generated: tokens that the request has got.
+        processors: what changes its logits; empty for most requests.
+    """
+
+    __slots__ = ("_random", "num_generated", "processors")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: Sequence[int],
+        end_token_ids: Collection[int],
+    ) -> None:
+        self._random = RandomStream(seed)
+        self.num_generated = 0
+        self.processors: Sequence[LogitsProcessor] = make_processors(params, prompt_token_ids, end_token_ids)
+
+    def draw(self) -> float:
+        """The random number for the next token; the same until a token is accepted."""
+        return self._random.at(self.num_generated)
+
+    def accept(self, token_id: int) -> None:
+        """The request has got this token. Called by the engine: a step that fails gives nobody a token."""
+        self.num_generated += 1
+        for processor in self.processors:
+            processor.accept(token_id)
+
+    def roll_back(self, count: int) -> None:
+        """Forget the last `count` tokens, as if they had never been accepted. O(count)."""
+        assert 0 <= count <= self.num_generated
+        self.num_generated -= count
+        for processor in self.processors:
+            processor.roll_back(count)
+
+    def fork(self, seed: int) -> SamplingState:
+        """The state of another sample with the same past, and random numbers of its own from here on."""
+        other = object.__new__(SamplingState)
+        other._random = RandomStream(seed)
+        other.num_generated = self.num_generated
+        other.processors = [processor.fork() for processor in self.processors]
+        return other

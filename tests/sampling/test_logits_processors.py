@@ -1,0 +1,237 @@
+"""Logits processors: one conformance test for every kind, alone and many at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.request import SamplingParams
+from radixkv.sampling import sampler
+from radixkv.sampling.logits_processors import LogitsProcessor, apply_processors, make_processors
+from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_state import RandomStream, SamplingState
+
+VOCABULARY = 40
+PROMPT = [1, 2, 3, 2, 1, 39]
+ENDS = [0, 4, -1, VOCABULARY, 2**40]
+
+#: What a request may ask for -> the same, plainly, from (logits, prompt, generated).
+Reference = Callable[[list[float], list[int]], list[float]]
+
+
+def biased(logits: list[float], generated: list[int]) -> list[float]:
+    return [x + {5: 2.5, 0: -100.0, 39: 1.0}.get(token, 0.0) for token, x in enumerate(logits)]
+
+
+def repetition(logits: list[float], generated: list[int]) -> list[float]:
+    seen = {*PROMPT, *generated}
+    return [x if t not in seen else x / 1.5 if x > 0 else x * 1.5 for t, x in enumerate(logits)]
+
+
+def counted(logits: list[float], generated: list[int]) -> list[float]:
+    return [x - 0.5 * generated.count(t) - 0.25 * (t in generated) for t, x in enumerate(logits)]
+
+
+def held_open(logits: list[float], generated: list[int]) -> list[float]:
+    return [float("-inf") if t in ENDS and len(generated) < 3 else x for t, x in enumerate(logits)]
+
+
+KINDS: dict[str, tuple[SamplingParams, Reference]] = {
+    "LogitBias": (SamplingParams(logit_bias={5: 2.5, 0: -100.0, 39: 1.0, VOCABULARY + 3: 9.0}), biased),
+    "RepetitionPenalty": (SamplingParams(repetition_penalty=1.5), repetition),
+    "CountPenalty": (SamplingParams(presence_penalty=0.25, frequency_penalty=0.5), counted),
+    "MinTokens": (SamplingParams(min_tokens=3), held_open),
+}
+kinds = st.sampled_from(sorted(KINDS))
+tokens = st.integers(0, VOCABULARY - 1)
+#: Tokens to accept, and (negative) how many to roll back.
+histories = st.lists(tokens | st.integers(-4, -1), max_size=25)
+
+
+def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def made(kind: str) -> LogitsProcessor:
+    (processor,) = make_processors(KINDS[kind][0], PROMPT, ENDS)
+    return processor
+
+
+def follow(processor: Any, history: list[int], generated: list[int]) -> None:
+    """Let the processor (or state) and the plain list of tokens live through a history."""
+    for event in history:
+        if event >= 0:
+            processor.accept(event)
+            generated.append(event)
+        else:
+            count = min(-event, len(generated))
+            processor.roll_back(count)
+            del generated[len(generated) - count :]
+
+
+def check(processor: LogitsProcessor, kind: str, generated: list[int]) -> None:
+    logits = random_logits(1)
+    expected = KINDS[kind][1](logits[0].tolist(), generated)
+    apply_processors(logits, [[processor]])
+    torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    if not processor.is_active:
+        assert torch.equal(logits, random_logits(1))
+
+
+def test_every_kind_is_tested() -> None:
+    assert {kind.__name__ for kind in LogitsProcessor.__subclasses__()} == set(KINDS)
+    assert all(type(made(kind)).__name__ == kind for kind in KINDS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(kinds, histories)
+def test_accepting_and_rolling_back_equals_computing_anew(kind: str, history: list[int]) -> None:
+    processor, generated = made(kind), list[int]()
+    follow(processor, history, generated)
+    check(processor, kind, generated)
+    fresh = made(kind)
+    for token in generated:
+        fresh.accept(token)
+    logits, same = random_logits(1), random_logits(1)
+    apply_processors(logits, [[processor]])
+    apply_processors(same, [[fresh]])
+    assert torch.equal(logits, same)
+
+
+@settings(max_examples=200, deadline=None)
+@given(kinds, histories, histories, histories)
+def test_a_fork_has_the_same_past_and_its_own_future(
+    kind: str, past: list[int], ours: list[int], theirs: list[int]
+) -> None:
+    parent, generated = made(kind), list[int]()
+    follow(parent, past, generated)
+    child, of_child = parent.fork(), list(generated)
+    follow(parent, ours, generated)
+    follow(child, theirs, of_child)
+    check(parent, kind, generated)
+    check(child, kind, of_child)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sets(kinds), histories), min_size=1, max_size=6))
+def test_many_rows_at_once_equal_each_alone(rows: list[tuple[set[str], list[int]]]) -> None:
+    batch = []
+    for row, history in rows:
+        own = [made(kind) for kind in sorted(row)]
+        for processor in own:
+            follow(processor, history, [])
+        batch.append(own)
+    logits = random_logits(len(rows))
+    apply_processors(logits, batch)
+    for i, own in enumerate(batch):
+        alone = random_logits(len(rows))[i : i + 1]
+        apply_processors(alone, [own])
+        assert torch.equal(logits[i], alone[0])
+
+
+def test_kinds_are_applied_in_their_order() -> None:
+    """Bias, then the repetition penalty, then the others: as transformers does."""
+    params = SamplingParams(
+        logit_bias={5: 2.5, 0: -100.0, 39: 1.0},
+        repetition_penalty=1.5,
+        presence_penalty=0.25,
+        frequency_penalty=0.5,
+        min_tokens=3,
+    )
+    generated = [5, 39]
+    for order in (1, -1):
+        state = SamplingState(params, 0, PROMPT, ENDS)
+        for token in generated:
+            state.accept(token)
+        logits = random_logits(1)
+        expected = logits[0].tolist()
+        for change in (biased, repetition, counted, held_open):
+            expected = change(expected, generated)
+        apply_processors(logits, [list(state.processors)[::order]])
+        torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+@dataclass
+class Row:
+    params: SamplingParams
+    seed: int = 0
+    sampling_state: SamplingState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling_state = SamplingState(self.params, self.seed, PROMPT, ENDS)
+
+
+class TestSampler:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_rows_without_processors_are_as_if_alone(self, kind: str) -> None:
+        plain = [
+            Row(SamplingParams(temperature=t, logprobs=2), seed) for seed, t in enumerate((0.0, 1.0, 0.0))
+        ]
+        changed = Row(KINDS[kind][0])
+        logits = random_logits(4)
+        before = logits.clone()
+        mixed = sample(logits, [0, 1, 2, 3], [plain[0], changed, plain[1], plain[2]])
+        assert torch.equal(logits, before)
+        alone = sample(logits, [0, 2, 3], plain)
+        assert [mixed[0], *mixed[2:]] == alone
+
+    def test_logprobs_are_the_models_own(self) -> None:
+        row = Row(SamplingParams(temperature=0.0, logit_bias={7: 100.0}, logprobs=0))
+        logits = random_logits(1)
+        (token,) = sample(logits, [0], [row])
+        assert token.token_id == 7
+        assert token.logprobs is not None
+        assert token.logprobs.chosen[1] == pytest.approx(float(torch.log_softmax(logits[0], 0)[7]), rel=1e-5)
+
+    def test_drawing_sees_what_processors_did(self) -> None:
+        for top_p in (1.0, 0.9):
+            row = Row(SamplingParams(temperature=1.0, top_p=top_p, logit_bias={7: 100.0}))
+            tokens = sample(random_logits(2), [0, 1, 1], [Row(SamplingParams(temperature=1.0)), row, row])
+            assert [token.token_id for token in tokens[1:]] == [7, 7]
+
+    def test_only_rows_with_active_processors_are_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        done, changed = Row(KINDS["MinTokens"][0]), Row(KINDS["LogitBias"][0])
+        for token in (5, 6, 7):
+            done.sampling_state.accept(token)
+        touched: list[int] = []
+        monkeypatch.setattr(sampler, "apply_processors", lambda logits, _: touched.append(len(logits)))
+        rows = [done, Row(SamplingParams()), changed, Row(SamplingParams(temperature=0.0))]
+        sample(random_logits(4), [0, 1, 2, 3], rows)
+        assert touched == [1]
+
+
+class TestState:
+    @settings(max_examples=100, deadline=None)
+    @given(histories)
+    def test_draws_depend_on_the_place_alone(self, history: list[int]) -> None:
+        state, generated = SamplingState(SamplingParams(), 5, PROMPT, ENDS), list[int]()
+        stream = RandomStream(5)
+        expected = [stream.at(i) for i in range(40)]
+        for event in history:
+            follow(state, [event], generated)
+            assert state.draw() == state.draw() == expected[state.num_generated]
+
+    def test_fork_draws_with_its_own_seed_from_there_on(self) -> None:
+        state = SamplingState(SamplingParams(), 5, PROMPT, ENDS)
+        for token in (1, 2, 3):
+            state.accept(token)
+        fork = state.fork(6)
+        assert fork.draw() == RandomStream(6).at(3)
+        fork.accept(1)
+        assert (state.num_generated, fork.num_generated) == (3, 4)
+
+    def test_streams_of_different_seeds_differ(self) -> None:
+        assert len({RandomStream(seed).at(0) for seed in (0, 1, -1, 2**63 - 1)}) == 4
+
+    def test_state_that_was_copied_whole_is_independent(self) -> None:
+        state = SamplingState(KINDS["CountPenalty"][0], 5, PROMPT, ENDS)
+        other = copy.deepcopy(state)
+        other.accept(3)
+        assert state.num_generated == 0
