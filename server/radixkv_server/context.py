@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from radixkv.client import EngineClient
 from radixkv_server.errors import ApiError
+from radixkv_server.http.body import BodyReader
 from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
@@ -24,6 +25,7 @@ class ServerContext:
 
     engine: EngineClient
     settings: ServerSettings
+    bodies: BodyReader
     prompts: PromptEncoder
     metrics: ServerMetrics
     started: int = field(default_factory=lambda: int(time.time()))
@@ -33,6 +35,7 @@ class ServerContext:
         return cls(
             engine=engine,
             settings=settings,
+            bodies=BodyReader(settings.max_json_depth),
             prompts=PromptEncoder(engine),
             metrics=ServerMetrics(engine),
         )

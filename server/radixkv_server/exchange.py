@@ -17,7 +17,6 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump
 from radixkv_server.generation import Generation
 from radixkv_server.generation_request import GenerationRequest
-from radixkv_server.http.body import read_json
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
@@ -64,7 +63,7 @@ async def respond(
     context, record = context_of(request), record_of(request.scope)
     settings = context.settings
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
-    body = await read_json(request, model, max_depth=settings.max_json_depth, max_bytes=most)
+    body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
     generation = Generation(context.engine, context.metrics, record, wanted)
     if wanted.stream:

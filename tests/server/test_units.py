@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -13,12 +14,14 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import model_validator
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixkv_server.concurrency import gather_or_cancel, merge
 from radixkv_server.errors import ApiError
-from radixkv_server.http.body import json_depth, parse_json
+from radixkv_server.http.body import INLINE_BYTES, BodyReader, StrictModel, json_depth, parse_json
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.hosts import HostOriginMiddleware, split_host
 from radixkv_server.http.observation import access_line
@@ -81,6 +84,42 @@ def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
 
     # Sixteen times the input: linear is 16, quadratic 256.
     assert cost(320_000) < 80 * max(cost(20_000), 2e-4)
+
+
+async def test_long_bodies_are_parsed_one_at_a_time_and_off_the_event_loop() -> None:
+    active = 0
+    most = 0
+    pause = threading.Event()
+    threads: set[str] = set()
+
+    class Slow(StrictModel):
+        text: str
+
+        @model_validator(mode="after")
+        def _watch(self) -> Slow:
+            nonlocal active, most
+            active += 1
+            most = max(most, active)
+            pause.wait(0.05)  # long enough for another one to come in, if it may
+            active -= 1
+            threads.add(threading.current_thread().name)
+            return self
+
+    def request_of(body: bytes) -> Request:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        headers = [(b"content-type", b"application/json")]
+        return Request({"type": "http", "method": "POST", "headers": headers}, receive)
+
+    reader = BodyReader(max_depth=64)
+    body = json.dumps({"text": "x" * (INLINE_BYTES + 1)}).encode()
+    read = await asyncio.gather(*(reader.read(request_of(body), Slow, len(body)) for _ in range(4)))
+    assert [len(item.text) for item in read] == [INLINE_BYTES + 1] * 4
+    assert most == 1
+    assert threading.current_thread().name not in threads
+    with pytest.raises(ApiError, match="larger than 10 bytes"):
+        await reader.read(request_of(body), Slow, 10)
 
 
 @pytest.mark.parametrize(

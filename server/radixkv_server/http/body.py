@@ -84,23 +84,41 @@ def parse_json(body: bytes, max_depth: int) -> Any:
     return value
 
 
-async def read_json(request: Request, model: type[Model], *, max_depth: int, max_bytes: int) -> Model:
-    """Read, parse and validate the body of `request`.
+class BodyReader:
+    """Reads JSON bodies. Long ones are parsed in a thread, one at a time.
 
-    Raises:
-        ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, 400 with one that
-            `parse_json` or `model` refuses.
+    The parser keeps the interpreter to itself: were several at work, everybody else would wait for all.
+
+    Args:
+        max_depth: deepest nesting of arrays and objects.
     """
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._one_at_a_time = asyncio.Lock()
+
+    async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
+        """Read, parse and validate the body of `request`.
+
+        Raises:
+            ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, 400 with one that
+                `parse_json` or `model` refuses.
+        """
+        _check_media_type(request)
+        body = await _read(request, max_bytes)
+        if len(body) <= INLINE_BYTES:
+            return _parse_and_validate(body, model, self._max_depth)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(_parse_and_validate, body, model, self._max_depth)
+
+
+def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         message = f"Content-Type must be application/json, not {media_type[:80] or 'empty'}."
         raise ApiError(415, message, code="unsupported_media_type")
-    body = await _read(request, max_bytes)
-    if len(body) > INLINE_BYTES:
-        return await asyncio.to_thread(_parse_and_validate, body, model, max_depth)
-    return _parse_and_validate(body, model, max_depth)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -125,6 +125,12 @@ class HttpServer(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             self._on_ready(host, port)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        if self.force_exit:
+            # uvicorn would leave the app's lifespan to be cancelled, which is logged with a traceback.
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing: `handled_signals` has set the handlers, and does not raise the signals again."""

@@ -10,7 +10,6 @@ from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
 from radixkv_server.exchange import json_response
-from radixkv_server.http.body import Model, read_json
 from radixkv_server.http.metrics import CONTENT_TYPE
 
 router = APIRouter()
@@ -20,7 +19,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a chat as the model gets it."""
     context = context_of(request)
-    body = await _read(request, TokenizeRequest)
+    body = await context.bodies.read(request, TokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
     prompts, tokenizer = context.prompts, context.engine.tokenizer
     if body.prompt is not None:
@@ -46,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     context = context_of(request)
-    body = await _read(request, DetokenizeRequest)
+    body = await context.bodies.read(request, DetokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
     tokenizer = context.engine.tokenizer
     for token in body.tokens:
@@ -67,13 +66,6 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
-
-
-async def _read(request: Request, model: type[Model]) -> Model:
-    context = context_of(request)
-    return await read_json(
-        request, model, max_depth=context.settings.max_json_depth, max_bytes=context.max_body_bytes()
-    )
 
 
 API = Api(router)
