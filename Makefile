@@ -15,12 +15,14 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test lint format bench bench-gpu fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast lint format docs bench bench-gpu fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
 	@echo "make test       install, run all tests"
+	@echo "make test-fast  those that take seconds: cache, scheduling, engine, server, layering, docs"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       write docs/reference from the code"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
 	@echo "make fuzz       a million random operations on the prefix cache, and mutations of its code"
@@ -56,6 +58,11 @@ serve: install
 test: install-test
 	$(BIN)/python -m pytest $(ARGS)
 
+# Everything that needs no real model and no compiler; under a minute on two cores. Leave out what grows slow.
+FAST := tests/test_layering.py tests/docs tests/cache tests/scheduling tests/engine tests/server tests/text
+test-fast: install-test
+	$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
+
 lint: install-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,6 +71,9 @@ lint: install-lint
 format: install-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: install
+	$(BIN)/python docs/generate_reference.py
 
 bench: install-test
 	$(BIN)/python -m benchmarks.time_to_first_token

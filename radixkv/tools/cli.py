@@ -5,6 +5,7 @@ Every mistake of a user ends as one paragraph on standard error and a non-zero e
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -237,21 +238,22 @@ def _load(config: EngineConfig) -> Any:
     return build_engine(config)
 
 
-def _mount_replay() -> None:
-    """Add the commands that live with what they run."""
+@functools.cache
+def command_tree() -> typer.Typer:
+    """All commands, those included that live with what they run."""
     from radixkv.tools.bench import cli as bench
     from radixkv.tools.replay import cli as replay
 
     bench.add_commands(app)
     replay.add_commands(app)
+    return app
 
 
 def main() -> None:
     """Entry point of the `radixkv` command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        _mount_replay()
-        app()
+        command_tree()()
     except RadixKVError as error:
         print(f"radixkv: {error}", file=sys.stderr)
         sys.exit(2)

@@ -69,9 +69,13 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def _help_texts() -> dict[str, str]:
-    """Setting -> its sentence in the docstring of EngineConfig."""
-    documentation = inspect.getdoc(EngineConfig) or ""
+#: The panel of `--help` that lists the engine's settings.
+ENGINE_PANEL = "Engine"
+
+
+def setting_helps(settings: type) -> dict[str, str]:
+    """Setting -> its sentence in the docstring of a class of settings."""
+    documentation = inspect.getdoc(settings) or ""
     part = documentation.split("Args:", 1)[1].split("Raises:", 1)[0]
     texts: dict[str, str] = {}
     name = ""
@@ -101,7 +105,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The command must take `config: EngineConfig`; its other parameters stay as they are.
     """
-    helps = _help_texts()
+    helps = setting_helps(EngineConfig)
     names = [field.name for field in fields(EngineConfig) if field.name not in _NOT_OPTIONS]
     defaults = {field.name: field.default for field in fields(EngineConfig)}
     model = inspect.Parameter(
@@ -113,7 +117,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = []
     for name in names:
         flag = _RENAMED.get(name, "--" + name.replace("_", "-"))
-        option = typer.Option(flag, help=helps[name], rich_help_panel="Engine")
+        option = typer.Option(flag, help=helps[name], rich_help_panel=ENGINE_PANEL)
         options.append(
             inspect.Parameter(
                 name,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.tools import cli
-from radixkv.tools.cli_options import _help_texts, parse_size
+from radixkv.tools.cli_options import parse_size, setting_helps
 
 COMMANDS = ("serve", "chat", "pull", "explain", "bench", "replay", "simulate")
 
@@ -37,18 +37,17 @@ def assert_one_paragraph(done: subprocess.CompletedProcess[str], *parts: str) ->
 
 
 def test_help_of_every_command_is_complete():
-    cli._mount_replay()
-    runner = CliRunner()
-    overview = runner.invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
+    app, runner = cli.command_tree(), CliRunner()
+    overview = runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     for command in COMMANDS:
         assert command in overview
-        result = runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"})
+        result = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0, result.output
 
 
 def test_every_setting_is_an_option_with_its_help():
     output = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "250"}).output
-    assert set(_help_texts()) == set(EngineConfig.__dataclass_fields__)
+    assert set(setting_helps(EngineConfig)) == set(EngineConfig.__dataclass_fields__)
     for flag in ("--num-blocks", "--block-size", "--max-model-len", "--kv-cache-memory", "--deterministic"):
         assert flag in output
     assert "--gpu-memory-utilization" in output

@@ -1,0 +1,206 @@
+"""Writes docs/reference/configuration.md and docs/reference/cli.md from the code.
+
+    python docs/generate_reference.py [--check]        (or: make docs)
+
+`--check` writes nothing and exits with 1 if a page would change; a test does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from typer.models import ArgumentInfo
+
+from radixkv.config import EngineConfig
+from radixkv.tools.cli import command_tree
+from radixkv.tools.cli_options import ENGINE_PANEL, setting_helps
+from radixkv_server.settings import ServerSettings
+
+FOLDER = Path(__file__).parent / "reference"
+COMMAND = "make docs"
+
+
+def cell(text: Any) -> str:
+    """Text that stays within its cell of a Markdown table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def code(text: Any) -> str:
+    return f"`{cell(text)}`"
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def default_of(field: Field[Any]) -> str:
+    value = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+    return "" if value is None or value == () else code(value)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument or an option of a command, as its signature declares it."""
+
+    name: str
+    is_argument: bool
+    flags: tuple[str, ...]
+    kind: Any
+    default: Any
+    help: str
+    panel: str | None
+
+    @classmethod
+    def of(cls, declared: inspect.Parameter) -> Parameter:
+        kind, info = get_args(declared.annotation)
+        is_argument = isinstance(info, ArgumentInfo)
+        flag = "--" + declared.name.replace("_", "-")
+        # In `Annotated`, typer keeps the first declaration where a default would stand.
+        named = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+        named = named or ([f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag])
+        flags = tuple(flag.strip() for text in named for flag in text.split("/") if flag.startswith("-"))
+        default = MISSING if declared.default is inspect.Parameter.empty else declared.default
+        return cls(declared.name, is_argument, flags, kind, default, info.help or "", info.rich_help_panel)
+
+    def label(self) -> str:
+        return code(self.name.upper()) if self.is_argument else " / ".join(map(code, self.flags))
+
+    def value(self) -> str:
+        """What the option takes."""
+        kinds = [kind for kind in get_args(self.kind) or (self.kind,) if kind is not type(None)]
+        lists = [kind for kind in (self.kind, *kinds) if get_origin(kind) is list]
+        kind = get_args(lists[0])[0] if lists else kinds[0]
+        names = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
+        return names.get(kind, kind.__name__) + (", repeatable" if lists else "")
+
+    def default_text(self) -> str:
+        if self.default is MISSING:
+            return "required"
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return code(self.default) if self.default not in (None, []) else ""
+
+
+def parameters(command: Callable[..., Any]) -> list[Parameter]:
+    signature = inspect.signature(command, eval_str=True)
+    return [Parameter.of(p) for p in signature.parameters.values()]
+
+
+def settings_table(kind: type, serve: list[Parameter]) -> list[str]:
+    """Each field of a class of settings; its flag is the one of `radixkv serve` that has its name."""
+    helps = setting_helps(kind)
+    params = {param.name: param for param in serve}
+    rows = []
+    for field in fields(kind):
+        names = (field.name, field.name.removesuffix("_s"), field.name.removesuffix("s"))
+        param = next((params[name] for name in names if name in params), None)
+        flag = "" if param is None else "the argument" if param.is_argument else param.label()
+        rows.append((code(field.name), flag, code(field.type), default_of(field), cell(helps[field.name])))
+    return table(("setting", "flag of `radixkv serve`", "type", "default", "meaning"), rows)
+
+
+def configuration(serve: list[Parameter]) -> str:
+    lines = [
+        "# Configuration",
+        "",
+        f"Written by `{COMMAND}` from the code: change the docstrings there, not this page.",
+        "",
+        "Every setting of the engine is a keyword of `LLM(model, ...)` and `AsyncEngine(model, ...)`, and an",
+        "option of the [commands](cli.md) that load a model. A value out of range is a `ConfigError` that",
+        "names the setting, the value and the range; an unknown name is an error too.",
+        "",
+        "## The engine",
+        "",
+        f"`{EngineConfig.__module__}.{EngineConfig.__name__}`.",
+        "",
+        *settings_table(EngineConfig, serve),
+        "",
+        "## The server",
+        "",
+        f"`{ServerSettings.__module__}.{ServerSettings.__name__}`. Those without a flag are set in Python:",
+        "`radixkv_server.app.create_app(engine, ServerSettings(...))`.",
+        "",
+        *settings_table(ServerSettings, serve),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def options_table(params: list[Parameter]) -> list[str]:
+    rows = [(p.label(), p.value(), p.default_text(), cell(p.help)) for p in params]
+    return table(("option", "value", "default", "meaning"), rows)
+
+
+def command_page(name: str, command: Callable[..., Any]) -> list[str]:
+    params = parameters(command)
+    own = [param for param in params if param.panel != ENGINE_PANEL]
+    positional = [param for param in own if param.is_argument]
+    arguments = [p.name.upper() if p.default is MISSING else f"[{p.name.upper()}]" for p in positional]
+    lines = ["", f"## radixkv {name}", "", f"    radixkv {' '.join([name, *arguments, '[OPTIONS]'])}", ""]
+    lines += [inspect.getdoc(command) or "", ""]
+    if own:
+        lines += options_table(own)
+    if len(own) < len(params):
+        lines += ["", "And the [engine options](#engine-options)."]
+    return lines
+
+
+def command_line(commands: dict[str, Callable[..., Any]]) -> str:
+    engine = [param for param in parameters(commands["serve"]) if param.panel == ENGINE_PANEL]
+    lines = [
+        "# The command line",
+        "",
+        f"Written by `{COMMAND}` from the commands' declarations; `radixkv COMMAND --help` says the same.",
+        "",
+        "    radixkv [--version] [--verbose] COMMAND ...",
+        "",
+        "| command | what it does |",
+        "| --- | --- |",
+    ]
+    for name, command in commands.items():
+        summary = (inspect.getdoc(command) or "").split("\n\n")[0]
+        lines.append(f"| [`radixkv {name}`](#radixkv-{name}) | {cell(summary)} |")
+    for name, command in commands.items():
+        lines += command_page(name, command)
+    lines += [
+        "",
+        "## Engine options",
+        "",
+        "Of every command that loads a model; the same as [settings](configuration.md).",
+        "",
+    ]
+    return "\n".join([*lines, *options_table(engine), ""])
+
+
+def pages() -> dict[Path, str]:
+    """What the generated pages should contain."""
+    found = command_tree().registered_commands
+    commands = {info.name or info.callback.__name__: info.callback for info in found if info.callback}
+    return {
+        FOLDER / "configuration.md": configuration(parameters(commands["serve"])),
+        FOLDER / "cli.md": command_line(commands),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--check", action="store_true", help="only compare")
+    check = parser.parse_args().check
+    stale = [p for p, text in pages().items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    if check:
+        sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run `{COMMAND}`" if stale else 0)
+    FOLDER.mkdir(exist_ok=True)
+    for path in stale:
+        path.write_text(pages()[path], encoding="utf-8")
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
