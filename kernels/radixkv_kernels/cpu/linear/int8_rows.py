@@ -2,7 +2,7 @@
 
 Symmetric, one scale per row and group of 64 columns: `x = scale * (q - 128)` with q in [1, 255], the form
 that `int8_product` multiplies. With one scale for a whole row, its few large values would leave the others
-too few steps (docs/log.md). Each function reads its rows once from memory. No operation mixes rows, so a
+too few steps (docs/lab/log.md). Each function reads its rows once from memory. No operation mixes rows, so a
 row's bits depend on that row only.
 """
 

@@ -1,0 +1,28 @@
+"""The worked examples run: each page's Python blocks, in order, as one program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+GUIDES = sorted((Path(__file__).resolve().parents[2] / "docs" / "guide").glob("*.md"))
+
+
+def python_blocks(page: Path) -> str:
+    """The page's Python, each line where it stands on the page, so that tracebacks point there."""
+    inside, lines = False, []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if re.match(r"```", line):
+            inside = not inside and line == "```python"
+            line = ""
+        lines.append(line if inside else "")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_the_example_works(page: Path) -> None:
+    source = python_blocks(page)
+    assert source.strip(), "no Python on this page"
+    exec(compile(source, str(page), "exec", dont_inherit=True), {"__name__": page.stem})
