@@ -76,8 +76,8 @@ class Namespaces:
             del self._references[reference.name]
 
     def group(self, key: NamespaceKey) -> QuotaGroup:
-        """The quota group that a namespace counts in. O(1)."""
-        return self._groups.get(key, self._common)
+        """The quota group that a namespace counts in: its own, else its first part's (the tenant's). O(1)."""
+        return self._groups.get(key) or self._groups.get(key[:1], self._common)
 
 
 def _name(key: NamespaceKey) -> Namespace:

@@ -85,7 +85,8 @@ class PrefixCache:
         hash_function: bytes -> int for the lookup of children; every hit is confirmed by its tokens, so any
             function is right. None: xxh3_64.
         pin_budget: share of the pool that pins may protect.
-        quotas: namespace -> Quota, or (floor, ceiling) in blocks.
+        quotas: namespace -> Quota, or (floor, ceiling) in blocks. A quota of a plain name also counts the
+            namespaces that begin with it and have none of their own: a tenant's salts share one quota.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
         explain: False: leases carry no report (`skipped`), for measuring what reports cost.
 
@@ -284,7 +285,7 @@ class PrefixCache:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
-        group = self._groups_by_key.get(frame_namespace(namespace), self._common)
+        group = self._namespaces.group(frame_namespace(namespace))
         return self._capacity.available(group)
 
     def evict(self, num_blocks: int) -> int:

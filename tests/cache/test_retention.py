@@ -262,6 +262,24 @@ def test_many_pins_give_way_in_linear_time() -> None:
     assert many < 1.3 * few
 
 
+def test_a_tenants_salts_share_its_quota() -> None:
+    cache = PrefixCache(40, 4, quotas={"tenant": (0, 10), ("tenant", "own"): (0, 3)})
+    for salt in ("a", "b"):
+        lease = cache.acquire(list(range(1, 21)), ("tenant", salt, "", "model"))
+        lease.commit(20)
+        if salt == "a":
+            lease.release()
+            cache.pin(list(range(1, 21)), ("tenant", salt, "", "model"))
+    assert cache.available_blocks(("tenant", "c")) == 0
+    assert cache.available_blocks("tenant") == 0
+    assert cache.available_blocks(("tenant", "own")) == 3
+    assert cache.available_blocks(("other", "tenant")) == 30
+    with pytest.raises(OutOfBlocks):
+        cache.acquire([9], ("tenant", "c"))
+    cache.check()
+    lease.release()
+
+
 def quota_work(num_groups: int) -> int:
     """Instructions of an acquire that evicts, among so many quotas."""
     quotas = {f"tenant {i}": (1, None) for i in range(num_groups)}

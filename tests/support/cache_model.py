@@ -212,7 +212,8 @@ class ModelledCache:
     def _recount_room(self, available: int, namespace: Namespace, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
         cache = self.cache
-        own = cache._groups_by_key.get(frame_namespace(namespace), cache._common)
+        key, groups = frame_namespace(namespace), cache._groups_by_key
+        own = groups.get(key) or groups.get(key[:1]) or cache._common
         left = {node: len(node.blocks) for node in cache._tree.nodes()}
         children = Counter(node.parent for node in left)
         used = {group: group.used for group in cache._groups}
