@@ -27,21 +27,23 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import Prompt, RequestIntake
-from radixkv.engine.output_processor import SampleOutput, name_logprobs
+from radixkv.engine.output_processor import name_logprobs
 from radixkv.engine.request_group import (
     EngineStats,
     RequestGroup,
+    Sample,
     StepResult,
     collect_output,
     make_delta,
     ranked_deltas,
+    sample_of,
 )
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.request import FinishReason, SamplingParams, TokenLogprobs
 from radixkv.sampling.sampler import SampledToken, gather_logprobs, sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.policy import make_policy
-from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.request_state import Namespace
 from radixkv.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class _StepOutcome:
     """What the model and the sampler gave: a token for each of `requests`; or the `error`."""
 
     logits: torch.Tensor | None = None
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Sample] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -258,7 +260,7 @@ class Engine:
         result = self.scheduler.schedule(only=only)
         for request in result.stuck:
             self.fail(
-                request,
+                sample_of(request),
                 f"no KV block can be had for token {request.num_tokens + 1}: the cache has "
                 f"{self.cache.stats.total_blocks} blocks, {self.cache.stats.pinned_blocks} of them pinned",
                 code="out_of_kv_blocks",
@@ -286,17 +288,18 @@ class Engine:
         rows, requests = self._rows_to_sample(batch)
         return _StepOutcome(logits, requests, sample(logits, rows, requests))
 
-    def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Request]]:
+    def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Sample]]:
         """The logits row of every sample that gets a token; forks share their parent's row."""
         rows: list[int] = []
-        requests: list[Request] = []
+        requests: list[Sample] = []
         for entry, _, end in batch.logit_spans():
             if not entry.samples:
                 continue
-            requests.append(entry.request)
+            request = sample_of(entry.request)
+            requests.append(request)
             rows.append(end - 1)
-            if entry.request.num_forks:
-                forks = self.intake.forks(entry.request)
+            if request.num_forks:
+                forks = self.intake.forks(request)
                 requests.extend(forks)
                 rows.extend([end - 1] * len(forks))
         return rows, requests
@@ -310,7 +313,7 @@ class Engine:
         self._faults.step_passed(batch)
         now = self.clock()
         for entry, first, end in batch.logit_spans():
-            request = entry.request
+            request = sample_of(entry.request)
             if request.times.first_scheduled is None:
                 request.times.first_scheduled = now
             if request.needs_prompt_logits:
@@ -326,11 +329,11 @@ class Engine:
             if not request.is_finished and request.was_added:
                 self._append(request, token, now)
 
-    def _append(self, request: Request, token: SampledToken, now: float) -> None:
+    def _append(self, request: Sample, token: SampledToken, now: float) -> None:
         if token.token_id < 0:
             self.fail(request, "the model's logits are not numbers (NaN) for this request", "nan_logits")
             return
-        output: SampleOutput = request.output
+        output = request.output
         logprobs: list[TokenLogprobs] | None = None
         try:
             request.sampling_state.accept(token.token_id)
@@ -358,14 +361,14 @@ class Engine:
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
 
-    def _fail_decoding(self, request: Request, error: BaseException) -> None:
+    def _fail_decoding(self, request: Sample, error: BaseException) -> None:
         logger.error("decoding the output of %r failed", request, exc_info=error)
         self.fail(request, f"decoding the output failed: {error}", "detokenization_failed")
 
     def _token_text(self, token_id: int) -> str:
         return self.tokenizer.token_text(token_id) if self.tokenizer is not None else str(token_id)
 
-    def _collect_prompt_logprobs(self, request: Request, start: int, logits: torch.Tensor) -> None:
+    def _collect_prompt_logprobs(self, request: Sample, start: int, logits: torch.Tensor) -> None:
         """Logits at position p give the logprob of the prompt's token p + 1."""
         num_top = request.params.prompt_logprobs
         assert request.prompt_logprobs is not None
@@ -389,7 +392,7 @@ class Engine:
 
     def _emit(
         self,
-        request: Request,
+        request: Sample,
         text: str,
         token_ids: list[int],
         logprobs: list[TokenLogprobs] | None,
@@ -397,7 +400,7 @@ class Engine:
         if not request.group.is_ranked or request.output.finish_reason in ("error", "abort"):
             self._result.deltas.append(make_delta(request, text, token_ids, logprobs))
 
-    def _end(self, request: Request, reason: FinishReason, *, discard: bool = False) -> None:
+    def _end(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
         try:
             text = request.output.abort(reason)
@@ -408,13 +411,13 @@ class Engine:
         self._emit(request, text, [], None)
         self._finish(request, reason, discard=discard)
 
-    def fail(self, request: Request, message: str, code: str, *, discard: bool = True) -> None:
+    def fail(self, request: Sample, message: str, code: str, *, discard: bool = True) -> None:
         """End one request, all its samples, with an error; others are unharmed.
 
         Args:
             discard: what it computed is not to be trusted, and not cached.
         """
-        group: RequestGroup = request.group
+        group = request.group
         group.error, group.error_code = message, code
         for other in list(group.samples):
             if not other.is_finished:
@@ -425,13 +428,13 @@ class Engine:
             for other in group.samples:
                 self.cache.discard(other.tokens.view(), other.namespace, keep=other.num_cached_tokens)
 
-    def _finish(self, request: Request, reason: FinishReason, *, discard: bool = False) -> None:
+    def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
         request.times.finished = self.clock()
         self.scheduler.finish(request, discard=discard)
         self._finished += reason in ("stop", "length")
         self._faults.acquit(request)
-        group: RequestGroup = request.group
+        group = request.group
         if group.is_finished:
             self.close_group(group)
 

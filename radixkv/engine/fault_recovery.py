@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from radixkv.engine.request_group import Sample, sample_of
 from radixkv.errors import ENDS_PROCESS
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.request_state import Request
 
 if TYPE_CHECKING:
     from radixkv.engine.engine import Engine
@@ -33,12 +33,12 @@ class FaultRecovery:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.suspects: list[Request] = []
+        self.suspects: list[Sample] = []
         self.num_rebuilds = 0
         self._rebuilds_in_a_row = 0
 
     @property
-    def next_suspect(self) -> Request | None:
+    def next_suspect(self) -> Sample | None:
         """The request to run alone next, if any is under suspicion."""
         return self.suspects[0] if self.suspects else None
 
@@ -49,7 +49,7 @@ class FaultRecovery:
             return
         logger.exception("a step of %d requests failed", len(batch.entries), exc_info=error)
         alone = len(batch.entries) == 1
-        for request in self._engine.scheduler.withdraw(batch):
+        for request in map(sample_of, self._engine.scheduler.withdraw(batch)):
             if alone and request in self.suspects:
                 self._engine.fail(request, f"the model failed on this request: {error}", "step_failed")
             elif request not in self.suspects:
@@ -62,7 +62,7 @@ class FaultRecovery:
             passed = {id(entry.request) for entry in batch.entries}
             self.suspects = [request for request in self.suspects if id(request) not in passed]
 
-    def acquit(self, request: Request) -> None:
+    def acquit(self, request: Sample) -> None:
         """The request has ended, or can't run alone just now."""
         if request in self.suspects:
             self.suspects.remove(request)
@@ -74,7 +74,7 @@ class FaultRecovery:
         self.num_rebuilds += 1
         self._rebuilds_in_a_row += not isinstance(error, ENDS_PROCESS)
         suspect = self.next_suspect
-        unfinished: list[Request] = []
+        unfinished: list[Sample] = []
         for group in engine.groups:
             first = group.samples[0] if group.samples else None
             if first is not None and first.num_forks:

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens, frame_namespace
 from radixkv.config import EngineConfig
 from radixkv.engine.output_processor import SampleOutput
-from radixkv.engine.request_group import RequestGroup
+from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.request_state import Namespace
 
 if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
@@ -201,11 +201,11 @@ class RequestIntake:
             request.prompt_logprobs = [None]
         return self._group(request, encoded, params)
 
-    def forks(self, parent: Request) -> list[Request]:
+    def forks(self, parent: Sample) -> list[Sample]:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
         for i in range(1, parent.num_forks + 1):
-            fork = Request(
+            fork = Sample(
                 parent.request_id,
                 parent.tokens.view(),
                 parent.params,
@@ -231,9 +231,9 @@ class RequestIntake:
         request_id: str | None,
         namespace: Namespace,
         priority: int,
-    ) -> Request:
+    ) -> Sample:
         frame_namespace(namespace)  # raises if it is none
-        request = Request(
+        request = Sample(
             request_id if request_id is not None else f"req-{next(self._ids)}",
             prompt.token_ids,
             params,
@@ -245,7 +245,7 @@ class RequestIntake:
         return request
 
     @staticmethod
-    def _group(request: Request, prompt: EncodedPrompt, params: SamplingParams) -> RequestGroup:
+    def _group(request: Sample, prompt: EncodedPrompt, params: SamplingParams) -> RequestGroup:
         group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
         return group
 
@@ -253,7 +253,7 @@ class RequestIntake:
         """Tokens that can be generated after a prompt, in the context and in the pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size) - num_prompt_tokens
 
-    def _output(self, request: Request) -> SampleOutput:
+    def _output(self, request: Sample) -> SampleOutput:
         params = request.params
         room = self.room_after(request.num_prompt_tokens)
         return SampleOutput(

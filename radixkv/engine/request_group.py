@@ -8,6 +8,7 @@ from typing import Any
 
 from radixkv.engine.output_processor import SampleOutput
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request_state import Request
 
 
@@ -48,6 +49,24 @@ class StepResult:
     finished: list[RequestOutput] = field(default_factory=list)
 
 
+class Sample(Request):
+    """A request to the scheduler, with its text and stop conditions, its random stream, and its siblings.
+
+    Its maker sets all three.
+    """
+
+    __slots__ = ("group", "output", "sampling_state")
+    group: RequestGroup
+    output: SampleOutput
+    sampling_state: SamplingState
+
+
+def sample_of(request: Request) -> Sample:
+    """The scheduler gives back what it was given: all its requests are samples."""
+    assert isinstance(request, Sample)
+    return request
+
+
 @dataclass(slots=True)
 class RequestGroup:
     """All samples of one request as the user sees it."""
@@ -55,7 +74,7 @@ class RequestGroup:
     request_id: str
     prompt: str | None
     params: SamplingParams
-    samples: list[Request]
+    samples: list[Sample]
     error: str | None = None
     error_code: str | None = None
 
@@ -69,22 +88,20 @@ class RequestGroup:
         return self.params.num_samples > self.params.n
 
 
-def rank_samples(samples: Sequence[Request]) -> list[Request]:
+def rank_samples(samples: Sequence[Sample]) -> list[Sample]:
     """Samples by descending mean logprob of their tokens."""
 
-    def mean_logprob(request: Request) -> float:
-        output: SampleOutput = request.output
-        return output.cumulative_logprob / max(1, output.num_tokens)
+    def mean_logprob(request: Sample) -> float:
+        return request.output.cumulative_logprob / max(1, request.output.num_tokens)
 
     return sorted(samples, key=mean_logprob, reverse=True)
 
 
 def make_delta(
-    request: Request, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    request: Sample, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
 ) -> OutputDelta:
     """What a step adds to one sample, with how it ended if it did."""
-    output: SampleOutput = request.output
-    group: RequestGroup = request.group
+    output, group = request.output, request.group
     failed = output.finish_reason == "error"
     return OutputDelta(
         request.request_id,
@@ -106,7 +123,7 @@ def ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
     """The n best of best_of complete samples, each as one delta, by mean logprob of their tokens."""
     deltas = []
     for index, request in enumerate(rank_samples(group.samples)[: group.params.n]):
-        output: SampleOutput = request.output
+        output = request.output
         logprobs = list(output.logprobs) if group.params.logprobs is not None else None
         delta = make_delta(request, output.text, request.output_token_ids(), logprobs)
         delta.index = index
@@ -121,7 +138,7 @@ def collect_output(group: RequestGroup) -> RequestOutput:
     first = group.samples[0]
     outputs = []
     for index, request in enumerate(ranked[: params.n]):
-        output: SampleOutput = request.output
+        output = request.output
         wanted = params.logprobs is not None
         outputs.append(
             CompletionOutput(

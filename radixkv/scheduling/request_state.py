@@ -18,12 +18,12 @@ recomputing after a preemption): the scheduler knows only this difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.request import FinishReason, RequestTimes, SamplingParams
+from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -37,7 +37,7 @@ class TokenBuffer:
 
     __slots__ = ("_data", "last", "length")
 
-    def __init__(self, token_ids: Sequence[int] | npt.NDArray[Any], *, reserve: int = 64) -> None:
+    def __init__(self, token_ids: Sequence[int] | npt.NDArray[np.integer], *, reserve: int = 64) -> None:
         self.length = len(token_ids)
         self._data = np.empty(self.length + reserve, dtype=np.int32)
         self._data[: self.length] = token_ids
@@ -65,6 +65,8 @@ class TokenBuffer:
 class Request:
     """One sample of what a user asked for: its tokens so far, its parameters, its lease.
 
+    This is what the scheduler knows of it; the engine's `Sample` adds what becomes of its tokens.
+
     A request with `n` samples starts as one `Request` with `num_forks` = n - 1: once its prompt is computed
     the engine forks it, so that the prompt is computed and held once.
     """
@@ -73,7 +75,6 @@ class Request:
         "arrival_order",
         "cache_report",
         "finish_reason",
-        "group",
         "held_up_steps",
         "index",
         "is_promoted",
@@ -87,7 +88,6 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_scheduled",
-        "output",
         "overtaken_steps",
         "params",
         "priority",
@@ -96,7 +96,6 @@ class Request:
         "prompt_logprobs",
         "request_id",
         "resumed_at",
-        "sampling_state",
         "shares_blocks",
         "times",
         "tokens",
@@ -107,7 +106,7 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[Any],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
         params: SamplingParams,
         *,
         namespace: Namespace = "",
@@ -143,11 +142,7 @@ class Request:
         self.last_scheduled_step = -1
         self.cache_report: MissReport | None = None
         self.finish_reason: FinishReason | None = None
-        # Owned by the engine: text and stop strings, the random stream, the samples of one request.
-        self.output: Any = None
-        self.sampling_state: Any = None
-        self.group: Any = None
-        self.prompt_logprobs: list[Any] | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's first tokens, so far
 
     @property
     def num_tokens(self) -> int:
