@@ -35,7 +35,7 @@ class EngineConfig:
             tokens to compute; None: half the budget.
         max_queue: most waiting requests before new ones are refused.
         enable_prefix_caching: False computes every prompt in full.
-        eviction_policy: see `radixkv.cache.eviction.policies`.
+        eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
         scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`.

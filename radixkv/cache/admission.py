@@ -13,10 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import ref
 
 from radixkv.cache.insight.explain import DueReport
-from radixkv.cache.insight.report_queue import BATCH
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Node, Space
@@ -123,12 +121,9 @@ def _hit_path(cache: PrefixCache, node: Node) -> None:
 def _note_report(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk, skip: str | None) -> None:
     """Note what the lease's report will need, before anything is evicted for it."""
     if skip is not None:
-        lease._due = DueReport(-1, walk, lease.num_tokens, 0.0, 0, 0, skip)
-        return
-    latest = cache._reports.latest
-    latest.append((ref(lease), data, walk, cache._clock(), cache._ghosts.count))
-    if len(latest) >= BATCH:
-        cache._reports.flush()
+        lease.report_due(DueReport(-1, walk, lease.num_tokens, 0.0, 0, 0, skip))
+    else:
+        cache._reports.note(lease, lease._space, data, walk, cache._clock())
 
 
 def _account(cache: PrefixCache, lease: Lease, data: bytes, walk: Walk) -> None:

@@ -140,11 +140,15 @@ class Lease:
             elif due.moment >= 0:
                 self._cache._ghosts.catch_up(due.moment)
             if self._report is None:
-                self.settle_report()
+                self.complete_report()
         assert self._report is not None
         return self._report
 
-    def settle_report(self) -> None:
+    def report_due(self, due: DueReport) -> None:
+        """What the report needs is known now."""
+        self._due = due
+
+    def complete_report(self) -> None:
         """The ghost index stands where it stood at the acquire: compose the report now."""
         if self._report is None and self._due is not None:
             self._report = self._cache._explainer.complete(self._due, self._tokens, self.num_cached_tokens)

@@ -26,7 +26,8 @@ from radixkv.cache.admission import admit, check_room
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.cache.detach import retire
-from radixkv.cache.eviction.policies import EvictionPolicy, hook, make_policy
+from radixkv.cache.eviction.policy import EvictionPolicy, hook
+from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.holding import discard_from
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
@@ -78,7 +79,7 @@ class PrefixCache:
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block, at least 1.
-        policy: order of eviction: a name from `radixkv.cache.eviction.policies.POLICIES`, or a policy object.
+        policy: order of eviction: a name from `radixkv.cache.eviction.registry`, or a policy object.
         enabled: False: nothing is ever matched or kept.
         clock: seconds, for TTLs and ages.
         ghost_blocks: evicted blocks to remember (hashes only); None: 4 * num_blocks; 0: none.
@@ -115,7 +116,7 @@ class PrefixCache:
         self.enabled = enabled
         self.partial_reuse = partial_reuse
         self.explains = explain
-        self.policy = make_policy(policy)
+        self.policy = make_eviction_policy(policy)
         self._clock = clock
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
@@ -130,7 +131,9 @@ class PrefixCache:
         self._ghosts = GhostIndex(
             self._tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks
         )
-        self._explainer = Explainer(self, self._ghosts)
+        self._explainer = Explainer(
+            self._ghosts, self._public, clock, enabled=enabled, partial_reuse=partial_reuse
+        )
         self._advisor = Advisor(block_size)
         self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
         self.policy.attach(num_blocks, block_size, self._ghosts)
@@ -465,7 +468,8 @@ class PrefixCache:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         space = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, space)._walk
-        return self._explainer.dry(data, space, walk, admin)
+        elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
+        return self._explainer.dry(data, space, walk, elsewhere)
 
     def advice(self, limit: int = 10) -> list[BreakPoint]:
         """Where recent prompts broke off from cached ones, and what moving that place would bring."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from radixkv.cache.eviction.policies import EvictionPolicy, hook
+from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, HashFunction, Node, Space
 

@@ -28,7 +28,7 @@ class Fuzzer:
     """One random walk over the operations; the configuration itself is drawn from the seed."""
 
     def __init__(self, seed: int, policy: str | None = None) -> None:
-        from radixkv.cache.eviction.policies import POLICIES
+        from radixkv.cache.eviction.registry import POLICIES
 
         self.random = random.Random(seed)
         rnd = self.random

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from measuring import count_work
 
 from radixkv import PrefixCache
-from radixkv.cache.eviction.policies import POLICIES
+from radixkv.cache.eviction.registry import POLICIES
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:

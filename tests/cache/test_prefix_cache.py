@@ -11,7 +11,7 @@ import pytest
 from measuring import Work, count_work
 
 from radixkv import InvalidRequestError, LeaseError, OutOfBlocks, PrefixCache
-from radixkv.cache.eviction.policies import POLICIES
+from radixkv.cache.eviction.registry import POLICIES
 from radixkv.cache.insight.events import Residency
 from radixkv.cache.node import Node
 from radixkv.errors import ConfigError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from radixkv import PrefixCache
-from radixkv.cache.eviction.policies import POLICIES
+from radixkv.cache.eviction.registry import POLICIES
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NAMESPACES = st.sampled_from(["", "tenant", ("tenant", "salt")])

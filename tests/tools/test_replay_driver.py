@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_tools import build, plain_lru, random_paths
 
-from radixkv.cache.eviction.policies import POLICIES
+from radixkv.cache.eviction.registry import POLICIES
 from radixkv.errors import ConfigError
 from radixkv.tools.replay.bounds import infinite_bound, offline_optimum
 from radixkv.tools.replay.concurrent import ServiceRates, replay_concurrent

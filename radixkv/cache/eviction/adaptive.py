@@ -32,16 +32,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from radixkv.cache.eviction.policies import POLICIES, EvictionIndex, EvictionPolicy
+from radixkv.cache.eviction.index import CachedRun, EvictionIndex
+from radixkv.cache.eviction.policy import EvictionPolicy, RemovalMemory
 from radixkv.cache.eviction.reuse_statistics import EDGES, ReuseStatistics, age_bin
 from radixkv.cache.eviction.shadow_lru import ShadowLRU
 from radixkv.cache.keys import TOKEN_BYTES
-
-if TYPE_CHECKING:
-    from radixkv.cache.insight.ghost import GhostIndex
-    from radixkv.cache.node import Node
 
 _RHYTHMS = 6  # never, and five ranges of three bins each
 _USE_CLASSES = 6
@@ -160,7 +157,7 @@ class Adaptive(EvictionPolicy):
         mode = "guarded" if self._is_guarded else "learned"
         return f"Adaptive({mode}, {self._lost:+.0f} blocks lost to LRU, {len(self._history)} remembered)"
 
-    def attach(self, num_blocks: int, block_size: int, ghosts: GhostIndex) -> None:
+    def attach(self, num_blocks: int, block_size: int, ghosts: RemovalMemory) -> None:
         super().attach(num_blocks, block_size, ghosts)
         self._shadow = ShadowLRU(num_blocks)
         self._history_limit = _history_limit(num_blocks)
@@ -187,7 +184,7 @@ class Adaptive(EvictionPolicy):
             self._asked *= _BALANCE_DECAY
             self._lost *= _BALANCE_DECAY
 
-    def on_hit(self, node: Node) -> None:
+    def on_hit(self, node: CachedRun) -> None:
         self._begin()
         run = node.data
         if run is None:
@@ -217,7 +214,7 @@ class Adaptive(EvictionPolicy):
         run.request = now
         run.settle()
 
-    def on_insert(self, node: Node, num_blocks: int) -> None:
+    def on_insert(self, node: CachedRun, num_blocks: int) -> None:
         run = node.data
         first = len(node.blocks) - num_blocks
         if run is None:
@@ -233,7 +230,7 @@ class Adaptive(EvictionPolicy):
             self._statistics.add(self._now, _class_of(uses, run.rhythm), count)
         self._shadow.use(self._now, node.start // self.block_size + first, num_blocks)
 
-    def _recall(self, node: Node, run: _Run, first: int) -> tuple[list[tuple[int, int]], int | None]:
+    def _recall(self, node: CachedRun, run: _Run, first: int) -> tuple[list[tuple[int, int]], int | None]:
         """Hash the blocks from `first` on and look them up among the evicted ones.
 
         Returns (count, uses with this one) of stretches of blocks, and the last request that had used the
@@ -274,7 +271,7 @@ class Adaptive(EvictionPolicy):
         self._statistics.use(request, _class_of(uses, rhythm), self._now - request, count)
         return uses + 1
 
-    def _hash_before(self, node: Node, run: _Run) -> int:
+    def _hash_before(self, node: CachedRun, run: _Run) -> int:
         if run.hashes:
             return run.hashes[-1]
         parent = node.parent
@@ -303,28 +300,28 @@ class Adaptive(EvictionPolicy):
 
     # ------------------------------------------------------------------ choosing
 
-    def priority(self, node: Node) -> Any:
+    def priority(self, node: CachedRun) -> Any:
         run = node.data
         if run is None or not run.parts:
             return (-1, 0)
         return (run.tail_class(), run.request)
 
-    def trim_limit(self, node: Node) -> int:
+    def trim_limit(self, node: CachedRun) -> int:
         """Blocks at the node's end that are worth the same."""
         run = node.data
         return run.tail_length() if run is not None and run.parts else len(node.blocks)
 
-    def victim(self, index: EvictionIndex) -> Node:
+    def victim(self, index: EvictionIndex) -> CachedRun:
         while True:
             node = self._cheapest_by_age(index) if self._is_guarded else self._cheapest(index)
             if node.entry[0] == self.priority(node):
                 return node
             index.reprioritize(node)  # its last blocks went, and the ones before are of another class
 
-    def _cheapest(self, index: EvictionIndex) -> Node:
+    def _cheapest(self, index: EvictionIndex) -> CachedRun:
         """The oldest candidate of the class and bin of ages with the lowest worth."""
         now, worth = self._now, self._statistics.worth
-        node: Node | None = index.first()
+        node: CachedRun | None = index.first()
         best, lowest, oldest = index.first(), float("inf"), 0
         while node is not None:
             block_class, request = node.entry[0]
@@ -340,9 +337,9 @@ class Adaptive(EvictionPolicy):
                 node = index.first_from((block_class + 1, -1))
         return best
 
-    def _cheapest_by_age(self, index: EvictionIndex) -> Node:
+    def _cheapest_by_age(self, index: EvictionIndex) -> CachedRun:
         """The least recently used candidate."""
-        node: Node | None = index.first()
+        node: CachedRun | None = index.first()
         best = index.first()
         while node is not None:
             if node.entry[0][1] < best.entry[0][1]:
@@ -352,7 +349,7 @@ class Adaptive(EvictionPolicy):
 
     # ------------------------------------------------------------------ forgetting
 
-    def on_evict(self, node: Node, num_blocks: int) -> None:
+    def on_evict(self, node: CachedRun, num_blocks: int) -> None:
         run = node.data
         if run is None:
             return
@@ -384,13 +381,13 @@ class Adaptive(EvictionPolicy):
             for count, uses in run.cut(length):
                 self._drop((run.request, run.rhythm, uses), count)
 
-    def on_split(self, upper: Node, lower: Node) -> None:
+    def on_split(self, upper: CachedRun, lower: CachedRun) -> None:
         run = lower.data
         if run is not None:
             self._shorten(run, len(upper.blocks) + len(lower.blocks))
             upper.data = run.split(len(upper.blocks))
 
-    def on_remove(self, node: Node) -> None:
+    def on_remove(self, node: CachedRun) -> None:
         if node.data is not None:
             self._shorten(node.data, 0)
 
@@ -400,6 +397,3 @@ class Adaptive(EvictionPolicy):
         self._statistics.begin(self._now)
         self._shadow = ShadowLRU(self.num_blocks)
         self._shadow.begin(self._now)
-
-
-POLICIES[Adaptive.name] = Adaptive

@@ -15,16 +15,14 @@ The reasons, in the order in which they are tried for the first token that was n
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
 
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
+from radixkv.cache.node import Space
 from radixkv.cache.radix_tree import Walk
-
-if TYPE_CHECKING:
-    from radixkv.cache.node import Space
-    from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
 
 Reason = Literal[
     "hit",
@@ -48,7 +46,6 @@ REASONS: tuple[Reason, ...] = (
     "diverged",
     "first_seen",
 )
-MOST_NAMESPACES = 256  # others that an administrator's question looks into
 CACHE_IS_OFF = "prefix caching is off"
 
 
@@ -181,11 +178,27 @@ class DueReport(NamedTuple):
 
 
 class Explainer:
-    """Composes the reports of one cache."""
+    """Composes the reports of one cache.
 
-    def __init__(self, cache: PrefixCache, ghosts: GhostIndex) -> None:
-        self._cache = cache
+    Args:
+        enabled: False: nothing is ever looked up.
+        partial_reuse: whether parts of blocks are shared.
+    """
+
+    def __init__(
+        self,
+        ghosts: GhostIndex,
+        public: PublicPrefixes,
+        clock: Callable[[], float],
+        *,
+        enabled: bool,
+        partial_reuse: bool,
+    ) -> None:
         self._ghosts = ghosts
+        self._public = public
+        self._clock = clock
+        self._enabled = enabled
+        self._partial_reuse = partial_reuse
 
     def complete(self, due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
         """The report of a lease whose `tokens` begin with the prompt; the ghost index is at its moment."""
@@ -200,30 +213,23 @@ class Explainer:
             )
         return _classify(tokens, num_tokens, cached, walk, record, due.at, None)
 
-    def dry(self, data: bytes, space: Space | None, walk: Walk | None, admin: bool) -> MissReport:
-        """The report that a lease would get now; `admin`: other namespaces count, too."""
-        cache = self._cache
+    def dry(self, data: bytes, space: Space, walk: Walk | None, elsewhere: int | None) -> MissReport:
+        """The report that a lease would get now.
+
+        Args:
+            elsewhere: leading tokens that are cached in another namespace; None: not to be told.
+        """
         num_tokens = len(data) // TOKEN_BYTES
-        if not cache.enabled:
+        if not self._enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
         depth = found = 0
         if walk is not None:
             depth, found = walk.depth, walk.depth + walk.partial
-        cached = min(found if cache.partial_reuse else depth, num_tokens - 1)
-        record = None
-        if space is not None:
-            self._ghosts.catch_up()
-            seed, mark = cache._public.seed_and_mark(data, space, depth)
-            record = self._ghosts.find(data, num_tokens, seed, depth, found, mark)
-        elsewhere = self._found_elsewhere(data, space) if admin else None
-        return _classify(data, num_tokens, cached, walk, record, cache._clock(), elsewhere)
-
-    def _found_elsewhere(self, data: bytes, space: Space | None) -> int:
-        """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""
-        others = (other for other in reversed(self._cache._tree.roots) if other is not space)
-        lookup = self._cache._lookup
-        latest = islice(others, MOST_NAMESPACES)
-        return max((lookup.match(data, other).num_tokens for other in latest), default=0)
+        cached = min(found if self._partial_reuse else depth, num_tokens - 1)
+        self._ghosts.catch_up()
+        seed, mark = self._public.seed_and_mark(data, space, depth)
+        record = self._ghosts.find(data, num_tokens, seed, depth, found, mark)
+        return _classify(data, num_tokens, cached, walk, record, self._clock(), elsewhere)
 
 
 def _classify(

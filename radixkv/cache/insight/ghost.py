@@ -7,9 +7,9 @@ hashed, in their order, when somebody asks; those that age out unasked never are
     notes     [removal 7] [removal 8] [removal 9]        not hashed yet; at most `capacity` blocks
     readers              ^ 8: a report not read yet       what it finds must not depend on removals 8 and 9
 
-A *reader* is a lease whose report is due: its `settle_report` is called when the notes before its moment are
-hashed and those after it are not. So a report read late tells of the moment of its acquire, even when the
-same blocks came and went since.
+A *reader* is a lease whose report is due: its `complete_report` is called when the notes before its moment
+have been hashed and those after it have not. So a report read late tells of the moment of its acquire, even
+when the same blocks came and went since.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class GhostIndex:
             while readers and readers[0][0] <= hashed:
                 reader = readers.popleft()[1]()
                 if reader is not None:
-                    reader.settle_report()
+                    reader.complete_report()
             if hashed >= moment:
                 return
             self._hash(self._take_first())

@@ -7,55 +7,66 @@ of the moment of their acquire; lookups that parted from something cached go to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import ref
 
 from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import DueReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.node import Space
 from radixkv.cache.radix_tree import Walk
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-
-if TYPE_CHECKING:
-    from radixkv.cache.lease import Lease
 
 BATCH = 16
 
 
+class ReportHolder(Protocol):
+    """What a report is for: a lease. It may be gone before anybody asks."""
+
+    def report_due(self, due: DueReport) -> None:
+        """What the report needs is known now."""
+
+    def complete_report(self) -> None:
+        """The ghost index stands where it stood at the acquire: compose the report now."""
+
+
 class ReportQueue:
-    """The latest acquires of one cache.
+    """The latest acquires of one cache."""
 
-    Attributes:
-        latest: (lease, prompt, where the lookup ended, clock seconds, removals before), not looked at yet.
-    """
-
-    __slots__ = ("_advisor", "_ghosts", "_public", "latest")
+    __slots__ = ("_advisor", "_ghosts", "_latest", "_public")
 
     def __init__(self, ghosts: GhostIndex, advisor: Advisor, public: PublicPrefixes) -> None:
-        self.latest: list[tuple[ref[Lease], bytes, Walk, float, int]] = []
+        # holder, namespace, prompt, where the lookup ended, clock seconds, removals before
+        self._latest: list[tuple[ref[ReportHolder], Space, bytes, Walk, float, int]] = []
         self._ghosts = ghosts
         self._advisor = advisor
         self._public = public
         ghosts.before_reading = self.flush
 
+    def note(self, holder: ReportHolder, space: Space, data: bytes, walk: Walk, at: float) -> None:
+        """An acquire is about to take its blocks. Amortised O(1)."""
+        self._latest.append((ref(holder), space, data, walk, at, self._ghosts.count))
+        if len(self._latest) >= BATCH:
+            self.flush()
+
     def flush(self) -> None:
         """Look at the latest acquires. Amortised O(1) each."""
-        latest = self.latest[:]
-        self.latest.clear()
+        latest = self._latest[:]
+        self._latest.clear()
         public, advisor, watch = self._public, self._advisor, self._ghosts.watch
-        for reference, data, walk, now, moment in latest:
+        for reference, space, data, walk, now, moment in latest:
             num_tokens = len(data) // TOKEN_BYTES
             found = walk[1] + walk[2]
             is_missing = found < num_tokens - 1
-            lease = reference()
-            if lease is not None:
-                seed, mark = lease._space.seed, 0
+            holder = reference()
+            if holder is not None:
+                seed, mark = space.seed, 0
                 if public.prefixes:
-                    seed, mark = public.seed_and_mark(data, lease._space, walk[1])
+                    seed, mark = public.seed_and_mark(data, space, walk[1])
                 if not (moment and is_missing):
                     moment = -1
-                lease._due = DueReport(moment, walk, num_tokens, now, seed, mark, None)
+                holder.report_due(DueReport(moment, walk, num_tokens, now, seed, mark, None))
                 if moment >= 0:
                     watch(reference, moment)
             if is_missing and found and walk[5]:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.eviction.policies import hook
+from radixkv.cache.eviction.policy import hook
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import GroupOrder, QuotaGroup

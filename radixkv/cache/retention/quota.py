@@ -12,7 +12,7 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
-from radixkv.cache.eviction.policies import EvictionPolicy
+from radixkv.cache.eviction.policy import EvictionPolicy
 from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
 from radixkv.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from radixkv.cache.eviction.policies import POLICIES, make_policy
+from radixkv.cache.eviction.registry import POLICIES, make_eviction_policy
 from radixkv.errors import ConfigError
 from radixkv.tools.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.tools.replay.options import (
@@ -44,7 +44,7 @@ def parse_policies(text: str) -> list[str]:
     if not names:
         raise ConfigError(f"--policy names no policy; there are {', '.join(sorted(POLICIES))}")
     for name in names:
-        make_policy(name)
+        make_eviction_policy(name)
     return names
 
 

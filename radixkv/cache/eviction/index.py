@@ -1,0 +1,114 @@
+"""The candidates of eviction in their order: updated leaf by leaf, never rebuilt."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from sortedcontainers import SortedList
+
+
+class CachedRun(Protocol):
+    """What a policy may use of a node: a run of cached blocks.
+
+    Attributes:
+        data: the policy's own, None at first; the only one that it may write.
+        entry: (priority, serial, run) while it is a candidate, else None.
+        start: tokens before it: its depth.
+        key: its tokens, four bytes each.
+        blocks: its block ids.
+        num_children: its fan-out.
+        last_access: the cache's use counter when it was used last; exact for leaves.
+        hits: leases that found it; kept if the policy's `tracks_path` is true.
+        space: its namespace: `key`, and `group.index`, where it is a candidate.
+        parent: the run before it.
+    """
+
+    data: Any
+    entry: Any
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def key(self) -> bytearray: ...
+    @property
+    def blocks(self) -> array[int]: ...
+    @property
+    def num_children(self) -> int: ...
+    @property
+    def last_access(self) -> int: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def space(self) -> Any: ...
+    @property
+    def parent(self) -> CachedRun | None: ...
+
+
+class EvictionIndex:
+    """The candidates of one quota group in order of eviction. All operations O(log n).
+
+    Args:
+        priority: the policy's.
+
+    Attributes:
+        on_change: called after a candidate came, went or moved.
+    """
+
+    __slots__ = ("_entries", "_priority", "_serial", "on_change")
+
+    def __init__(self, priority: Callable[[CachedRun], Any]) -> None:
+        self._priority = priority
+        self._entries: Any = SortedList()
+        self._serial = 0
+        self.on_change: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, node: CachedRun) -> None:
+        """Make a leaf a candidate; on equal priority the one added earlier goes first."""
+        self._serial = serial = self._serial + 1
+        node.entry = entry = (self._priority(node), serial, node)
+        self._entries.add(entry)
+        if self.on_change is not None:
+            self.on_change()
+
+    def remove(self, node: CachedRun) -> None:
+        """The leaf is no longer a candidate."""
+        self._entries.remove(node.entry)
+        node.entry = None
+        if self.on_change is not None:
+            self.on_change()
+
+    def clear(self) -> None:
+        """Forget all candidates, without touching them. O(1) but for memory."""
+        self._entries = SortedList()
+        if self.on_change is not None:
+            self.on_change()
+
+    def reprioritize(self, node: CachedRun) -> None:
+        """Ask the policy for the candidate's priority again and move it there."""
+        self.remove(node)
+        self.add(node)
+
+    def first(self) -> CachedRun:
+        """The candidate with the lowest priority."""
+        return self._entries[0][2]
+
+    def first_priority(self) -> Any:
+        """The lowest priority."""
+        return self._entries[0][0]
+
+    def first_from(self, priority: Any) -> CachedRun | None:
+        """The first candidate with at least this priority, or None."""
+        i = self._entries.bisect_left((priority,))
+        return self._entries[i][2] if i < len(self._entries) else None
+
+    def __iter__(self) -> Iterator[CachedRun]:
+        return (entry[2] for entry in self._entries)
+
+    def nodes(self) -> list[CachedRun]:
+        """All candidates in order. O(n)."""
+        return [entry[2] for entry in self._entries]

@@ -1,0 +1,127 @@
+"""What an eviction policy is: the base class, and the events it is told of.
+
+Candidates are the leaves that no lease, pin or pending copy protects. The index keeps them sorted by the
+priority that the policy gives them when they become candidates, lowest first. The tree trims the chosen leaf
+from its tail, block by block, for as long as it stays first.
+
+How to write a policy
+---------------------
+Subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to `registry.py`. The
+hooks, in the order in which a request causes them:
+
+1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
+2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
+3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
+4. `on_ghost_hit(depth, record)`, *only if* `uses_ghosts` is true: the first block it missed had been removed;
+   `record.policy_data` is what `ghost_data` returned then (`ghost_of(node, index)` asks for any block);
+5. `on_insert(node, num_blocks)`: the request's new blocks joined the tree at the end of `node`;
+6. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
+
+And around evictions: `victim(index)` chooses (override it to give second chances; `index.reprioritize(node)`
+moves a candidate, `index.first_from(priority)` looks further, iterating yields all in order);
+`on_evict(node, num_blocks)` comes before a trim, `ghost_data(node)` is stored with the blocks' ghosts,
+`on_remove(node)` when a node leaves the tree, `on_split(upper, lower)` after a node was cut (`lower` is the
+old object), `on_reset()` when the whole tree was forgotten.
+
+What a policy may read of a node says `CachedRun`; it may write `data` and nothing else. `self.tick` is the
+use counter now; `self.num_blocks` and `self.block_size` describe the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from radixkv.cache.eviction.index import CachedRun, EvictionIndex
+
+
+class Removal(Protocol):
+    """When, why and by what blocks were removed; see `radixkv.cache.insight.ghost`."""
+
+    reason: str
+    at: float
+    by: str
+    policy_data: Any
+
+
+class RemovalMemory(Protocol):
+    """Remembers what was removed."""
+
+    def find_block(self, node: Any, index: int) -> Removal | None:
+        """What removed the whole block at `index` of a node earlier; None: not known."""
+
+
+class EvictionPolicy:
+    """Base of the policies; see the module's text for the order of the hooks."""
+
+    name = ""
+    tracks_path = False  # whether on_hit is called for every node of a matched path, and `hits` counted
+    uses_ghosts = False  # whether on_ghost_hit is called
+
+    def __init__(self) -> None:
+        self.tick = 0
+        self.num_blocks = 0
+        self.block_size = 0
+        self.ghosts: RemovalMemory | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def attach(self, num_blocks: int, block_size: int, ghosts: RemovalMemory) -> None:
+        """Called once by the cache with the size of the pool and its memory of removed blocks."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ghosts = ghosts
+
+    def priority(self, node: CachedRun) -> Any:
+        """What the leaf is worth now; lowest goes first. Comparable with this policy's other priorities."""
+        raise NotImplementedError
+
+    def new_index(self) -> EvictionIndex:
+        """An index for one group's candidates; override it to count something as they come and go."""
+        return EvictionIndex(self.priority)
+
+    def victim(self, index: EvictionIndex) -> CachedRun:
+        """The candidate to trim next; the index is not empty."""
+        return index.first()
+
+    def trim_limit(self, node: CachedRun) -> int:
+        """How many of the victim's last blocks may go before `victim` is asked again."""
+        return len(node.blocks)
+
+    def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """A request of `num_tokens` came and found `num_hit_tokens` cached."""
+
+    def on_hit(self, node: CachedRun) -> None:
+        """A request's matched path contains the whole of `node`."""
+
+    def on_ghost_hit(self, depth: int, record: Removal) -> None:
+        """The first block a request missed, at token `depth`, had been evicted."""
+
+    def on_insert(self, node: CachedRun, num_blocks: int) -> None:
+        """`num_blocks` new blocks joined `node`, at its end."""
+
+    def on_split(self, upper: CachedRun, lower: CachedRun) -> None:
+        """A node was cut; `lower` is the old object, `upper` a new one above it."""
+        upper.data = lower.data
+
+    def on_evict(self, node: CachedRun, num_blocks: int) -> None:
+        """The last `num_blocks` blocks of `node` are about to go."""
+
+    def on_remove(self, node: CachedRun) -> None:
+        """`node` is about to leave the tree."""
+
+    def on_reset(self) -> None:
+        """The whole tree was forgotten; `on_remove` is not called for its nodes."""
+
+    def ghost_of(self, node: CachedRun, index: int) -> Removal | None:
+        """What removed the block at `index` of the node when it was cached before, or None. O(segment)."""
+        return self.ghosts.find_block(node, index) if self.ghosts is not None else None
+
+    def ghost_data(self, node: CachedRun) -> Any:
+        """Something small to remember with the evicted blocks of `node`."""
+        return None
+
+
+def hook(policy: EvictionPolicy, name: str) -> Any:
+    """The policy's own method of this name; None where it leaves the base's, which does nothing."""
+    return None if getattr(type(policy), name) is getattr(EvictionPolicy, name) else getattr(policy, name)
