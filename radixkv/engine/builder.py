@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv.cache.eviction.policies import make_policy
+from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
@@ -54,7 +54,8 @@ def build_engine(config: EngineConfig) -> Engine:
         ModelLoadError: the model can't be had or served.
     """
     phases = StartupPhases.since_process_start("imports")
-    make_policy(config.eviction_policy)  # nobody should wait for the model to hear of a name that is none
+    # Nobody should wait for the model to hear of a name that is none.
+    make_eviction_policy(config.eviction_policy)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with phases.phase("model"):
