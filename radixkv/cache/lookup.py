@@ -114,7 +114,7 @@ class Lookup:
 
     def found_elsewhere(self, data: bytes, space: Space) -> int:
         """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""
-        others = (other for other in reversed(self._roots) if other is not space)
+        others = (other for other in reversed(self._tree.roots) if other is not space)
         return max(
             (self.match(data, other).num_tokens for other in islice(others, MOST_NAMESPACES)), default=0
         )
