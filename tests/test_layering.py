@@ -56,8 +56,6 @@ FILES_IN_CYCLES = {
     "radixkv.engine.builder",
     "radixkv.engine.engine",
     "radixkv.engine.fault_recovery",
-    "radixkv.model.cpu.int8_layers",
-    "radixkv.model.cpu.quantized_linear",
 }
 FILES_THAT_REACH_PRIVATE_ATTRIBUTES = {
     "radixkv.cache.admission",
