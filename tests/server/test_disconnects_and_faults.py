@@ -218,6 +218,26 @@ def test_a_client_that_reads_nothing_is_aborted_and_gets_few_tokens() -> None:
     assert given < 3000, "what nobody reads is not generated"
 
 
+def test_the_access_log_names_the_request_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(asked: Asked, given: int) -> BaseException | None:
+        return RequestFailedError("NaN", code="nan_logits") if "bad" in asked.text and given else None
+
+    caplog.set_level("INFO", logger="radixkv.access")
+    with live_server(ScriptedEngine(fail=fail), access_log=True) as server, server.http() as client:
+        for name, body in (
+            ("fine", chat("say:fine")),
+            ("wrong", chat("x", temperature=-1)),
+            ("broken", chat("bad", stream=True)),
+        ):
+            client.post(CHAT, json=body, headers={"x-request-id": name})
+    fine, wrong, broken = (record.getMessage() for record in caplog.records)
+    assert fine.endswith("id=fine")
+    assert "error=" not in fine
+    assert wrong.endswith(" error=invalid_value id=wrong")
+    assert " 200! " in broken
+    assert broken.endswith(" error=nan_logits id=broken")
+
+
 def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
     with server.http() as client:
         assert client.get("/health").json() == {"status": "ok"}

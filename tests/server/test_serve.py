@@ -137,6 +137,22 @@ def test_what_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     assert process.popen.returncode == 0
 
 
+@pytest.mark.parametrize("process", [0.2], indirect=True)
+def test_a_whole_answer_that_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
+    sock = socket.create_connection(("127.0.0.1", process.port), timeout=30)
+    sock.sendall(
+        raw_request("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hello"}]})
+    )
+    while "radixkv_requests_" not in httpx.get(f"http://127.0.0.1:{process.port}/metrics").text:
+        pass
+    process.popen.send_signal(signal.SIGTERM)
+    answer = drain(sock)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
+    assert process.line() == "closed True"
+    assert "Traceback" not in process.errors()
+
+
 def test_a_second_signal_ends_at_once(process: Process) -> None:
     sock, _ = process.stream()
     process.popen.send_signal(signal.SIGTERM)

@@ -190,7 +190,7 @@ def test_access_lines_can_not_be_forged() -> None:
     line = access_line(scope, record)
     assert "\n" not in line
     assert line.startswith("10.0.0.1 GET /x\\n10.0.0.2 GET /y 200 200 ")
-    assert line.endswith("prompt=9 cached=8 output=0 key=alice")
+    assert line.endswith("prompt=9 cached=8 output=0 key=alice id=req_1")
 
 
 async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncGenerator[int]:

@@ -69,7 +69,9 @@ class ErrorBoundary:
 
     def _response(self, scope: Scope, error: BaseException) -> Response:
         api_error = to_api_error(error)
-        body = self.dialects.of(scope["path"]).error_body(api_error, record_of(scope).request_id)
+        record = record_of(scope)
+        record.error_code = api_error.code or ""
+        body = self.dialects.of(scope["path"]).error_body(api_error, record.request_id)
         return Response(
             dump(body), api_error.status, headers=api_error.headers, media_type="application/json"
         )

@@ -88,4 +88,7 @@ def access_line(scope: Scope, record: RequestRecord) -> str:
         )
     if record.tenant:
         words.append(f"key={record.tenant}")
+    if record.error_code:
+        words.append(f"error={record.error_code}")
+    words.append(f"id={record.request_id}")
     return " ".join(words)

@@ -21,6 +21,7 @@ class RequestRecord:
         status: HTTP status sent; 499 when the client left first; None before either.
         prompt_tokens, cached_tokens, completion_tokens: as in `usage`.
         failed: an error was sent inside a stream that had begun with status 200.
+        error_code: of the error that was answered or sent; empty: none, or one without a code.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     failed: bool = False
+    error_code: str = ""
 
     @property
     def age_s(self) -> float:

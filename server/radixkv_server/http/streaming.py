@@ -94,7 +94,9 @@ class EventStream(Response):
             self._record.failed = True
             if not is_expected(error):
                 logger.error("unexpected error in a stream", exc_info=error)
-        await self._write(send, self._dialect.error_event(to_api_error(error), self._record.request_id))
+        api_error = to_api_error(error)
+        self._record.error_code = api_error.code or ""
+        await self._write(send, self._dialect.error_event(api_error, self._record.request_id))
         await self._end(send)
 
     async def _ping(self, send: Send) -> None:
