@@ -41,6 +41,11 @@ class EncodedTokens:
     def __repr__(self) -> str:
         return f"EncodedTokens({len(self)} tokens)"
 
+    @property
+    def array(self) -> npt.NDArray[np.int32]:
+        """The token ids, int32 [len], read-only. O(1)."""
+        return np.frombuffer(self.data, _INT32)
+
 
 TokenIds = Sequence[int] | npt.NDArray[Any] | EncodedTokens
 Namespace = str | tuple[str, ...]

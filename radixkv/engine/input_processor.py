@@ -45,7 +45,7 @@ class EncodedPrompt:
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Its tokens, int32 [len], read-only. O(1)."""
-        return np.frombuffer(self.tokens.data, dtype="<i4")
+        return self.tokens.array
 
 
 Prompt = str | TokenIds | EncodedPrompt
@@ -235,7 +235,7 @@ class RequestIntake:
         frame_namespace(namespace)  # raises if it is none
         request = Sample(
             request_id if request_id is not None else f"req-{next(self._ids)}",
-            prompt.token_ids,
+            prompt.tokens,
             params,
             namespace=namespace,
             priority=priority,

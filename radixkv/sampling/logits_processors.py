@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixkv.request import SamplingParams
@@ -89,7 +90,7 @@ class RepetitionPenalty(LogitsProcessor):
 
     stage = 1
 
-    def __init__(self, penalty: float, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, penalty: float, prompt_token_ids: Sequence[int] | npt.NDArray[np.integer]) -> None:
         self.penalty = penalty
         self.seen = _TokenCounts.of(prompt_token_ids)
 
@@ -179,7 +180,9 @@ class MinTokens(LogitsProcessor):
 
 
 def make_processors(
-    params: SamplingParams, prompt_token_ids: Sequence[int], end_token_ids: Collection[int]
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
+    end_token_ids: Collection[int],
 ) -> list[LogitsProcessor]:
     """The processors that a request needs, in no particular order; most requests need none."""
     processors: list[LogitsProcessor] = []
@@ -227,7 +230,7 @@ class _TokenCounts:
         self._history: list[int] = []
 
     @classmethod
-    def of(cls, token_ids: Sequence[int]) -> _TokenCounts:
+    def of(cls, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> _TokenCounts:
         """The counts of a prompt; its tokens can't be taken away. O(n log n)."""
         counts = cls()
         counts._tokens, found = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)

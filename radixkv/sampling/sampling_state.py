@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from radixkv.request import SamplingParams
 from radixkv.sampling.logits_processors import LogitsProcessor, make_processors
@@ -57,7 +58,7 @@ class SamplingState:
         self,
         params: SamplingParams,
         seed: int,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
         end_token_ids: Collection[int],
     ) -> None:
         self._random = RandomStream(seed)

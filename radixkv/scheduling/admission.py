@@ -133,7 +133,7 @@ class Admission:
             self._share_decodes(plan, request)
         try:
             lease = self._cache.acquire(
-                request.tokens.view(), request.namespace, match=self._matches.match(request), skip=skip
+                request.tokens.encoded, request.namespace, match=self._matches.match(request), skip=skip
             )
         except OutOfBlocks:
             return AdmissionResult.NO_BLOCKS

@@ -47,13 +47,13 @@ class MatchCache:
         for request in chosen:
             match = request.match
             if match is None or not (is_current(match) or is_produced(request)):
-                request.match = self._cache.match(request.tokens.view(), request.namespace)
+                request.match = self._cache.match(request.tokens.encoded, request.namespace)
         self._all_are_current = chosen is requests
         lengths: list[int] = []
         for request in requests:
             match = request.match
             if match is None:
-                match = request.match = self._cache.match(request.tokens.view(), request.namespace)
+                match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
             lengths.append(match.num_tokens)
         return lengths
 
@@ -61,7 +61,7 @@ class MatchCache:
         """The request's cached prefix."""
         match = request.match
         if match is None or not (self._all_are_current or self._cache.is_current(match)):
-            match = request.match = self._cache.match(request.tokens.view(), request.namespace)
+            match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
         return match
 
     def available(self, request: Request) -> int:

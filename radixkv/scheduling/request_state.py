@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.cache.keys import EncodedTokens, encode_tokens
 from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -33,11 +34,21 @@ Namespace = str | tuple[str, ...]
 
 
 class TokenBuffer:
-    """Prompt and output token ids in one growing int32 array that the cache reads without copies."""
+    """Prompt and output token ids in one growing int32 array.
 
-    __slots__ = ("_data", "last", "length")
+    Args:
+        token_ids: the first ones; what was encoded for the cache already is not encoded again.
+    """
 
-    def __init__(self, token_ids: Sequence[int] | npt.NDArray[np.integer], *, reserve: int = 64) -> None:
+    __slots__ = ("_data", "_encoded", "last", "length")
+
+    def __init__(
+        self, token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens, *, reserve: int = 64
+    ) -> None:
+        self._encoded: EncodedTokens | None = None
+        if isinstance(token_ids, EncodedTokens):
+            self._encoded = token_ids
+            token_ids = token_ids.array
         self.length = len(token_ids)
         self._data = np.empty(self.length + reserve, dtype=np.int32)
         self._data[: self.length] = token_ids
@@ -57,9 +68,12 @@ class TokenBuffer:
         """Tokens [start, end) as an int32 view, valid until the next append."""
         return self._data[start : self.length if end is None else end]
 
-    def copy(self) -> TokenBuffer:
-        """An independent copy."""
-        return TokenBuffer(self.view())
+    @property
+    def encoded(self) -> EncodedTokens:
+        """All tokens as the cache compares them. O(1) until one is appended, then O(tokens) once."""
+        if self._encoded is None or len(self._encoded) != self.length:
+            self._encoded = EncodedTokens(encode_tokens(self.view()))
+        return self._encoded
 
 
 class Request:
@@ -106,7 +120,7 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens,
         params: SamplingParams,
         *,
         namespace: Namespace = "",
