@@ -15,7 +15,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.startup import StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
-from radixkv.model.cpu_paths import make_thread_control
+from radixkv.model.cpu.thread_control import ThreadControl
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
@@ -136,7 +136,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
-        before_step=make_thread_control() if adapts else None,
+        thread_control=ThreadControl(torch.get_num_threads()) if adapts else None,
     )
     cache = PrefixCache(
         spec.num_blocks,

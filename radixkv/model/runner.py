@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,9 @@ import numpy as np
 import torch
 
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
-from radixkv.model.cpu_paths import rewrite_layers
+from radixkv.model.cpu.packed_linear import pack_linear_layers
+from radixkv.model.cpu.quantized_linear import quantize_linear_layers
+from radixkv.model.cpu.thread_control import ThreadControl
 from radixkv.model.cuda_graphs import DecodeGraphs
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.scheduling.batch import Batch
@@ -79,7 +80,7 @@ class ModelRunner:
             `radixkv.model.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
-        before_step: called before each step; it may change the number of threads.
+        thread_control: asked before each step how many threads to compute with.
     """
 
     def __init__(
@@ -94,15 +95,18 @@ class ModelRunner:
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
-        before_step: Callable[[], None] | None = None,
+        thread_control: ThreadControl | None = None,
     ) -> None:
-        self._before_step = before_step
+        self.thread_control = thread_control
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
         release_file_pages(weights)  # the checks at load have read all
-        rewrite_layers(loaded.model, quantization)
+        if quantization is not None:
+            quantize_linear_layers(loaded.model)
+        elif self.device.type == "cpu":
+            pack_linear_layers(loaded.model)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
@@ -136,8 +140,8 @@ class ModelRunner:
         Returns:
             Logits [S, V] of `batch.logit_rows`, in the model's dtype.
         """
-        if self._before_step is not None:
-            self._before_step()
+        if self.thread_control is not None:
+            self.thread_control.before_step()
         for group in batch.copy_groups:
             self.backend.copy_blocks(self.kv, group)
         plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
