@@ -139,12 +139,12 @@ def test_what_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
 
 @pytest.mark.parametrize("process", [0.2], indirect=True)
 def test_a_whole_answer_that_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
+    request = raw_request("/v1/completions", {"prompt": "say:hello"})
+    head, _, body = request.replace(b"Host:", b"Expect: 100-continue\r\nHost:").partition(b"\r\n\r\n")
     sock = socket.create_connection(("127.0.0.1", process.port), timeout=30)
-    sock.sendall(
-        raw_request("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hello"}]})
-    )
-    while "radixkv_requests_" not in httpx.get(f"http://127.0.0.1:{process.port}/metrics").text:
-        pass
+    sock.sendall(head + b"\r\n\r\n")
+    assert sock.recv(65536).startswith(b"HTTP/1.1 100 "), "the server has begun with the request"
+    sock.sendall(body)
     process.popen.send_signal(signal.SIGTERM)
     answer = drain(sock)
     assert answer.startswith(b"HTTP/1.1 503 ")
