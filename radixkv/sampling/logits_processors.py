@@ -15,10 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from radixkv.request import SamplingParams
+
+#: A list of ids, or an integer array.
+TokenIds = Sequence[int] | np.ndarray[Any, Any]
 
 
 class LogitsProcessor(ABC):
@@ -90,7 +92,7 @@ class RepetitionPenalty(LogitsProcessor):
 
     stage = 1
 
-    def __init__(self, penalty: float, prompt_token_ids: Sequence[int] | npt.NDArray[np.integer]) -> None:
+    def __init__(self, penalty: float, prompt_token_ids: TokenIds) -> None:
         self.penalty = penalty
         self.seen = _TokenCounts.of(prompt_token_ids)
 
@@ -180,9 +182,7 @@ class MinTokens(LogitsProcessor):
 
 
 def make_processors(
-    params: SamplingParams,
-    prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
-    end_token_ids: Collection[int],
+    params: SamplingParams, prompt_token_ids: TokenIds, end_token_ids: Collection[int]
 ) -> list[LogitsProcessor]:
     """The processors that a request needs, in no particular order; most requests need none."""
     processors: list[LogitsProcessor] = []
@@ -230,7 +230,7 @@ class _TokenCounts:
         self._history: list[int] = []
 
     @classmethod
-    def of(cls, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> _TokenCounts:
+    def of(cls, token_ids: TokenIds) -> _TokenCounts:
         """The counts of a prompt; its tokens can't be taken away. O(n log n)."""
         counts = cls()
         counts._tokens, found = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from radixkv.request import SamplingParams
-from radixkv.sampling.logits_processors import LogitsProcessor, make_processors
+from radixkv.sampling.logits_processors import LogitsProcessor, TokenIds, make_processors
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -58,7 +57,7 @@ class SamplingState:
         self,
         params: SamplingParams,
         seed: int,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer],
+        prompt_token_ids: TokenIds,
         end_token_ids: Collection[int],
     ) -> None:
         self._random = RandomStream(seed)

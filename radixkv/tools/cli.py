@@ -189,11 +189,15 @@ def chat(
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="Embedded model or hub id.")] = EMBEDDED_MODEL,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Fetch its Python code, too; nothing is run."),
+    ] = False,
 ) -> None:
     """Fetch (and convert) a model ahead of time; print its folder."""
     from radixkv.model.loading.loader import pull as pull_model
 
-    print(pull_model(name))
+    print(pull_model(name, trust_remote_code=trust_remote_code))
 
 
 @app.command()

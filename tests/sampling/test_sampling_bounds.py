@@ -53,7 +53,7 @@ def test_tiny_temperatures_are_greedy(temperature: float, more: dict[str, Any]) 
 )
 def test_what_would_overflow_is_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(InvalidRequestError, match=f"{name} must be") as caught:
-        SamplingParams(**{name: value})
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert caught.value.param == name
 
 

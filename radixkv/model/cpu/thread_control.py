@@ -5,7 +5,8 @@ program takes a core, the thread on that core waits for a turn of milliseconds i
 the others spin at the barrier: a step of two threads on two cores was measured to become twenty times
 slower. A step of one thread stays as fast as it is, as long as one core is free. So `ThreadControl` watches
 how long this process's threads wait for a core, and computes with fewer threads while that is a sizeable
-share of the time.
+share of the time. Packed, fused and int8 layers and the attention compute the same bits with any number of
+threads; products that are left to a library (those of experts, say) may differ in the last ones.
 """
 
 from __future__ import annotations
