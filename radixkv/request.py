@@ -6,7 +6,7 @@ a request lives in `radixkv.scheduling.request_state`.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -34,7 +34,9 @@ def _require(condition: bool, param: str, message: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _is_int(value: object) -> bool:
@@ -94,6 +96,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._check_lengths()
+        self._check_distribution()
+        self._check_counts()
+        self._check_stops()
+
+    def _check_lengths(self) -> None:
         if self.max_tokens is not None:
             _require(
                 _is_int(self.max_tokens) and self.max_tokens >= 1,
@@ -111,6 +119,8 @@ class SamplingParams:
                 "min_tokens",
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
+
+    def _check_distribution(self) -> None:
         for name, low, high in (
             ("temperature", 0.0, MAX_TEMPERATURE),
             ("min_p", 0.0, 1.0),
@@ -134,6 +144,16 @@ class SamplingParams:
             "top_k",
             f"top_k must be -1 or 0 (all tokens) or a positive integer, not {self.top_k!r}",
         )
+        if self.logit_bias is not None:
+            for token, bias in self.logit_bias.items():
+                _require(
+                    _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100,
+                    "logit_bias",
+                    "logit_bias maps token ids (integers >= 0) to numbers from -100 to 100, "
+                    f"not {token!r}: {bias!r}",
+                )
+
+    def _check_counts(self) -> None:
         _require(
             _is_int(self.n) and 1 <= self.n <= MAX_N,
             "n",
@@ -158,15 +178,6 @@ class SamplingParams:
                     _is_int(value) and 0 <= value <= MAX_LOGPROBS,
                     name,
                     f"{name} must be an integer from 0 to {MAX_LOGPROBS}, not {value!r}",
-                )
-        self._check_stops()
-        if self.logit_bias is not None:
-            for token, bias in self.logit_bias.items():
-                _require(
-                    _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100,
-                    "logit_bias",
-                    "logit_bias maps token ids (integers >= 0) to numbers from -100 to 100, "
-                    f"not {token!r}: {bias!r}",
                 )
 
     def _check_stops(self) -> None:
