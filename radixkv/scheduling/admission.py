@@ -66,7 +66,6 @@ class Admission:
         if found is not AdmissionResult.ADMITTED and not self._waiting.is_aged(request):
             return found
         if self._in_flight.is_coming(request, self._matches.match(request).num_tokens):
-            self._stats.coalesced += 1
             return AdmissionResult.IN_FLIGHT
         return found
 

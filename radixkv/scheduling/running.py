@@ -31,9 +31,6 @@ class RunningRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
-    def __contains__(self, request: Request) -> bool:
-        return request.arrival_order in self._requests
-
     @property
     def others(self) -> Collection[Request]:
         """Those that are not in the decode batch: whoever needs more than a row in a step."""

@@ -30,7 +30,6 @@ class SchedulerStats:
     computed_prompt_tokens: int = 0
     computed_tokens: int = 0
     admitted: int = 0
-    coalesced: int = 0
 
 
 @dataclass(slots=True)
