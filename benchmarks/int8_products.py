@@ -24,7 +24,8 @@ from rich.table import Table
 from torch import nn
 
 from radixkv.model.cpu.packed_linear import PackedLinear
-from radixkv.model.cpu.quantized_linear import has_dot_products, quantize_weight
+from radixkv.model.cpu.quantized_linear import quantize_weight
+from radixkv.model.cpu.rewrite import has_dot_products
 from radixkv.tools.bench.server_process import machine
 
 # (inputs, outputs, layers): q, k and v together; output; gate and up together; down; lm_head.

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
+from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import Command, EngineThread, Snapshot
-from radixkv.engine.request_group import EngineStats, StepResult
+from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.text.text_size import text_size
@@ -33,8 +34,8 @@ from radixkv.text.text_size import text_size
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.engine.builder import EngineSummary
     from radixkv.engine.input_processor import EncodedPrompt
+    from radixkv.engine.startup import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -360,7 +361,7 @@ class AsyncEngine:
         """
         return await self._off_loop(
             len(text),
-            lambda: self._engine.intake.tokenize(
+            lambda: self._engine.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
             ),
         )
@@ -393,7 +394,7 @@ class AsyncEngine:
         return work() if num_chars <= LONG_TEXT else await asyncio.to_thread(work)
 
     async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
-        encode = self._engine.intake.encode
+        encode = self._engine.input_processor.encode
         try:
             size = len(prompt)
         except TypeError:  # no prompt: refused below
@@ -406,7 +407,7 @@ class AsyncEngine:
         self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
-        self._engine.intake.check(encoded, params)
+        self._engine.input_processor.check(encoded, params)
         stream = _Stream(request_id, asyncio.get_running_loop())
         self._thread.submit(_Add(self._streams, stream, encoded, params=params, **options))
         finished = False

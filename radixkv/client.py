@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.keys import TokenIds
     from radixkv.config import EngineConfig
-    from radixkv.engine.request_group import EngineStats
+    from radixkv.engine.counters import EngineStats
     from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 
 

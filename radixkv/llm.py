@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.request_group import StepResult
+from radixkv.engine.output_processor import StepResult
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams, search_beams
@@ -133,10 +133,10 @@ class LLM:
         """
         several = self._as_list(prompts)
         each = self._params_for(several, params)
-        intake = self.engine.intake
-        encoded = [intake.encode(prompt) for prompt in several]
+        checks = self.engine.input_processor
+        encoded = [checks.encode(prompt) for prompt in several]
         for prompt, own in zip(encoded, each, strict=True):
-            intake.check(prompt, own)
+            checks.check(prompt, own)
 
         def start(index: int) -> str:
             return self.engine.add_request(
@@ -181,8 +181,8 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or a parameter is bad.
         """
-        tokenizer, intake = self.engine.tokenizer, self.engine.intake
-        several = [intake.encode(prompt).token_ids for prompt in self._as_list(prompts)]
+        tokenizer, checks = self.engine.tokenizer, self.engine.input_processor
+        several = [checks.encode(prompt).token_ids for prompt in self._as_list(prompts)]
         with progress_bar(progress) as bar:
             task = bar.add_task("Searching", total=len(several), rate="")
             return search_beams(
@@ -190,7 +190,7 @@ class LLM:
                 params,
                 generate=partial(self.generate, namespace=namespace, progress=False),
                 end_token_ids=self.engine.end_token_ids,
-                room_after=intake.room_after,
+                room_after=checks.room_after,
                 decode=tokenizer.decode if tokenizer is not None else None,
                 on_progress=lambda num_done: bar.update(task, completed=num_done),
             )
@@ -206,7 +206,7 @@ class LLM:
         """
         inbox = _Inbox(keep_deltas=True)
         assert inbox.deltas is not None
-        encoded = self.engine.intake.encode(prompt)
+        encoded = self.engine.input_processor.encode(prompt)
         try:
             while not self.engine.has_room:
                 self._step()

@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.request_group import EngineStats, StepResult
+from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError
 
 logger = logging.getLogger("radixkv")

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens, frame_namespace
 from radixkv.config import EngineConfig
-from radixkv.engine.output_processor import SampleOutput
 from radixkv.engine.request_group import RequestGroup, Sample
+from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt on its way in: its tokens are checked and encoded once, by `RequestIntake.encode`.
+    """A prompt on its way in: its tokens are checked and encoded once, by `InputProcessor.encode`.
 
     Attributes:
         text: what it was tokenised from; None for a prompt given as token ids.
@@ -61,7 +61,7 @@ def _encode_in_pieces(token_ids: TokenIds) -> EncodedTokens:
     return EncodedTokens(encode_tokens(token_ids))
 
 
-class RequestIntake:
+class InputProcessor:
     """Checks requests against the engine's limits, and makes them.
 
     Args:
@@ -174,7 +174,7 @@ class RequestIntake:
 
     # ------------------------------------------------------------------ requests
 
-    def sampling_group(
+    def make_group(
         self,
         prompt: Prompt,
         params: SamplingParams,

@@ -1,155 +1,229 @@
-"""From sampled tokens to what the user sees: text, stop strings, finish reasons, logprob records.
+"""What sampled tokens become: deltas while a request runs, its output when it ends.
 
-Text is held back in two cases only: while it ends in half a character (the decoder waits for the rest), and
-while its end could be the beginning of a stop string.
+Each request for itself: what fails here (a decoder, a stop condition, a sampling state) belongs to one
+request and comes back as its `Failure`. Nothing in here holds blocks or a place in a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from radixkv.request import FinishReason, Logprob, SamplingParams, TokenLogprobs
+from radixkv.engine.request_group import Failure, RequestGroup, Sample
+from radixkv.engine.sample_output import TextSource, name_logprobs
+from radixkv.errors import ENDS_PROCESS
+from radixkv.request import CompletionOutput, FinishReason, OutputDelta, RequestOutput, TokenLogprobs
+from radixkv.sampling.sampler import SampledToken, gather_logprobs
 
+if TYPE_CHECKING:
+    import torch
 
-class TextDecoder(Protocol):
-    """Incremental detokenisation of one sample."""
-
-    def push(self, token_ids: list[int]) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-class TextSource(Protocol):
-    """What of the tokenizer this module needs."""
-
-    def stream(self, skip_special_tokens: bool = True) -> TextDecoder: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-
-def find_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] | None:
-    """The earliest stop string in text[start:], as (position, stop string); the longest one on ties.
-
-    >>> find_stop("one two", ("wo", "tw"), 0)
-    (4, 'tw')
-    """
-    found: tuple[int, str] | None = None
-    for stop in stops:
-        at = text.find(stop, start)
-        if at < 0:
-            continue
-        if found is None or at < found[0] or (at == found[0] and len(stop) > len(found[1])):
-            found = (at, stop)
-    return found
-
-
-def held_back(text: str, stops: tuple[str, ...], start: int) -> int:
-    """How many characters at the end of text[start:] could begin a stop string.
-
-    >>> held_back("and so", ("stop",), 0), held_back("and s", ("stop",), 0)
-    (0, 1)
-    """
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text) - start), longest, -1):
-            if text.endswith(stop[:size]):
-                longest = size
-                break
-    return longest
+logger = logging.getLogger("radixkv")
 
 
 @dataclass(slots=True)
-class SampleOutput:
-    """The output side of one sample: give it tokens, it gives text and says when to stop.
+class StepResult:
+    """What one step gave: increments of every sample, and the requests that ended with it."""
+
+    deltas: list[OutputDelta] = field(default_factory=list)
+    finished: list[RequestOutput] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Collects the results of an engine's steps.
 
     Args:
-        end_token_ids: the model's own end tokens (empty with `ignore_eos`).
-        max_output_tokens: most tokens this sample may have.
+        tokenizer: names tokens in logprobs; None: by their ids.
+
+    Attributes:
+        num_generated: tokens that requests have got.
     """
 
-    params: SamplingParams
-    tokenizer: TextSource | None
-    end_token_ids: frozenset[int]
-    max_output_tokens: int
-    text: str = ""
-    num_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    cumulative_logprob: float = 0.0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    _decoder: TextDecoder | None = None
-    _delivered: int = 0
-    _search_from: int = 0
+    def __init__(self, tokenizer: TextSource | None) -> None:
+        self._tokenizer = tokenizer
+        self._result = StepResult()
+        self.num_generated = 0
 
-    def __post_init__(self) -> None:
-        if self.tokenizer is not None:
-            self._decoder = self.tokenizer.stream(skip_special_tokens=self.params.skip_special_tokens)
+    def take_result(self) -> StepResult:
+        """What has been added since the last call."""
+        result, self._result = self._result, StepResult()
+        return result
 
-    def push(self, token_id: int) -> str:
-        """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now."""
-        assert self.finish_reason is None
-        params = self.params
-        self.num_tokens += 1
-        may_stop = self.num_tokens >= params.min_tokens
-        if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
-            self.finish_reason = "stop"
-        elif may_stop and token_id in params.stop_token_ids:
-            self.finish_reason, self.stop_reason = "stop", token_id
-        if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
-            self.text += self._decoder.push([token_id])
-        stops = params.stop_strings
-        if self.finish_reason is None and self.num_tokens >= self.max_output_tokens:
-            self.finish_reason = "length"
-        if self.finish_reason is not None and self._decoder is not None:
-            self.text += self._decoder.finish()
-        if stops:
-            if may_stop:
-                self._look_for_stop(stops)
-            else:
-                self._search_from = len(self.text)
-        return self._deliver(stops)
+    def add_token(self, request: Sample, token: SampledToken, now: float) -> Failure | None:
+        """Give a request its next token; `request.output.finish_reason` says then whether it was the last.
 
-    def _look_for_stop(self, stops: tuple[str, ...]) -> None:
-        found = find_stop(self.text, stops, self._search_from)
-        if found is not None:
-            at, stop = found
-            self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
-            self.finish_reason, self.stop_reason = "stop", stop
-        else:
-            # A stop string may have begun in what has been searched.
-            longest = max(len(stop) for stop in stops)
-            self._search_from = max(self._search_from, len(self.text) - longest + 1)
+        Args:
+            now: a clock reading, in seconds.
 
-    def _deliver(self, stops: tuple[str, ...]) -> str:
-        end = len(self.text)
-        if self.finish_reason is None and stops:
-            end -= held_back(self.text, stops, self._delivered)
-        new = self.text[self._delivered : end]
-        self._delivered = max(self._delivered, end)
-        return new
+        Returns:
+            Why the request can't go on, if so.
+        """
+        if token.token_id < 0:
+            return Failure("the model's logits are not numbers (NaN) for this request", "nan_logits")
+        try:
+            request.sampling_state.accept(token.token_id)
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
+            return _failure(request, "sampling", error, "sampling_failed")
+        request.tokens.append(token.token_id)
+        self.num_generated += 1
+        if request.times.first_token is None:
+            request.times.first_token = now
+        output = request.output
+        logprobs: list[TokenLogprobs] | None = None
+        try:
+            text = output.push(token.token_id)
+            if token.logprobs is not None:
+                logprobs = [name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)]
+                output.record_logprobs(logprobs[0])
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
+            return _decoding_failure(request, error)
+        self._emit(request, text, [token.token_id], logprobs)
+        return None
 
-    def abort(self, reason: FinishReason = "abort") -> str:
-        """End the sample from outside; the text that was held back is delivered."""
-        if self.finish_reason is not None:
-            return ""
-        self.finish_reason = reason
-        if self._decoder is not None:
-            self.text += self._decoder.finish()
-        return self._deliver(())
+    def add_prompt_logits(self, request: Sample, start: int, logits: torch.Tensor) -> Failure | None:
+        """Take the logprobs of prompt tokens; logits [N, V] at position p are those of token p + 1.
 
-    def record_logprobs(self, entry: TokenLogprobs) -> None:
-        self.logprobs.append(entry)
-        self.cumulative_logprob += entry.chosen.logprob
+        Args:
+            start: position of the first row.
+
+        Returns:
+            Why the request can't go on, if so.
+        """
+        num_top = request.params.prompt_logprobs
+        assert request.prompt_logprobs is not None
+        assert num_top is not None
+        end = min(start + len(logits), request.num_prompt_tokens - 1)
+        first = len(request.prompt_logprobs) - 1  # position whose logits come next
+        if end <= first:
+            return None
+        tokens = request.tokens.view(first + 1, end + 1).tolist()
+        found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
+        try:
+            named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
+            return _decoding_failure(request, error)
+        request.prompt_logprobs.extend(named)
+        return None
+
+    def end(self, request: Sample, reason: FinishReason) -> None:
+        """End a sample from outside the model, by abort, timeout or failure: its last delta goes out."""
+        try:
+            text = request.output.abort(reason)
+        except ENDS_PROCESS:
+            raise
+        except BaseException:  # the decoder is what has failed: its last half character is lost
+            text = ""
+        self._emit(request, text, [], None)
+
+    def close(self, group: RequestGroup) -> None:
+        """All samples of a request have ended: deliver it."""
+        if group.is_ranked and all(s.finish_reason in ("stop", "length") for s in group.samples):
+            self._result.deltas.extend(_ranked_deltas(group))
+        self._result.finished.append(_collect(group))
+
+    def _emit(
+        self, request: Sample, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> None:
+        if not request.group.is_ranked or request.output.finish_reason in ("error", "abort"):
+            self._result.deltas.append(_delta(request, text, token_ids, logprobs))
+
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.token_text(token_id) if self._tokenizer is not None else str(token_id)
 
 
-def name_logprobs(
-    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
-) -> TokenLogprobs:
-    """Turn raw logprobs into a record that carries each token's text."""
-    token_id, logprob, rank = chosen
-    return TokenLogprobs(
-        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
-        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
+def _failure(request: Sample, what: str, error: BaseException, code: str) -> Failure:
+    logger.error("%s of %r failed", what, request, exc_info=error)
+    return Failure(f"{what} failed: {error}", code)
+
+
+def _decoding_failure(request: Sample, error: BaseException) -> Failure:
+    return _failure(request, "decoding the output", error, "detokenization_failed")
+
+
+def _delta(
+    request: Sample, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+) -> OutputDelta:
+    """What a step adds to one sample, with how it ended if it did."""
+    output = request.output
+    group = request.group
+    failed = output.finish_reason == "error"
+    return OutputDelta(
+        request.request_id,
+        request.index,
+        text,
+        token_ids,
+        logprobs,
+        output.finish_reason,
+        output.stop_reason,
+        request.num_prompt_tokens,
+        request.num_cached_tokens,
+        request.cache_report,
+        group.failure.message if failed and group.failure is not None else None,
+        group.failure.code if failed and group.failure is not None else None,
+    )
+
+
+def _ranked(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples by descending mean logprob of their tokens."""
+
+    def mean_logprob(request: Sample) -> float:
+        output = request.output
+        return output.cumulative_logprob / max(1, output.num_tokens)
+
+    return sorted(samples, key=mean_logprob, reverse=True)
+
+
+def _ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
+    """The n best of best_of complete samples, each as one delta, by mean logprob of their tokens."""
+    deltas = []
+    for index, request in enumerate(_ranked(group.samples)[: group.params.n]):
+        output = request.output
+        logprobs = list(output.logprobs) if group.params.logprobs is not None else None
+        delta = _delta(request, output.text, request.output_token_ids(), logprobs)
+        delta.index = index
+        deltas.append(delta)
+    return deltas
+
+
+def _collect(group: RequestGroup) -> RequestOutput:
+    """The finished request as one object, the n best samples first when best_of > n."""
+    params = group.params
+    ranked = _ranked(group.samples) if group.is_ranked else group.samples
+    first = group.samples[0]
+    outputs = []
+    for index, request in enumerate(ranked[: params.n]):
+        output = request.output
+        wanted = params.logprobs is not None
+        outputs.append(
+            CompletionOutput(
+                index=index,
+                text=output.text,
+                token_ids=request.output_token_ids(),
+                logprobs=list(output.logprobs) if wanted else None,
+                cumulative_logprob=output.cumulative_logprob if wanted else None,
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+            )
+        )
+    return RequestOutput(
+        request_id=first.request_id,
+        prompt=group.prompt,
+        prompt_token_ids=first.tokens.view(0, first.num_prompt_tokens).tolist(),
+        outputs=outputs,
+        num_cached_tokens=first.num_cached_tokens,
+        cache_report=first.cache_report,
+        prompt_logprobs=first.prompt_logprobs,
+        num_generated_tokens=sum(request.output.num_tokens for request in group.samples),
+        num_preemptions=sum(request.num_preemptions for request in group.samples),
+        times=first.times,
+        error=group.failure.message if group.failure is not None else None,
+        error_code=group.failure.code if group.failure is not None else None,
     )

@@ -1,4 +1,4 @@
-"""The phases of a start, and the memory of the process: what `radixkv serve` says when it is ready."""
+"""What `radixkv serve` says when it is ready: the engine's figures, its start in phases, memory at rest."""
 
 from __future__ import annotations
 
@@ -47,6 +47,25 @@ class StartupPhases:
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
         return f"{self.total:.1f} s: {parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """What the start-up banner says; `kv_tokens` is what all blocks hold together.
+
+    `phases` has the seconds of each phase of the start; the server adds its own.
+    """
+
+    model: str
+    backend: str
+    dtype: str
+    device: str
+    block_size: int
+    num_blocks: int
+    kv_tokens: int
+    kv_bytes: int
+    max_model_len: int
+    phases: StartupPhases
 
 
 def resident_memory() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,18 @@ import numpy as np
 import torch
 
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
-from radixkv.model.cpu.packed_linear import pack_linear_layers
-from radixkv.model.cpu.quantized_linear import quantize_linear_layers
-from radixkv.model.cpu.thread_control import ThreadControl
+from radixkv.model.cpu_paths import rewrite_layers
 from radixkv.model.cuda_graphs import DecodeGraphs
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
-from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch import Batch, Copy
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
+
+# The first touch of a page costs microseconds, many times what is written to it: on a CPU, this much of the
+# K/V memory is touched before the first request.
+_TOUCHED_KV_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class ModelRunner:
             `radixkv.model.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
-        thread_control: asked before each step how many threads to compute with.
+        before_step: called before each step; it may change the number of threads.
     """
 
     def __init__(
@@ -95,18 +98,15 @@ class ModelRunner:
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
-        thread_control: ThreadControl | None = None,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
-        self.thread_control = thread_control
+        self._before_step = before_step
         self.model = loaded.model
         self.device = loaded.device
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
         release_file_pages(weights)  # the checks at load have read all
-        if quantization is not None:
-            quantize_linear_layers(loaded.model)
-        elif self.device.type == "cpu":
-            pack_linear_layers(loaded.model)
+        rewrite_layers(loaded.model, quantization)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
@@ -133,6 +133,55 @@ class ModelRunner:
         if self.device.type == "cuda" and not deterministic:
             self.graphs = DecodeGraphs(self.model, self.kv, self.backend, max_num_seqs=max_num_seqs)
 
+    @property
+    def num_blocks(self) -> int:
+        return self.spec.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.spec.block_size
+
+    @property
+    def bytes_per_block(self) -> int:
+        """K/V of one block, all layers."""
+        return self.spec.bytes_per_block
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    def warm_up(self, max_num_tokens: int) -> None:
+        """Run one small step: the first request waits for nothing that is compiled or read on first use.
+
+        On a CPU, the memory of the blocks that are used first is touched, too.
+        """
+        if self.device.type == "cpu":
+            self.kv.clear(min(_TOUCHED_KV_BYTES // self.bytes_per_block, self.num_blocks))
+        count = min(min(2, self.num_blocks) * self.block_size, max_num_tokens)
+        tokens = np.arange(count, dtype=np.int64)
+        self.execute(
+            Batch(
+                entries=[],
+                token_ids=np.zeros(count, dtype=np.int64),
+                positions=tokens,
+                query_starts=np.array([0, count], dtype=np.int32),
+                context_lengths=np.array([count], dtype=np.int32),
+                block_tables=[np.arange(-(-count // self.block_size), dtype=np.int32)],
+                write_slots=tokens,
+                write_rows=None,
+                logit_rows=tokens[-1:],
+                copy_groups=[],
+            )
+        )
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""
+        self.backend.copy_blocks(self.kv, copies)
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step.
@@ -140,10 +189,10 @@ class ModelRunner:
         Returns:
             Logits [S, V] of `batch.logit_rows`, in the model's dtype.
         """
-        if self.thread_control is not None:
-            self.thread_control.before_step()
+        if self._before_step is not None:
+            self._before_step()
         for group in batch.copy_groups:
-            self.backend.copy_blocks(self.kv, group)
+            self.copy_blocks(group)
         plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
         if self.graphs is not None:
             replayed = self.graphs.run(batch, plan)

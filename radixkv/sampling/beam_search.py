@@ -193,7 +193,7 @@ class _RunningSearch:
         self.search = search
         self.first: RequestOutput | None = None
         self.failed: RequestOutput | None = None
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_generated = 0
 
     @property
     def is_done(self) -> bool:
@@ -210,6 +210,7 @@ class _RunningSearch:
         """A token for each running beam, with what else was likely there."""
         self.first = self.first or outputs[0]
         self.num_preemptions += sum(output.num_preemptions for output in outputs)
+        self.num_generated += sum(output.num_generated_tokens for output in outputs)
         self.failed = next((output for output in outputs if output.error is not None), None)
         if self.failed is None:
             self.search.advance([_candidates(output) for output in outputs])
@@ -220,6 +221,7 @@ class _RunningSearch:
         """The outcome, best beam first."""
         assert self.first is not None
         result = replace(self.first, outputs=[], num_preemptions=self.num_preemptions)
+        result.num_generated_tokens = self.num_generated
         result.prompt_token_ids = self.prompt.tolist()
         if self.failed is not None:
             result.error, result.error_code = self.failed.error, self.failed.error_code
@@ -293,8 +295,8 @@ def search_beams(
         )
         asked = [search.next_prompts() for search in going]
         outputs = iter(generate([prompt for several in asked for prompt in several], step))
-        for search, several in zip(going, asked, strict=True):
-            search.take([next(outputs) for _ in several])
+        for running, several in zip(going, asked, strict=True):
+            running.take([next(outputs) for _ in several])
         going = [search for search in going if not search.is_done]
         on_progress(len(searches) - len(going))
     return [search.output(decode) for search in searches]

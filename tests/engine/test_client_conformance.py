@@ -15,7 +15,7 @@ from radixkv.async_engine import AsyncEngine
 from radixkv.cache.insight.events import BlockStored, Residency
 from radixkv.cache_key import CacheKey
 from radixkv.client import CacheClient, EngineClient, PinnedPrefix
-from radixkv.engine.request_group import EngineStats
+from radixkv.engine.counters import EngineStats
 from radixkv.errors import (
     ContextLengthExceededError,
     EngineStoppedError,

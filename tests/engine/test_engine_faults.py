@@ -204,6 +204,7 @@ class BrokenTokenizer:
     def __init__(self, where: str, error: BaseException | None = None) -> None:
         self.where = where
         self.error = error or RuntimeError(f"can't {where}")
+        self.num_streams = 0  # only the first one is broken
 
     def encode(self, text: str, **options: bool) -> list[int]:
         if self.where == "encode":
@@ -221,7 +222,8 @@ class BrokenTokenizer:
         return "".join(f"<{token}>" for token in token_ids)
 
     def stream(self, skip_special_tokens: bool = True) -> BrokenTokenizer:
-        return self
+        self.num_streams += 1
+        return self if self.num_streams == 1 else BrokenTokenizer("nowhere")
 
     def push(self, token_ids: list[int]) -> str:
         if self.where in ("push", "both"):
@@ -235,9 +237,7 @@ class BrokenTokenizer:
 
 
 def with_tokenizer(where: str, error: BaseException | None = None, **options: Any) -> Any:
-    engine, _ = make_engine(**{"num_blocks": 80, **options})
-    engine.tokenizer = engine.intake.tokenizer = BrokenTokenizer(where, error)
-    return engine
+    return make_engine(**{"num_blocks": 80, "tokenizer": BrokenTokenizer(where, error), **options})[0]
 
 
 @pytest.mark.parametrize("where", ["push", "finish", "both", "token_text"])
@@ -247,9 +247,7 @@ def test_a_tokenizer_fault_ends_that_request_alone(where, end):
     bad = engine.add_request(
         prompt(1, 20), SamplingParams(temperature=0.0, max_tokens=5, logprobs=1, prompt_logprobs=1)
     )
-    engine.tokenizer = engine.intake.tokenizer = None
     good = engine.add_request(prompt(2, 30), GREEDY)
-    engine.tokenizer = BrokenTokenizer(where)
     if end == "abort":
         engine.abort(bad)
         outputs = {output.request_id: output for output in engine.take_result().finished}
@@ -273,9 +271,7 @@ def test_a_panic_while_decoding_ends_that_request_alone(where):
     bad = engine.add_request(
         prompt(1, 20), SamplingParams(temperature=0.0, max_tokens=5, logprobs=1, prompt_logprobs=1)
     )
-    engine.tokenizer = engine.intake.tokenizer = None
     good = engine.add_request(prompt(2, 30), GREEDY)
-    engine.tokenizer = BrokenTokenizer(where, Panic("a panic in the decoder"))
     outputs = run_all(engine)
     assert outputs[bad].error_code == "detokenization_failed"
     assert "a panic in the decoder" in outputs[bad].error

@@ -156,6 +156,42 @@ def test_best_of_returns_the_samples_with_the_highest_mean_logprob():
     assert output.num_generated_tokens == 5 * 6, "what was generated to choose from counts"
 
 
+@pytest.mark.parametrize("budget", [5, 16, 64])
+@pytest.mark.parametrize("public", [False, True], ids=["private", "public"])
+def test_prompt_logprobs_crossed_with_hot_caches_chunks_and_others(budget, public):
+    """What is cached of the prompt, who decodes and who waits change no logprob, and nobody loses a hit."""
+    engine, _ = make_engine(num_blocks=100, budget=budget, max_num_seqs=4)
+    p = prompt(21, 45)
+    if public:
+        engine.cache.publish(p[:30])
+    engine.add_request(p, GREEDY, namespace="other")  # the prompt is hot in both namespaces, or public
+    engine.add_request(p, GREEDY, namespace="own")
+    run_all(engine)
+    for length in (45, 44, 33, 24, 17):  # ends in a partial block, in a cached one, at a block's end, ...
+        asked_for = p[:length] if length % 2 else [*p[:length], 3]
+        decoding = engine.add_request(prompt(22, 9), GREEDY, namespace="own")
+        engine.step()
+        asked = engine.add_request(
+            asked_for, SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0), namespace="own"
+        )
+        beside = engine.add_request([*asked_for, 5, 6], GREEDY, namespace="own")
+        outputs = run_all(engine)
+        assert outputs[decoding].outputs[0].token_ids == greedy_reference(prompt(22, 9), 12)
+        assert outputs[beside].outputs[0].token_ids == greedy_reference([*asked_for, 5, 6], 12)
+        output = outputs[asked]
+        assert output.num_cached_tokens == 0, "a prompt whose logits are wanted is computed"
+        assert len(output.prompt_logprobs) == len(asked_for)
+        for i, entry in enumerate(output.prompt_logprobs[1:], start=1):
+            logits = next_logits(np.asarray(asked_for[:i])).astype(np.float64)
+            expected = logits[asked_for[i]] - np.log(np.exp(logits).sum())
+            assert entry.chosen.token_id == asked_for[i]
+            assert entry.chosen.logprob == pytest.approx(expected, abs=1e-4)
+    for namespace in ("own", "other"):
+        again = engine.add_request(p, GREEDY, namespace=namespace)
+        assert run_all(engine)[again].num_cached_tokens == len(p) - 1, "nobody's cache was emptied"
+    assert_nothing_held(engine)
+
+
 def test_prompt_logprobs_do_not_use_the_cache_and_do_not_spoil_it():
     engine, _ = make_engine(num_blocks=100, budget=16)
     p = prompt(8, 45)

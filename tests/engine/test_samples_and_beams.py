@@ -1,4 +1,4 @@
-"""Samples and beams: the same results with few seats, few blocks and preemption as with plenty of all."""
+"""Samples and beams: the same results with few slots, few blocks and preemption as with plenty of all."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def assert_nothing_held(engine) -> None:
     assert not engine.groups
 
 
-@pytest.mark.parametrize("seats", [1, 2, 3, 5, 64])
-def test_more_samples_than_seats(seats):
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 64])
+def test_more_samples_than_slots(slots):
     p = prompt(1, 30)
     params = SamplingParams(n=5, seed=7, temperature=1.0, max_tokens=15, presence_penalty=0.5)
-    engine, model = make_engine(num_blocks=200, max_num_seqs=seats)
+    engine, model = make_engine(num_blocks=200, max_num_seqs=slots)
     request_id = engine.add_request(p, params)
     output = run_all(engine)[request_id]
     assert [completion.token_ids for completion in output.outputs] == one_by_one(p, params)
-    assert max(len(batch) for batch in model.batches) <= seats
+    assert max(len(batch) for batch in model.batches) <= slots
     assert engine.stats().prompt_tokens == len(p), "a prompt counts once, whatever its samples"
     assert_nothing_held(engine)
 
@@ -57,17 +57,17 @@ def test_more_samples_than_seats(seats):
 @settings(max_examples=60, deadline=None)
 @given(
     num_blocks=st.integers(8, 30),
-    seats=st.integers(1, 8),
+    slots=st.integers(1, 8),
     budget=st.sampled_from([4, 16, 64]),
     samples=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=4),
     policy=st.sampled_from(["prefix", "fcfs", "priority", "fair"]),
     arrivals=st.lists(st.integers(0, 8), min_size=4, max_size=4),
 )
-def test_samples_do_not_depend_on_seats_blocks_or_company(
-    num_blocks, seats, budget, samples, policy, arrivals
+def test_samples_do_not_depend_on_slots_blocks_or_company(
+    num_blocks, slots, budget, samples, policy, arrivals
 ):
     engine, model = make_engine(
-        num_blocks=num_blocks, max_num_seqs=seats, budget=budget, scheduling_policy=policy, max_model_len=60
+        num_blocks=num_blocks, max_num_seqs=slots, budget=budget, scheduling_policy=policy, max_model_len=60
     )
     wanted = {}
     outputs = {}
@@ -88,7 +88,7 @@ def test_samples_do_not_depend_on_seats_blocks_or_company(
         assert outputs[request_id].error is None
         got = [completion.token_ids for completion in outputs[request_id].outputs]
         assert got == one_by_one(p, params)
-    assert max(len(batch) for batch in model.batches) <= seats
+    assert max(len(batch) for batch in model.batches) <= slots
     assert_nothing_held(engine)
 
 
@@ -109,7 +109,7 @@ def beam_reference(p: list[int], params: BeamSearchParams, room: int) -> list[tu
 @settings(max_examples=60, deadline=None)
 @given(
     num_blocks=st.integers(7, 40),
-    seats=st.integers(4, 8),
+    slots=st.integers(4, 8),
     budget=st.sampled_from([2, 16, 64]),
     searches=st.lists(st.integers(0, 2), min_size=1, max_size=3),
     width=st.integers(1, 6),
@@ -117,10 +117,10 @@ def beam_reference(p: list[int], params: BeamSearchParams, room: int) -> list[tu
     others=st.integers(0, 4),
     ignore_eos=st.booleans(),
 )
-def test_beams_do_not_depend_on_seats_blocks_or_company(
-    num_blocks, seats, budget, searches, width, max_tokens, others, ignore_eos
+def test_beams_do_not_depend_on_slots_blocks_or_company(
+    num_blocks, slots, budget, searches, width, max_tokens, others, ignore_eos
 ):
-    engine, model = make_engine(num_blocks=num_blocks, max_num_seqs=seats, budget=budget, max_model_len=50)
+    engine, model = make_engine(num_blocks=num_blocks, max_num_seqs=slots, budget=budget, max_model_len=50)
     for i in range(others):
         engine.add_request(prompt(i, 20), SamplingParams(seed=i, n=1 + i % 3, max_tokens=10))
     prompts = [[*prompt(root, 20), 1 + i] for i, root in enumerate(searches)]
@@ -134,7 +134,7 @@ def test_beams_do_not_depend_on_seats_blocks_or_company(
         assert [tuple(beam.token_ids) for beam in got.outputs] == [tokens for tokens, _ in reference]
         scores = [score for _, score in reference]
         assert [beam.score for beam in got.outputs] == pytest.approx(scores, abs=1e-4)
-    assert max(len(batch) for batch in model.batches) <= seats
+    assert max(len(batch) for batch in model.batches) <= slots
     assert_nothing_held(engine)
 
 

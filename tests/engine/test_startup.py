@@ -6,8 +6,8 @@ import pytest
 from tiny_models import save_tiny_model
 
 from radixkv.config import EngineConfig
-from radixkv.engine.builder import EngineSummary, build_engine
-from radixkv.engine.startup import StartupPhases, resident_memory
+from radixkv.engine.builder import build_engine
+from radixkv.engine.startup import EngineSummary, StartupPhases, resident_memory
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 

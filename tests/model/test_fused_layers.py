@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("numba")
 
-from radixkv.model.cpu.fused_layers import FusedLayer, fuse_layers
+from radixkv.model.cpu.fused_layers import FusedLayer
+from radixkv.model.cpu.llama_layer import LlamaLayer
+from radixkv.model.cpu.rewrite import pack_layers
 
 
 class DenseStep:
@@ -62,7 +64,8 @@ def tiny(model_type: str, **options: Any) -> Any:
 def test_logits_equal_those_of_transformers(num_tokens: int, options: dict[str, Any]) -> None:
     plain = tiny("llama", **options)
     fused = copy.deepcopy(plain)
-    assert fuse_layers(fused) == 2
+    assert pack_layers(fused)
+    assert sum(isinstance(module, FusedLayer) for module in fused.modules()) == 2
     ids = torch.from_numpy(np.random.default_rng(1).integers(0, 97, num_tokens))[None]
     positions = torch.arange(num_tokens)[None]
     with torch.inference_mode():
@@ -94,5 +97,5 @@ def test_a_row_does_not_depend_on_the_others_in_norm_and_rope(num_tokens: int) -
 )
 def test_other_layers_stay_as_they_are(model_type: str, options: dict[str, Any]) -> None:
     model = tiny(model_type, **options)
-    assert fuse_layers(model) == 0
-    assert not any(isinstance(module, FusedLayer) for module in model.modules())
+    pack_layers(model)
+    assert not any(isinstance(module, LlamaLayer) for module in model.modules())

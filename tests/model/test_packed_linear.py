@@ -16,8 +16,9 @@ from torch import nn
 pytest.importorskip("numba")
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cpu.fused_layers import FusedLayer, has_vector_kernels
-from radixkv.model.cpu.packed_linear import PackedLinear, pack_linear_layers
+from radixkv.model.cpu.fused_layers import FusedLayer
+from radixkv.model.cpu.packed_linear import PackedLinear
+from radixkv.model.cpu.rewrite import has_vector_kernels, pack_layers
 
 needs_vectors = pytest.mark.skipif(not has_vector_kernels(), reason="no fused multiply-adds here")
 
@@ -29,17 +30,17 @@ def test_no_timing_decides(slow_half: int, monkeypatch: pytest.MonkeyPatch) -> N
     calls = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(calls) // 2 % 2 == slow_half))
     model = tiny("qwen3", head_dim=8)
-    assert pack_linear_layers(model)
+    assert pack_layers(model)
     assert any(isinstance(module, PackedLinear) for module in model.modules())
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
     llama = tiny("llama")
-    assert pack_linear_layers(llama)
+    assert pack_layers(llama)
     assert sum(isinstance(module, FusedLayer) for module in llama.modules()) == 2
 
 
 def test_other_dtypes_stay_as_they_are() -> None:
     model = tiny("llama").to(torch.bfloat16)
-    assert not pack_linear_layers(model)
+    assert not pack_layers(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
 
 

@@ -15,12 +15,8 @@ from torch import nn
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
-from radixkv.model.cpu.quantized_linear import (
-    QuantizedLinear,
-    has_dot_products,
-    quantize_linear_layers,
-    quantize_weight,
-)
+from radixkv.model.cpu.quantized_linear import QuantizedLinear, quantize_weight
+from radixkv.model.cpu.rewrite import has_dot_products, quantize_layers
 from radixkv.model.runner import ModelRunner
 
 NARROW = ["int8", "fp8_e4m3", "fp8_e5m2"]
@@ -82,7 +78,7 @@ def test_fused_layers_compute_what_the_single_ones_do(num_tokens: int, options: 
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, QuantizedLinear(child, rows))
-    quantize_linear_layers(fused)
+    quantize_layers(fused)
     assert sum(isinstance(module, Int8Layer) for module in fused.modules()) == 2
     assert not any(isinstance(module, nn.Linear) for module in fused.modules())
     with torch.inference_mode():
@@ -97,7 +93,7 @@ def test_fused_layers_compute_what_the_single_ones_do(num_tokens: int, options: 
 
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(ConfigError, match="float32"):
-        quantize_linear_layers(nn.Linear(4, 4).to(torch.bfloat16))
+        quantize_layers(nn.Linear(4, 4).to(torch.bfloat16))
 
 
 @pytest.fixture(scope="module")

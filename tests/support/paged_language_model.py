@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import xxhash
 
-from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
+from radixkv.engine.builder import engine_on_runner
 from radixkv.engine.engine import Engine
-from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch import Batch, Copy
 
 VOCAB = 97
 END = 0
@@ -106,6 +106,9 @@ class PagedHashModel:
         nan_for: request ids whose logits are NaN.
     """
 
+    bytes_per_block = 1
+    backend_name, dtype_name, device_name = "hash", "int64", "cpu"
+
     def __init__(
         self,
         num_blocks: int,
@@ -114,7 +117,7 @@ class PagedHashModel:
         fail_if: Callable[[Batch], bool] | None = None,
         nan_for: set[str] | None = None,
     ) -> None:
-        self.block_size = block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.tokens = np.full(num_blocks * block_size, -1, dtype=np.int64)
         self.positions = np.full(num_blocks * block_size, -1, dtype=np.int64)
         self.fail_if = fail_if
@@ -122,13 +125,20 @@ class PagedHashModel:
         self.batches: list[list[tuple[str, int, int]]] = []
         self.num_computed = 0
 
+    def warm_up(self, max_num_tokens: int) -> None:
+        """What is in the memory now is nobody's."""
+        self.tokens[:max_num_tokens] = self.positions[:max_num_tokens] = -2
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        reads = [self._slots(source, count) for source, _, count in copies]
+        for memory in (self.tokens, self.positions):
+            values = [memory[slots].copy() for slots in reads]
+            for (_, target, count), value in zip(copies, values, strict=True):
+                memory[self._slots(target, count)] = value
+
     def execute(self, batch: Batch) -> torch.Tensor:
         for group in batch.copy_groups:
-            reads = [self._slots(source, count) for source, _, count in group]
-            for memory in (self.tokens, self.positions):
-                values = [memory[slots].copy() for slots in reads]
-                for (_, target, count), value in zip(group, values, strict=True):
-                    memory[self._slots(target, count)] = value
+            self.copy_blocks(group)
         rows = np.arange(batch.num_tokens) if batch.write_rows is None else batch.write_rows
         if self.fail_if is not None and self.fail_if(batch):
             half = len(rows) // 2
@@ -176,12 +186,10 @@ def make_engine(
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
     config = EngineConfig(block_size=block_size, num_blocks=num_blocks, seed=0, **options)
     runner = model or PagedHashModel(num_blocks, block_size)
-    cache = PrefixCache(num_blocks, block_size, config.eviction_policy, enabled=config.enable_prefix_caching)
     extra = {"clock": clock} if clock is not None else {}
-    engine = Engine(
+    engine = engine_on_runner(
         config,
-        runner=runner,
-        cache=cache,
+        runner,
         tokenizer=tokenizer,
         max_model_len=max_model_len or num_blocks * block_size,
         max_num_batched_tokens=budget,

@@ -20,8 +20,8 @@ from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
-from radixkv.engine.input_processor import RequestIntake
-from radixkv.engine.request_group import EngineStats
+from radixkv.engine.counters import EngineStats
+from radixkv.engine.input_processor import InputProcessor
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.request import (
     CompletionOutput,
@@ -156,7 +156,7 @@ class ScriptedEngine:
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
-        self._intake = RequestIntake(
+        self._input_processor = InputProcessor(
             self.config,
             self.tokenizer,
             max_model_len=max_model_len,
@@ -187,7 +187,9 @@ class ScriptedEngine:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        return self._intake.tokenize(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
+        return self._input_processor.tokenize(
+            text, add_special_tokens=add_special_tokens, allow_special=allow_special
+        )
 
     async def render_chat(
         self,
@@ -231,8 +233,8 @@ class ScriptedEngine:
         salt: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
-        encoded = self._intake.encode(prompt)
-        self._intake.check(encoded, params)
+        encoded = self._input_processor.encode(prompt)
+        self._input_processor.check(encoded, params)
         self._raise_if_closed()
         if request_id is None:
             request_id = f"req-{next(self._ids)}"
@@ -320,7 +322,7 @@ class ScriptedEngine:
             if delta.logprobs is not None:
                 output.logprobs = [*(output.logprobs or []), *delta.logprobs]
             output.finish_reason = delta.finish_reason
-        encoded = self._intake.encode(prompt)
+        encoded = self._input_processor.encode(prompt)
         ids = encoded.token_ids.tolist()
         prompt_logprobs: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:

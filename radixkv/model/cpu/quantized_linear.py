@@ -6,8 +6,7 @@ are summed in int32, exactly, so a token's result does not depend on its batch m
 little: that is why it is an option.
 
 On processors with int8 dot products (VNNI) and with numba installed the products are those of
-`radixkv_kernels.cpu.linear.int8_product`, and whole decoder layers of the Llama shape are fused
-(`int8_layers`); elsewhere they are torch's.
+`radixkv_kernels.cpu.linear.int8_product`; elsewhere they are torch's.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.errors import ConfigError
-
 _LARGEST = 127.0
 _TINY = 1e-30
 
@@ -27,15 +24,6 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [out, in] -> int8 [out, in], and float32 [out]: what one unit of an output's weights is."""
     scales = (weight.abs().amax(dim=1) / _LARGEST).clamp(min=_TINY)
     return (weight / scales[:, None]).round().to(torch.int8), scales
-
-
-def has_dot_products() -> bool:
-    """Whether this processor has int8 dot products, and numba is there to use them."""
-    try:
-        from radixkv_kernels.cpu.linear.int8_product import vector_lanes
-    except ImportError:
-        return False
-    return vector_lanes() > 0
 
 
 class QuantizedLinear(nn.Module):
@@ -83,31 +71,3 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, int8"
-
-
-@torch.no_grad()
-def quantize_linear_layers(model: nn.Module) -> None:
-    """Replace every linear layer of a float32 CPU model by an int8 one, and fuse decoder layers if possible.
-
-    Embeddings stay float32, also where the output layer was tied to them.
-
-    Raises:
-        ConfigError: the model is not float32 on a CPU.
-    """
-    weight = next(model.parameters())
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        raise ConfigError(
-            f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
-            f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
-        )
-    rows: Any = None
-    if has_dot_products():
-        from radixkv.model.cpu.int8_layers import fuse_int8_layers
-        from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
-
-        rows = Int8Rows()
-        fuse_int8_layers(model, rows)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, QuantizedLinear(child, rows))

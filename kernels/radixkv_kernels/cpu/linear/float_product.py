@@ -27,8 +27,8 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32_row, pointer, take
-from radixkv_kernels.cpu.openmp import run_here, run_parallel
 from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
 
 # Places in the int64 argument block.
@@ -228,15 +228,13 @@ class _Packed:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        self._counter = np.zeros(1, dtype=np.int64)
-        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        a = self._arguments = self._block.values
         self._kept: list[torch.Tensor] = []
-        a[COUNTER] = self._counter.ctypes.data
         a[DEPTH], a[WIDTH] = self.in_features, self.out_features
         a[PANELS], a[ROWS_PER_ITEM] = -(-self.out_features // COLUMNS), _ITEM_ROWS
         a[WEIGHT], a[BIAS] = self._keep(weight, bias)
-        self._address = a.ctypes.data
-        self._kernel: int = 0
+        self._kernel: Any = None
 
     def _keep(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
         packed = _panels(weight.detach())
@@ -246,9 +244,6 @@ class _Packed:
         self._kept += [packed, padded]
         return packed.data_ptr(), padded.data_ptr()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a packed weight holds addresses and cannot be copied or pickled")
-
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._kept)
@@ -257,11 +252,8 @@ class _Packed:
         a, count = self._arguments, rows.shape[0]
         a[ROWS], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), 4 * rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE] = out.data_ptr(), 4 * out.stride(0)
-        self._counter[0] = 0
-        if count * self.out_features * self.in_features < _SMALL:
-            run_here(self._kernel, self._address)
-        else:
-            run_parallel(self._kernel, self._address)
+        work = count * self.out_features * self.in_features
+        self._block.run(self._kernel, on_all_threads=work >= _SMALL)
         return out
 
 
@@ -275,7 +267,7 @@ class PackedFloat(_Packed):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        self._kernel = _plain_kernel().address
+        self._kernel = _plain_kernel()
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """rows [T, in] -> out [T, out], or with `add` added to what `out` holds; returns `out`.
@@ -303,7 +295,7 @@ class PackedGate(_Packed):
     ) -> None:
         super().__init__(up, up_bias)
         self._arguments[GATE_WEIGHT], self._arguments[GATE_BIAS] = self._keep(gate, gate_bias)
-        self._kernel = _gate_kernel().address
+        self._kernel = _gate_kernel()
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`."""

@@ -29,8 +29,8 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
-from radixkv_kernels.cpu.openmp import run_here, run_parallel
 
 # Places in the int64 argument block.
 (
@@ -273,18 +273,13 @@ class PackedInt8:
         self._bias = torch.zeros(panels * columns)
         if bias is not None:
             self._bias[: self.out_features] = bias
-        self._counter = np.zeros(1, dtype=np.int64)
-        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
-        a[COUNTER] = self._counter.ctypes.data
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        a = self._arguments = self._block.values
         a[GROUPS], a[PANELS], a[WIDTH] = groups, panels, self.out_features
         a[INPUT_STRIDE], a[ROWS_PER_ITEM] = self.row_bytes, _ITEM_ROWS
         a[WEIGHT], a[STARTS] = self._weight.data_ptr(), self._starts.data_ptr()
         a[COLUMN_SCALES], a[BIAS] = self._scales.data_ptr(), self._bias.data_ptr()
-        self._address = a.ctypes.data
         self._kernel = _product_kernel(lanes)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a packed weight holds addresses and cannot be copied or pickled")
 
     @property
     def nbytes(self) -> int:
@@ -304,7 +299,6 @@ class PackedInt8:
         count = rows.shape[0]
         a[ROWS], a[INPUT], a[ROW_SCALES] = count, rows.data_ptr(), row_scales.data_ptr()
         a[OUTPUT], a[OUTPUT_STRIDE], a[ADD] = out.data_ptr(), out.stride(0), add
-        self._counter[0] = 0
         work = count * self.out_features * self.in_features
-        (run_here if work < _SMALL else run_parallel)(self._kernel.address, self._address)
+        self._block.run(self._kernel, on_all_threads=work >= _SMALL)
         return out

@@ -19,8 +19,8 @@ import torch
 from numba import carray, njit
 
 from radixkv_kernels.cpu.linear.int8_product import GROUP
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import FAST, as_float, compile_kernel, f32_row, pointer, take
-from radixkv_kernels.cpu.openmp import run_here, run_parallel
 from radixkv_kernels.cpu.vectors import exp2
 
 # Places in the int64 argument block.
@@ -142,11 +142,10 @@ class Int8Rows:
     """
 
     def __init__(self) -> None:
-        a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
-        self._counter = np.zeros(1, dtype=np.int64)
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        self._arguments = self._block.values
         self._epsilon = np.zeros(1, dtype=np.float32)
-        a[COUNTER], a[EPSILON] = self._counter.ctypes.data, self._epsilon.ctypes.data
-        self._address = a.ctypes.data
+        self._arguments[EPSILON] = self._epsilon.ctypes.data
         self._plain, self._norm, self._gated = _plain_kernel(), _norm_kernel(), _gated_kernel()
 
     def quantize(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,6 +173,5 @@ class Int8Rows:
         a = self._arguments
         a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_bytes, scales.data_ptr()
-        self._counter[0] = 0
-        (run_here if count * width < _SMALL else run_parallel)(kernel.address, self._address)
+        self._block.run(kernel, on_all_threads=count * width >= _SMALL)
         return out, scales

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numba import carray
 
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
-from radixkv_kernels.cpu.openmp import run_here, run_parallel
 
 # Places in the int64 argument block.
 COUNTER, ROWS, WIDTH, INPUT, OUTPUT, WEIGHT, EPSILON, STRIDE, HEADS, COSINES, SINES = range(11)
@@ -84,12 +84,10 @@ class RowKernels:
     """The two functions with their argument block; not thread-safe."""
 
     def __init__(self) -> None:
-        self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
-        self._counter = np.zeros(1, dtype=np.int64)
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        self._arguments = self._block.values
         self._epsilon = np.zeros(1, dtype=np.float32)
-        self._arguments[COUNTER] = self._counter.ctypes.data
         self._arguments[EPSILON] = self._epsilon.ctypes.data
-        self._address = self._arguments.ctypes.data
         self._norm, self._rope = _norm_kernel(), _rope_kernel()
 
     def rms_norm(
@@ -103,7 +101,7 @@ class RowKernels:
         a[WIDTH], a[ROWS] = width, inputs.numel() // width
         a[INPUT], a[OUTPUT], a[WEIGHT] = inputs.data_ptr(), out.data_ptr(), weight.data_ptr()
         self._epsilon[0] = epsilon
-        self._run(self._norm, inputs.numel())
+        self._block.run(self._norm, on_all_threads=inputs.numel() >= _SMALL)
         return out
 
     def rotate(self, rows: torch.Tensor, heads: int, cosines: torch.Tensor, sines: torch.Tensor) -> None:
@@ -116,8 +114,4 @@ class RowKernels:
         a, width = self._arguments, cosines.shape[-1]
         a[WIDTH], a[ROWS], a[HEADS], a[STRIDE] = width, rows.shape[0], heads, rows.stride(0)
         a[INPUT], a[COSINES], a[SINES] = rows.data_ptr(), cosines.data_ptr(), sines.data_ptr()
-        self._run(self._rope, rows.shape[0] * heads * width)
-
-    def _run(self, kernel: Any, elements: int) -> None:
-        self._counter[0] = 0
-        (run_here if elements < _SMALL else run_parallel)(kernel.address, self._address)
+        self._block.run(self._rope, on_all_threads=rows.shape[0] * heads * width >= _SMALL)

@@ -1,0 +1,60 @@
+"""The engine's counters, and the snapshot of them that everybody else sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.cache.cache_stats import CacheStats
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """A snapshot of the engine's counters; tokens and requests since the start, times in seconds.
+
+    Attributes:
+        cache: the prefix cache's own snapshot.
+        model_time_s: time in the model, sampling included.
+        gap_time_s: time between two model calls while work was waiting.
+        num_rebuilds: how often a broken invariant made the engine rebuild its cache.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    finished_requests: int
+    failed_requests: int
+    aborted_requests: int
+    steps: int
+    model_time_s: float
+    gap_time_s: float
+    num_rebuilds: int
+    cache: CacheStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine counts itself: samples by how they ended, seconds in and between model calls."""
+
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    num_rebuilds: int = 0
+    model_time_s: float = 0.0
+    gap_time_s: float = 0.0
+    _last_model_end: float | None = None
+
+    def model_called(self, started: float, ended: float) -> None:
+        """A model call came through, at these clock readings."""
+        if self._last_model_end is not None:
+            self.gap_time_s += started - self._last_model_end
+        self.model_time_s += ended - started
+        self._last_model_end = ended
+
+    def pause(self) -> None:
+        """What comes now, until the next model call, is no gap: there is no work, or something broke."""
+        self._last_model_end = None

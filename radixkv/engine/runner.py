@@ -1,0 +1,73 @@
+"""What the engine asks of the model side: the interface that every runner implements.
+
+`radixkv.model.runner.ModelRunner` is one: weights and K/V in this process. The tests' model without weights
+is another. `tests/engine/test_runner_interface.py` holds both to what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from radixkv.scheduling.batch import Batch, Copy
+
+
+class Runner(Protocol):
+    """Computes batches over K/V memory of its own. Not thread-safe.
+
+    Attributes:
+        num_blocks, block_size: its K/V memory: so many blocks of so many tokens each.
+        bytes_per_block: of all layers together.
+        backend_name, dtype_name, device_name: for people to read.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def bytes_per_block(self) -> int: ...
+
+    @property
+    def backend_name(self) -> str: ...
+
+    @property
+    def dtype_name(self) -> str: ...
+
+    @property
+    def device_name(self) -> str: ...
+
+    def warm_up(self, max_num_tokens: int) -> None:
+        """Do now what the first step would have to wait for: compile, touch memory.
+
+        Called once, before anything is in the K/V memory: what it holds afterwards is undefined.
+
+        Args:
+            max_num_tokens: most tokens that a step may have.
+        """
+        ...
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy K/V between blocks, all layers: for each (source, target, n), the first n slots.
+
+        No block is the target of two of them, or target of one and source of another. `execute` makes the
+        copies of its batch by this method, before anything else.
+        """
+        ...
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Run one step: the batch's copies, group after group; then write its K/V and attend, layer by layer.
+
+        Returns:
+            Logits [S, V] of `batch.logit_rows`; they depend on each row's own context only.
+
+        Raises:
+            BaseException: whatever went wrong. Slots that the batch names may have been written; the caller
+                withdraws them.
+        """
+        ...

@@ -1,0 +1,155 @@
+"""The output side of one sample: from its tokens to text, stop strings, finish reasons, logprob records.
+
+Text is held back in two cases only: while it ends in half a character (the decoder waits for the rest), and
+while its end could be the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from radixkv.request import FinishReason, Logprob, SamplingParams, TokenLogprobs
+
+
+class TextDecoder(Protocol):
+    """Incremental detokenisation of one sample."""
+
+    def push(self, token_ids: list[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextSource(Protocol):
+    """What of the tokenizer this module needs."""
+
+    def stream(self, skip_special_tokens: bool = True) -> TextDecoder: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+
+def find_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] | None:
+    """The earliest stop string in text[start:], as (position, stop string); the longest one on ties.
+
+    >>> find_stop("one two", ("wo", "tw"), 0)
+    (4, 'tw')
+    """
+    found: tuple[int, str] | None = None
+    for stop in stops:
+        at = text.find(stop, start)
+        if at < 0:
+            continue
+        if found is None or at < found[0] or (at == found[0] and len(stop) > len(found[1])):
+            found = (at, stop)
+    return found
+
+
+def held_back(text: str, stops: tuple[str, ...], start: int) -> int:
+    """How many characters at the end of text[start:] could begin a stop string.
+
+    >>> held_back("and so", ("stop",), 0), held_back("and s", ("stop",), 0)
+    (0, 1)
+    """
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(text) - start), longest, -1):
+            if text.endswith(stop[:size]):
+                longest = size
+                break
+    return longest
+
+
+@dataclass(slots=True)
+class SampleOutput:
+    """The output side of one sample: give it tokens, it gives text and says when to stop.
+
+    Args:
+        end_token_ids: the model's own end tokens (empty with `ignore_eos`).
+        max_output_tokens: most tokens this sample may have.
+    """
+
+    params: SamplingParams
+    tokenizer: TextSource | None
+    end_token_ids: frozenset[int]
+    max_output_tokens: int
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    _decoder: TextDecoder | None = None
+    _delivered: int = 0
+    _search_from: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            self._decoder = self.tokenizer.stream(skip_special_tokens=self.params.skip_special_tokens)
+
+    def push(self, token_id: int) -> str:
+        """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now."""
+        assert self.finish_reason is None
+        params = self.params
+        self.num_tokens += 1
+        may_stop = self.num_tokens >= params.min_tokens
+        if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
+            self.finish_reason = "stop"
+        elif may_stop and token_id in params.stop_token_ids:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
+            self.text += self._decoder.push([token_id])
+        stops = params.stop_strings
+        if self.finish_reason is None and self.num_tokens >= self.max_output_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None and self._decoder is not None:
+            self.text += self._decoder.finish()
+        if stops:
+            if may_stop:
+                self._look_for_stop(stops)
+            else:
+                self._search_from = len(self.text)
+        return self._deliver(stops)
+
+    def _look_for_stop(self, stops: tuple[str, ...]) -> None:
+        found = find_stop(self.text, stops, self._search_from)
+        if found is not None:
+            at, stop = found
+            self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
+            self.finish_reason, self.stop_reason = "stop", stop
+        else:
+            # A stop string may have begun in what has been searched.
+            longest = max(len(stop) for stop in stops)
+            self._search_from = max(self._search_from, len(self.text) - longest + 1)
+
+    def _deliver(self, stops: tuple[str, ...]) -> str:
+        end = len(self.text)
+        if self.finish_reason is None and stops:
+            end -= held_back(self.text, stops, self._delivered)
+        new = self.text[self._delivered : end]
+        self._delivered = max(self._delivered, end)
+        return new
+
+    def abort(self, reason: FinishReason = "abort") -> str:
+        """End the sample from outside; the text that was held back is delivered."""
+        if self.finish_reason is not None:
+            return ""
+        self.finish_reason = reason
+        if self._decoder is not None:
+            self.text += self._decoder.finish()
+        return self._deliver(())
+
+    def record_logprobs(self, entry: TokenLogprobs) -> None:
+        self.logprobs.append(entry)
+        self.cumulative_logprob += entry.chosen.logprob
+
+
+def name_logprobs(
+    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
+) -> TokenLogprobs:
+    """Turn raw logprobs into a record that carries each token's text."""
+    token_id, logprob, rank = chosen
+    return TokenLogprobs(
+        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
+        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
+    )

@@ -1,0 +1,121 @@
+"""What rewritten decoder layers of the Llama shape have in common: which they replace, and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv_kernels.cpu.linear.row_kernels import RowKernels
+
+#: transformers' classes with this structure and nothing else (no windows, no norms on q and k).
+_LAYER_CLASSES = {("transformers.models.llama.modeling_llama", "LlamaDecoderLayer")}
+
+
+class Scratch:
+    """One float32 matrix that all layers write to in turn; grows to the largest batch."""
+
+    def __init__(self) -> None:
+        self._data = torch.empty(0)
+
+    def take(self, rows: int, width: int) -> torch.Tensor:
+        """[rows, width], with anything in it; valid until the next call."""
+        if self._data.numel() < rows * width:
+            self._data = torch.empty(rows * width)
+        return self._data[: rows * width].view(rows, width)
+
+
+class LlamaLayer(nn.Module):
+    """A layer that stands for a transformers layer, for which `can_replace` holds.
+
+    It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H]. The residual is
+    added in place: the input's memory holds the result.
+
+    Args:
+        layer: the transformers layer.
+        kernels: shared by all layers of a model.
+    """
+
+    def __init__(self, layer: Any, kernels: RowKernels) -> None:
+        super().__init__()
+        attention = layer.self_attn
+        self.kernels = kernels
+        self.layer_index = attention.layer_idx
+        self.scale = attention.scaling
+        self.head_size = attention.head_dim
+        self.num_heads = attention.o_proj.in_features // self.head_size
+        self.num_kv_heads = attention.k_proj.out_features // self.head_size
+        # A plain tuple: looking a submodule up costs as much as the norm of a row.
+        self.norms = tuple(
+            (norm.weight.detach(), norm.variance_epsilon)
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        radixkv_step: Any,
+        **_: Any,
+    ) -> torch.Tensor:
+        """The layer, in the signature that transformers calls."""
+        states = hidden_states[0]
+        merged = self.queries_keys_values(states)
+        self.add_attention_output(self._attend(merged, position_embeddings, radixkv_step), states)
+        self.add_mlp(states)
+        return hidden_states
+
+    def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
+        """[T, H] -> [T, (Hq + 2 Hkv) D]: the first norm, and q, k and v as one product."""
+        raise NotImplementedError
+
+    def add_attention_output(self, attended: torch.Tensor, states: torch.Tensor) -> None:
+        """Add the output product of [T, Hq D] to the states."""
+        raise NotImplementedError
+
+    def add_mlp(self, states: torch.Tensor) -> None:
+        """Add the second norm and the MLP of the states to them."""
+        raise NotImplementedError
+
+    def _attend(
+        self, merged: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], step: Any
+    ) -> torch.Tensor:
+        """Rope in place, write, attend: [T, Hq D]."""
+        cosines, sines = position_embeddings
+        rotated = self.num_heads + self.num_kv_heads
+        self.kernels.rotate(merged, rotated, cosines[0], sines[0])
+        heads = merged.view(len(merged), -1, self.head_size)
+        attended: torch.Tensor = step.attend(
+            self.layer_index,
+            heads[:, : self.num_heads],
+            heads[:, self.num_heads : rotated],
+            heads[:, rotated:],
+            scale=self.scale,
+        )
+        return attended.reshape(len(merged), -1)
+
+
+def can_replace(layer: Any) -> bool:
+    """Whether the layer is of a known class, with SiLU, in float32 on a CPU."""
+    if (type(layer).__module__, type(layer).__name__) not in _LAYER_CLASSES:
+        return False
+    weight = layer.self_attn.q_proj.weight
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or layer.self_attn.head_dim % 2:
+        return False
+    return isinstance(layer.mlp.act_fn, nn.SiLU) or type(layer.mlp.act_fn).__name__ == "SiLUActivation"
+
+
+def replace_layers(model: nn.Module, make: Callable[[Any], nn.Module]) -> int:
+    """Put what `make` makes of a layer in its place, where that can be; returns how many there were."""
+    layers: Any = getattr(getattr(model, "model", None), "layers", [])
+    count = 0
+    for index, layer in enumerate(layers):
+        if can_replace(layer):
+            layers[index] = make(layer)
+            release_file_pages(address_ranges(layer.parameters()))
+            count += 1
+    return count

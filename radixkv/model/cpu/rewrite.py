@@ -1,0 +1,101 @@
+"""Rewrite a model for the CPU: which of its layers are replaced, and by what.
+
+It depends on processor, device and dtype alone, never on a timing: the ways to compute a layer differ in the
+last bits, and two starts of an engine must compute in the same way. What needs numba is imported where it is
+known to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.errors import ConfigError
+
+
+@torch.no_grad()
+def pack_layers(model: nn.Module) -> bool:
+    """Replace the linear layers of a float32 model on a CPU by packed ones, where the kernels run.
+
+    Whole decoder layers are replaced where they are known.
+
+    Returns:
+        Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
+    """
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    if (
+        not linears
+        or not has_vector_kernels()
+        or not all(_is_float32_on_cpu(each.weight) for each in linears)
+    ):
+        return False
+    from radixkv.model.cpu.fused_layers import FusedLayer
+    from radixkv.model.cpu.llama_layer import Scratch, replace_layers
+    from radixkv.model.cpu.packed_linear import PackedLinear
+    from radixkv_kernels.cpu.linear.row_kernels import RowKernels
+
+    kernels, scratch = RowKernels(), (Scratch(), Scratch())
+    replace_layers(model, lambda layer: FusedLayer(layer, kernels, scratch))
+    _replace_linears(model, PackedLinear)
+    return True
+
+
+@torch.no_grad()
+def quantize_layers(model: nn.Module) -> None:
+    """Replace every linear layer of a float32 CPU model by an int8 one, and fuse decoder layers if possible.
+
+    Embeddings stay float32, also where the output layer was tied to them.
+
+    Raises:
+        ConfigError: the model is not float32 on a CPU.
+    """
+    from radixkv.model.cpu.quantized_linear import QuantizedLinear
+
+    weight = next(model.parameters())
+    if not _is_float32_on_cpu(weight):
+        raise ConfigError(
+            f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
+            f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
+        )
+    rows: Any = None
+    if has_dot_products():
+        from radixkv.model.cpu.int8_layers import Int8Layer
+        from radixkv.model.cpu.llama_layer import Scratch, replace_layers
+        from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
+        from radixkv_kernels.cpu.linear.row_kernels import RowKernels
+
+        rows, kernels, scratch = Int8Rows(), RowKernels(), Scratch()
+        replace_layers(model, lambda layer: Int8Layer(layer, kernels, rows, scratch))
+    _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
+
+
+def has_vector_kernels() -> bool:
+    """Whether numba is there, and the processor has the multiply-adds that the float kernels are made of."""
+    try:
+        from radixkv_kernels.cpu.vectors import has_multiply_add
+    except ImportError:
+        return False
+    return has_multiply_add()
+
+
+def has_dot_products() -> bool:
+    """Whether this processor has int8 dot products, and numba is there to use them."""
+    try:
+        from radixkv_kernels.cpu.linear.int8_product import vector_lanes
+    except ImportError:
+        return False
+    return vector_lanes() > 0
+
+
+def _is_float32_on_cpu(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, make(child))
