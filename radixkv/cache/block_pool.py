@@ -101,6 +101,17 @@ class BlockPool:
         for block in blocks:
             self.extra_holders[block] = self.extra_holders.get(block, 0) + 1
 
+    def forget_sharing(self, blocks: array[int]) -> None:
+        """These blocks enter the tree: whoever holds them does so through a node from now on. O(count)."""
+        for block in blocks:
+            self.extra_holders.pop(block, None)
+
+    def set_holders(self, holders: dict[int, int]) -> None:
+        """These blocks have left the tree and are private to so many leases each. O(count)."""
+        for block, count in holders.items():
+            if count > 1:
+                self.extra_holders[block] = count - 1
+
     def drop_holder(self, block: int) -> bool:
         """Drop one holder of a private block; True when it was the last one. O(1)."""
         extra = self.extra_holders.get(block)

@@ -1,80 +1,530 @@
-"""Holding: leases' references to nodes, and what goes when the last one is dropped or tokens are forgotten.
+"""Holding: a lease's tokens, its block table and its place in the tree, and how these stay in step.
 
-An unheld partial block is only worth keeping while no sibling begins with all of its tokens: it is *covered*
-then, and freed at once.
+Who owns which part of a lease's tokens:
+
+    0 ........... tree_tokens ........... num_tokens
+    |  in the tree:            |  private blocks: nobody
+    |  its node protects them  |  can match them
+
+Bringing the tree up to what is committed (`_sync`), one block at a time, the next tokens either join the tree
+(`_insert`), or are there already in whole blocks (`_dedupe`: those are taken over and the lease's own freed).
+
+    root ── [b0 b1]                    lease: b0 b1 | p2 p3      p2 p3 private
+    root ── [b0 b1 p2 p3]              nothing hung below: the node was extended
+    root ── [b0 b1] ─┬─ [p2 p3]        something did: a new child
+                     └─ [c2 c3']
+    root ── [b0 b1] ── [c2] ─┬─ [p3]   c2 holds the tokens of p2: p2 is freed, the block table says c2
+                             └─ [c3']
+
+A partial block is its lease's own while it grows: it joins the tree beside others that hold the same tokens,
+and is deduped when it is full.
+
+Usually tree_tokens == num_committed. It is behind while copies have not run, and while a block is shared with
+a fork that can't follow; the lease's next call tries again. It is ahead when the tokens of a fully cached
+prompt, or of a fork's sibling, were in the tree before this lease committed them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from array import array
+from collections.abc import Container, Iterator
 
-from radixkv.cache.node import Node
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from radixkv.cache.lease import Lease
-    from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.forgetting import discard_from, drop_covered, release, unprotect
+from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
+from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.quota import QuotaGroup
 
-
-def hold(cache: PrefixCache, node: Node) -> None:
-    """A lease ends at `node` from now on."""
-    node.holders += 1
-    cache._tree.protect(node)
-
-
-def release_hold(cache: PrefixCache, node: Node) -> None:
-    """A lease no longer ends at `node`."""
-    node.holders -= 1
-    unprotect(cache, node)
+_NO_BLOCKS = array("i")
+_SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
 
-def unprotect(cache: PrefixCache, node: Node) -> None:
-    """Drop a reference to `node`; a partial block that a sibling covers goes with its last one."""
-    tree = cache._tree
-    tree.unprotect(node)
-    if not node.refs and 0 < len(node.key) < tree.block_bytes and tree.siblings(node).is_covered(node):
-        forget(cache, node, 1)
+class Moved:
+    """Blocks that leave the tree without being freed: how many leases hold each, and whose they count as."""
+
+    __slots__ = ("holders", "owners")
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        self.owners: dict[int, QuotaGroup] = {}
+
+    def add(self, block: int, group: QuotaGroup) -> None:
+        """One more lease holds a block. O(1)."""
+        self.holders[block] = self.holders.get(block, 0) + 1
+        self.owners.setdefault(block, group)
 
 
-def drop_covered(cache: PrefixCache, node: Node) -> None:
-    """Free unheld partial blocks whose tokens `node` begins with, now that it holds them, too."""
-    unheld = cache._tree.siblings(node).unheld_beginning(node)
-    if unheld is not None:
-        forget(cache, unheld, 1)
+class Holding:
+    """What one lease holds. Its fields are written here only; `Lease` adds the public face.
+
+    Attributes:
+        space: the namespace.
+        tokens: the token ids as bytes.
+        num_tokens: tokens that have slots.
+        num_committed: leading tokens whose K/V exist or are computed in this step.
+        num_blocks: entries of the block table in use.
+        node: where the tree's part of its path ends; the lease is one of its holders.
+        tree_tokens: the tokens up to there.
+        sources: (node, block) that pending copies read in the tree, protected until they have run.
+        source_blocks: the same outside the tree.
+        shares: whether what it commits may be matched.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_family",
+        "_own_from",
+        "_public",
+        "_public_tokens",
+        "_table",
+        "_tree",
+        "_view",
+        "node",
+        "num_blocks",
+        "num_committed",
+        "num_tokens",
+        "shares",
+        "source_blocks",
+        "sources",
+        "space",
+        "tokens",
+        "tree_tokens",
+    )
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        public: Space,
+        space: Space,
+        tokens: bytes | bytearray,
+        node: Node,
+        tree_tokens: int,
+        num_tokens: int,
+        num_committed: int,
+        public_tokens: int,
+        shares: bool,
+    ) -> None:
+        self._capacity = capacity
+        self._tree = capacity.tree
+        self._public = public
+        self.space = space
+        self.tokens = tokens  # bytes until tokens are appended
+        self.num_tokens = num_tokens
+        self.num_committed = num_committed
+        self.node = node
+        self.tree_tokens = self._own_from = tree_tokens
+        self._public_tokens = public_tokens  # leading tokens that belong to a public prefix
+        self.shares = shares
+        self._table = _NO_BLOCKS  # block ids and spare entries
+        self._view: npt.NDArray[np.int32] | None = None  # the same as an array
+        self.num_blocks = 0
+        self.sources: list[tuple[Node, int]] = []
+        self.source_blocks: list[int] = []
+        self._family: list[Holding] | None = None  # the forks of one another, itself included
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]:
+        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
+        view = self._view
+        if view is None:
+            view = self._view = np.frombuffer(self._table, np.int32)
+        return view[: self.num_blocks]
+
+    def private_blocks(self) -> array[int]:
+        """The part of the block table that is not in the tree."""
+        return self._table[-(-self.tree_tokens // self._tree.block_size) : self.num_blocks]
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether copies have been listed that have not run yet."""
+        return bool(self.sources or self.source_blocks)
+
+    # ------------------------------------------------------------------ beginning
+
+    def _fill(self, num_blocks: int, num_new: int, source: Node | None) -> tuple[int, int] | None:
+        """Fill the block table: the path's blocks, then new ones; hold what will be copied from.
+
+        The path and `source` are protected already. Returns (block to copy from, block to copy to).
+        O(path + blocks).
+        """
+        node = self.node
+        table = node.blocks[:]
+        if node.start:
+            parts = []
+            current: Node | None = node
+            while current is not None:
+                parts.append(current.blocks)
+                current = current.parent
+            parts.reverse()
+            table = array("i", b"".join(parts))
+        if num_new:
+            table += self._capacity.allocate(num_new, self.space.group)
+        table += _SPARE_ENTRIES
+        self._table = table
+        self.num_blocks = num_blocks
+        if source is None:
+            return None
+        block = source.blocks[0]  # the prefix was cut just before it
+        self.sources.append((source, block))
+        return block, table[num_blocks - num_new]
+
+    def _share_with(self, child: Holding) -> None:
+        """Make a new holding of the same node a fork of this one. O(blocks)."""
+        pool = self._capacity.pool
+        child._table = self._table[:]
+        child.num_blocks = self.num_blocks
+        child._own_from = self._own_from
+        self._tree.hold(self.node)
+        pool.share(self.private_blocks())
+        # The copies may not have run yet: the child waits for them too, and keeps what they read.
+        for node, _ in self.sources:
+            self._tree.protect(node)
+        child.sources = self.sources[:]
+        pool.share(array("i", self.source_blocks))
+        child.source_blocks = self.source_blocks[:]
+        if self._family is None:
+            self._family = [self]
+        self._family.append(child)
+        child._family = self._family
+
+    # ------------------------------------------------------------------ growing and shrinking
+
+    def _must_copy_tail(self) -> bool:
+        """Whether others share the partial last block, so that it can't be written."""
+        size = self._tree.block_size
+        if self.tree_tokens > self.num_tokens - self.num_tokens % size:
+            return self.node.holders > 1 or self.tree_tokens > self.num_tokens
+        extra = self._capacity.pool.extra_holders
+        return bool(extra) and self._table[self.num_blocks - 1] in extra
+
+    def _add_blocks(self, blocks: array[int]) -> None:
+        old = self.num_blocks
+        new = old + len(blocks)
+        if new > len(self._table):  # a view of it may be in use: it can't be resized
+            self._table = self._table + array("i", bytes(4 * max(new - old, old)))
+            self._view = None
+        self._table[old:new] = blocks
+        self.num_blocks = new
+
+    def _replace_tail(self, target: int) -> tuple[int, int, int] | None:
+        """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
+
+        Returns what to copy: (block, block, slots); None: nothing of it is computed.
+        """
+        start = self.num_tokens - self.num_tokens % self._tree.block_size
+        source = self._table[self.num_blocks - 1]
+        slots = min(self.num_committed, self.num_tokens) - start
+        if self.tree_tokens > start:
+            tail, tree = self.node, self._tree
+            upper = tree.split(tail, len(tail.blocks) - 1) if len(tail.blocks) > 1 else tail.parent
+            assert upper is not None
+            tree.hold(upper)
+            tree.drop_holder(tail)
+            self.node, self.tree_tokens = upper, start
+            if slots > 0:
+                self.sources.append((tail, source))  # keeps the reference that the lease had
+            else:
+                unprotect(self._capacity, tail)
+        elif slots > 0:
+            self.source_blocks.append(source)  # keeps the holder's count that the lease had
+        else:
+            self._capacity.pool.drop_holder(source)
+        self._table[self.num_blocks - 1] = target
+        return (source, target, slots) if slots > 0 else None
+
+    def _drop_sources(self) -> None:
+        """No copy is pending any more."""
+        nodes, self.sources = self.sources, []
+        for node, _ in nodes:
+            unprotect(self._capacity, node)
+        blocks, self.source_blocks = self.source_blocks, []
+        if blocks:
+            self._capacity.free_private(array("i", blocks), self.space.group)
+
+    def _truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens and the blocks that they need."""
+        size = self._tree.block_size
+        keep = -(-num_tokens // size)
+        private = max(keep, -(-self.tree_tokens // size))
+        self._capacity.free_private(self._table[private : self.num_blocks], self.space.group)
+        if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
+            node = self._ancestor(keep * size)
+            self._move(node)
+        self.num_blocks = keep
+        self.tokens = self.tokens[: num_tokens * TOKEN_BYTES]
+        self.num_tokens = num_tokens
+        self._own_from = min(self._own_from, self.tree_tokens)
+
+    def _ancestor(self, end: int) -> Node:
+        """The node of the path that ends at a whole block, split if need be."""
+        node = self.node
+        while node.parent is not None and node.start >= end:
+            node = node.parent
+        keep = end // self._tree.block_size - node.start // self._tree.block_size
+        return node if keep == len(node.blocks) else self._tree.split(node, keep)
+
+    def _top_from(self, cut: int) -> Node:
+        """The node of the path that begins with the block of token `cut`, split if need be."""
+        size = self._tree.block_size
+        cut -= cut % size
+        node = self.node
+        while node.start > cut:
+            assert node.parent is not None
+            node = node.parent
+        if node.start < cut:
+            self._tree.split(node, (cut - node.start) // size)
+        return node
+
+    def _move(self, node: Node) -> None:
+        """Hold another node instead of the present one."""
+        self._tree.hold(node)
+        old, self.node, self.tree_tokens = self.node, node, node.end
+        release(self._capacity, old)
+
+    # ------------------------------------------------------------------ committing
+
+    def _sync(self) -> int:
+        """Bring the tree from `tree_tokens` up to `num_committed`; returns where shared tokens end.
+
+        O(tokens between).
+        """
+        shared_until = 0
+        if not self.shares:
+            return 0
+        tree = self._tree
+        size = tree.block_size
+        while self.tree_tokens < self.num_committed:
+            pos = self.tree_tokens
+            start = pos - pos % size
+            end = start + size
+            limit, space = self.num_committed, self.space
+            if pos < self._public_tokens:
+                limit, space = min(limit, self._public_tokens), self._public
+            node = self.node
+            if pos == start or len(node.blocks) == 1:  # the next block is, or is to be, a child's first one
+                above = node if pos == start else node.parent
+                assert above is not None
+                siblings = above.children if above.space is space else tree.children_of(above, space)
+                if siblings is not None and end <= limit:
+                    child = siblings.find(bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
+                    if child is not None:
+                        shared_until = self._dedupe(child, start, limit)
+                        continue
+            if pos != start:
+                self._grow_tail(pos, min(limit, end))
+            elif not self._insert(pos, limit, space, siblings):
+                break
+        return shared_until
+
+    def _grow_tail(self, pos: int, end: int) -> None:
+        """Grow the tree's partial block [.., pos) to `end`, for the lease and the forks that share it."""
+        node = self.node
+        self._tree.extend_tail(node, self.tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
+        for sibling in self._family or ():
+            if sibling.node is node and sibling.tree_tokens == pos:
+                sibling.tree_tokens = end
+        self.tree_tokens = end
+        drop_covered(self._capacity, node)
+
+    def _dedupe(self, child: Node, start: int, limit: int) -> int:
+        """Take over a child whose first block holds the lease's tokens from `start` on; returns its end.
+
+        Every block taken over replaces one of the lease: private ones are freed, a partial one in the tree is
+        covered now and goes with its last holder. O(tokens shared).
+        """
+        tree = self._tree
+        size = tree.block_size
+        limit = min(limit, start + len(child.blocks) * size)
+        same = shared_bytes(child.key, bytes(self.tokens[start * TOKEN_BYTES : limit * TOKEN_BYTES]))
+        count = same // tree.block_bytes
+        target = tree.split(child, count) if count < len(child.blocks) else child
+        first = start // size
+        own = self._table[-(-self.tree_tokens // size) : first + count]
+        self._table[first : first + count] = target.blocks
+        self._move(target)
+        self._capacity.free_private(own, self.space.group)
+        self._own_from = self.tree_tokens
+        return self.tree_tokens
+
+    def _insert(self, pos: int, end: int, space: Space, siblings: Children | None) -> bool:
+        """Put the tokens [pos, end) and their private blocks into the tree, as part of `space`.
+
+        False: the first of the blocks is also private to a lease that can't follow.
+        """
+        tree = self._tree
+        size = tree.block_size
+        first = pos // size
+        blocks = self._table[first : -(-end // size)]
+        followers: list[tuple[Holding, int]] = []
+        if self._capacity.pool.extra_holders:
+            count = self._sharable_blocks(blocks, first, followers)
+            if not count:
+                return False
+            if count < len(blocks):
+                blocks = blocks[:count]
+                end = min(end, pos + count * size)
+        key = bytearray(self.tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
+        node = self.node
+        if (
+            siblings is None
+            and node.holders == 1
+            and node.is_leaf
+            and not node.pins_here
+            and node.parent is not None
+            and node.space is space
+            # Blocks with hits of their own are kept apart from new ones, for policies that count hits.
+            and (node.start >= self._own_from or not tree.policy.tracks_path)
+        ):
+            tree.extend(node, key, blocks)
+        else:
+            self.node = tree.add_held_child(node, space, key, blocks)
+            if siblings is not None and siblings.partial:
+                drop_covered(self._capacity, self.node)
+        if space.group is not self.space.group:
+            self._capacity.transfer(len(blocks), self.space.group, space.group)
+        self.tree_tokens = end
+        for follower, count in followers:
+            follower._follow(self, count)
+        for follower, _ in followers:
+            follower._sync()
+        return True
+
+    def _sharable_blocks(self, blocks: array[int], first: int, followers: list[tuple[Holding, int]]) -> int:
+        """How many leading blocks may enter the tree: those that nobody but forks shares.
+
+        Forks that share a block have the same tokens up to its end, so they can follow this lease into the
+        tree. Fills `followers` with them and the number of leading blocks that each must take over.
+        """
+        pool = self._capacity.pool
+        sharers: list[tuple[Holding, list[int]]] = []
+        holders = [0] * len(blocks)
+        for other in self._family or ():
+            if other is not self and other.shares:
+                theirs = other._table[first : min(other.num_blocks, first + len(blocks))]
+                equal = [i for i, block in enumerate(theirs) if block == blocks[i]]
+                if equal:
+                    sharers.append((other, equal))
+                for i in equal:
+                    holders[i] += 1
+        count = 0
+        while count < len(blocks) and pool.extra_holders.get(blocks[count], 0) == holders[count]:
+            count += 1
+        pool.forget_sharing(blocks[:count])
+        for other, equal in sharers:
+            shared = [i for i in equal if i < count]
+            if shared:
+                followers.append((other, first + shared[-1] + 1))
+        return count
+
+    def _follow(self, leader: Holding, num_blocks: int) -> None:
+        """A fork has put blocks into the tree that this lease shares: hold its path's first `num_blocks`."""
+        size = self._tree.block_size
+        start = -(-self.tree_tokens // size)
+        pairs = zip(self._table[start:num_blocks], leader._table[start:num_blocks], strict=True)
+        duplicates = array("i", [own for own, theirs in pairs if own != theirs])
+        place = leader.node
+        while place.start >= num_blocks * size:
+            assert place.parent is not None
+            place = place.parent
+        keep = num_blocks - place.start // size
+        if keep < len(place.blocks):
+            place = self._tree.split(place, keep)
+        self._table[:num_blocks] = leader._table[:num_blocks]
+        self._move(place)
+        self._capacity.free_private(duplicates, self.space.group)
+
+    # ------------------------------------------------------------------ leaving the tree, and the end
+
+    def leave(self, below: Container[Node], moved: Moved) -> bool:
+        """Nodes are about to leave the tree: what is held of them becomes private. O(depth + blocks).
+
+        Returns whether anything of the lease's path was among them.
+        """
+        self._leave_sources(below, moved)
+        if self.node not in below:
+            return False
+        node = self.node
+        start = node.start
+        while node in below:
+            assert node.parent is not None
+            start = node.start
+            node = node.parent
+        self._tree.hold(node)
+        self._tree.drop_holder(self.node)
+        self._tree.unprotect(self.node)
+        size = self._tree.block_size
+        for block in self._table[start // size : -(-self.tree_tokens // size)]:
+            moved.add(block, self.space.group)
+        self.node, self.tree_tokens = node, start
+        self._own_from = min(self._own_from, start)
+        return True
+
+    def _leave_sources(self, below: Container[Node], moved: Moved) -> None:
+        """A pending copy reads one block at its source node, or above where that was split: hold that."""
+        sources, self.sources = self.sources, []
+        for node, block in sources:
+            if node not in below:
+                self.sources.append((node, block))
+                continue
+            home: Node = node
+            while block not in home.blocks:
+                assert home.parent is not None
+                home = home.parent
+            if home in below:
+                self.source_blocks.append(block)
+                moved.add(block, self.space.group)
+            else:
+                self._tree.protect(home)
+                self.sources.append((home, block))
+            self._tree.unprotect(node)
+
+    def stop_sharing(self) -> None:
+        """What the lease commits from now on can't be matched."""
+        self.shares = False
+
+    def enter_new_tree(self) -> None:
+        """All nodes and roots are gone, see `leave`: hold the new root. O(1)."""
+        self.node = self._tree.root(self.node.space)
+        self._tree.hold(self.node)
+
+    def _end(self, keep: int | None) -> None:
+        """Give everything back; tokens beyond `keep` that this lease contributed are forgotten."""
+        if self._family is not None:
+            self._family.remove(self)
+        private = self.private_blocks()
+        if private:
+            self._capacity.free_private(private, self.space.group)
+        node = self.node
+        self._tree.use(node)
+        release(self._capacity, node)
+        if keep is not None:
+            discard_from(self._capacity, node, max(keep, self._own_from))
 
 
-def forget(cache: PrefixCache, leaf: Node, num_blocks: int) -> None:
-    """Trim blocks that are not worth a ghost: duplicates, and what was asked to be forgotten."""
-    group = leaf.space.group
-    cache._capacity.free_tree_blocks(cache._tree.trim(leaf, num_blocks), group)
+class Leases:
+    """The live leases of one cache."""
 
+    __slots__ = ("_by_id", "_last_id")
 
-def discard_from(cache: PrefixCache, node: Node, cut: int) -> None:
-    """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
-    size = cache.block_size
-    while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
-        parent = node.parent
-        keep = max(0, -(-(cut - node.start) // size))
-        if keep < len(node.blocks):
-            forget(cache, node, len(node.blocks) - keep)
-        if keep:
-            if node.end > cut and not cache._tree.truncate_tail(node, cut):
-                forget(cache, node, 1)
-            return
-        node = parent
+    def __init__(self) -> None:
+        self._by_id: dict[int, Holding] = {}
+        self._last_id = 0
 
+    def __len__(self) -> int:
+        return len(self._by_id)
 
-def end(cache: PrefixCache, lease: Lease, keep: int | None) -> None:
-    """Release a lease; tokens beyond `keep` that it contributed are forgotten."""
-    del cache._leases[lease.id]
-    if lease._family is not None:
-        lease._family.remove(lease)
-    private = lease._private_blocks()
-    if private:
-        cache._capacity.free_private(private, lease._space.group)
-    node = lease._node
-    cache._tick = tick = cache._tick + 1
-    cache.policy.tick = node.last_access = tick
-    node.holders -= 1
-    unprotect(cache, node)
-    if keep is not None:
-        discard_from(cache, node, max(keep, lease._own_from))
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(self._by_id.values())
+
+    def add(self, lease: Holding) -> int:
+        """Register a new lease; returns its number. O(1)."""
+        self._last_id = number = self._last_id + 1
+        self._by_id[number] = lease
+        return number
+
+    def remove(self, number: int) -> None:
+        """A lease has ended. O(1)."""
+        del self._by_id[number]

@@ -7,28 +7,25 @@ incrementally. Nothing here is used while serving.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
-
-if TYPE_CHECKING:
-    from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.state import CacheState
 
 
-def check_cache(cache: PrefixCache) -> None:
+def check(state: CacheState) -> None:
     """Assert every invariant; see the functions below. O(blocks)."""
-    nodes = list(cache._tree.nodes())
-    _check_structure(cache, nodes)
-    _check_references(cache, nodes)
-    _check_leases(cache)
-    _check_blocks(cache, nodes)
-    _check_index(cache, nodes)
-    _check_pins(cache, nodes)
+    nodes = list(state.tree.nodes())
+    _check_structure(state, nodes)
+    _check_references(state, nodes)
+    _check_leases(state)
+    _check_blocks(state, nodes)
+    _check_index(state, nodes)
+    _check_pins(state, nodes)
 
 
-def _check_structure(cache: PrefixCache, nodes: list[Node]) -> None:
-    tree = cache._tree
+def _check_structure(state: CacheState, nodes: list[Node]) -> None:
+    tree = state.tree
     size = tree.block_bytes
     assert len(nodes) == tree.num_nodes, f"{tree.num_nodes} nodes are counted, {len(nodes)} are reachable"
     assert len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice"
@@ -80,14 +77,14 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
                 assert found is not None, f"{child!r} is not found"
 
 
-def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
-    tree = cache._tree
+def _check_references(state: CacheState, nodes: list[Node]) -> None:
+    tree = state.tree
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
-    pins_here: Counter[Node] = Counter(pin.node for pin in cache._pins)
-    for lease in cache._leases.values():
-        holders[lease._node] += 1
-        refs.update(node for node, _ in lease._sources)
+    pins_here: Counter[Node] = Counter(pin.node for pin in state.pins)
+    for lease in state.leases:
+        holders[lease.node] += 1
+        refs.update(node for node, _ in lease.sources)
     pins: Counter[Node] = Counter(pins_here)
     refs.update(holders)
     refs.update(pins_here)
@@ -107,40 +104,39 @@ def _check_references(cache: PrefixCache, nodes: list[Node]) -> None:
             pins[node.parent] += bool(pins[node])
 
 
-def _check_leases(cache: PrefixCache) -> None:
-    size = cache.block_size
-    for lease in cache._leases.values():
-        assert not lease._is_released, f"{lease!r} is still registered"
-        assert lease._num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
-        assert len(lease._tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
+def _check_leases(state: CacheState) -> None:
+    size = state.tree.block_size
+    for lease in state.leases:
+        assert lease.num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
+        assert len(lease.tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
         assert lease.num_committed <= lease.num_tokens, f"{lease!r} has committed more than it has"
-        assert lease._tree_tokens <= lease._num_blocks * size, f"{lease!r} has more in the tree than it has"
-        assert lease._tree_tokens == lease._node.end, (
-            f"{lease!r} ends at {lease._tree_tokens}, its node at {lease._node.end}"
+        assert lease.tree_tokens <= lease.num_blocks * size, f"{lease!r} has more in the tree than it has"
+        assert lease.tree_tokens == lease.node.end, (
+            f"{lease!r} ends at {lease.tree_tokens}, its node at {lease.node.end}"
         )
-        path = cache._tree.path(lease._node)
+        path = state.tree.path(lease.node)
         blocks = [block for node in path for block in node.blocks]
         assert blocks == lease.block_table[: len(blocks)].tolist(), (
             f"{lease!r} does not hold its path's blocks"
         )
-        key = b"".join(node.key for node in path)[: len(lease._tokens)]
-        assert lease._tokens.startswith(key), f"{lease!r} holds blocks of other tokens"
-        assert len(set(lease.block_table.tolist())) == lease._num_blocks, f"{lease!r} has a block twice"
-        root = path[0].parent if path else lease._node
+        key = b"".join(node.key for node in path)[: len(lease.tokens)]
+        assert lease.tokens.startswith(key), f"{lease!r} holds blocks of other tokens"
+        assert len(set(lease.block_table.tolist())) == lease.num_blocks, f"{lease!r} has a block twice"
+        root = path[0].parent if path else lease.node
         assert root is not None, f"{lease!r} holds a node without a root"
-        assert root.space is lease._space or root.space.is_public, (
+        assert root.space is lease.space or root.space.is_public, (
             f"{lease!r} holds blocks of another namespace"
         )
 
 
-def _check_blocks(cache: PrefixCache, nodes: list[Node]) -> None:
-    pool = cache._pool
+def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
+    pool = state.capacity.pool
     free = pool.free_ids()
     in_tree = [block for node in nodes for block in node.blocks]
     private: Counter[int] = Counter()
-    for lease in cache._leases.values():
-        private.update(lease._private_blocks().tolist())
-        private.update(lease._source_blocks)
+    for lease in state.leases:
+        private.update(lease.private_blocks().tolist())
+        private.update(lease.source_blocks)
     places = Counter(free)
     places.update(in_tree)
     places.update(private.keys())
@@ -154,22 +150,22 @@ def _check_blocks(cache: PrefixCache, nodes: list[Node]) -> None:
     used: Counter[int] = Counter()
     for node in nodes:
         used[id(node.space.group)] += len(node.blocks)
-    for group in cache._groups:
+    for group in state.capacity.groups:
         mine = [node for node in nodes if node.space.group is group]
         blocks = sum(len(node.blocks) for node in mine)
         protected = sum(len(node.blocks) for node in mine if node.refs)
         assert group.blocks == blocks, f"{group.blocks} tree blocks are counted, there are {blocks}"
         assert group.protected == protected, f"{group.protected} are counted as protected, {protected} are"
-    total = sum(group.used for group in cache._groups)
+    total = sum(group.used for group in state.capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-    if not cache._ghosts.hasher.has_public:
-        for group in cache._groups:
+    if not state.ghosts.hasher.has_public:
+        for group in state.capacity.groups:
             assert group.ceiling is None or group.used <= group.ceiling, "a quota's ceiling is exceeded"
 
 
-def _check_index(cache: PrefixCache, nodes: list[Node]) -> None:
-    for group in cache._groups:
+def _check_index(state: CacheState, nodes: list[Node]) -> None:
+    for group in state.capacity.groups:
         expected = {
             id(node) for node in nodes if node.space.group is group and node.is_leaf and not node.refs
         }
@@ -181,9 +177,9 @@ def _check_index(cache: PrefixCache, nodes: list[Node]) -> None:
         assert all(node.entry is not None and node.entry[2] is node for node in actual), "a stale index entry"
 
 
-def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
+def _check_pins(state: CacheState, nodes: list[Node]) -> None:
     pinned = sum(len(node.blocks) for node in nodes if node.pins)
-    assert pinned == cache._pins.pinned_blocks, (
-        f"{cache._pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
+    assert pinned == state.pins.pinned_blocks, (
+        f"{state.pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     )
-    assert pinned <= cache._pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
+    assert pinned <= state.pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"

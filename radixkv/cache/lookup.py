@@ -17,30 +17,34 @@ class Match:
 
     Attributes:
         num_tokens: its length, token-granular; may be the whole prompt.
+        data: the tokens, encoded.
+        namespace: as given.
+        space: the same as it was known; None: it was not.
+        walk: where the lookup ended; None: nothing at all was cached in the namespace.
     """
 
     __slots__ = (
-        "_data",
-        "_namespace",
         "_source_version",
-        "_space",
         "_version",
         "_version_of_all",
-        "_walk",
+        "data",
+        "namespace",
         "num_tokens",
+        "space",
+        "walk",
     )
     # Set by Lookup.match: an __init__ would double what making one costs.
     num_tokens: int
-    _data: bytes
-    _namespace: Namespace
-    _space: Space | None  # None: the namespace was not known
+    data: bytes
+    namespace: Namespace
+    space: Space | None
+    walk: Walk | None
     _version_of_all: int  # the lookup's version
-    _walk: Walk | None  # None: nothing at all was cached in the namespace
     _version: int
     _source_version: int
 
     def _ends_at(self, walk: Walk | None) -> None:
-        self._walk = walk
+        self.walk = walk
         if walk is None:
             self.num_tokens = self._version = self._source_version = 0
             return
@@ -49,16 +53,19 @@ class Match:
         self._version = node.version
         self._source_version = 0 if source is None else source.version
 
+    def _was_made_at(self, version: int) -> bool:
+        return self._version_of_all == version
+
     def _is_untouched(self) -> bool:
         """Whether the node the match ends at, and the one to copy its last tokens from, are unchanged."""
-        walk = self._walk
+        walk = self.walk
         if walk is None or walk[0].version != self._version:
             return False
         source = walk[3]
         return source is None or source.version == self._source_version
 
     def __repr__(self) -> str:
-        return f"Match({self.num_tokens} of {len(self._data) // TOKEN_BYTES} tokens)"
+        return f"Match({self.num_tokens} of {len(self.data) // TOKEN_BYTES} tokens)"
 
 
 class Lookup:
@@ -71,13 +78,12 @@ class Lookup:
         version: changes when earlier answers don't hold any more wherever they end.
     """
 
-    __slots__ = ("_enabled", "_prefixes", "_public", "_tree", "_walk", "version")
+    __slots__ = ("_enabled", "_prefixes", "_public", "_tree", "version")
 
     def __init__(self, tree: RadixTree, public: PublicPrefixes, enabled: bool) -> None:
         self._tree = tree
         self._public = public
         self._enabled = enabled
-        self._walk = tree.walk
         self._prefixes = public.prefixes
         self.version = 0
 
@@ -92,9 +98,9 @@ class Lookup:
             namespace: remembered in the match, for a namespace without a space so far.
         """
         match = Match()
-        match._data = data
-        match._namespace = namespace
-        match._space = space
+        match.data = data
+        match.namespace = namespace
+        match.space = space
         match._version_of_all = self.version
         root = self._tree.roots.get(space) if space is not None else None
         if not self._enabled:
@@ -105,12 +111,21 @@ class Lookup:
             match._ends_at(None)
         else:
             assert space is not None
-            match._walk = walk = self._walk(root, space, data, 0, len(data))
+            match.walk = walk = self._tree.walk(root, space, data, 0, len(data))
             node, depth, partial, source, _, _ = walk
             match.num_tokens = depth + partial
             match._version = node.version
             match._source_version = 0 if source is None else source.version
         return match
+
+    def still_holds(self, match: Match, data: bytes, space: Space) -> bool:
+        """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""
+        return (
+            match.space is space
+            and match.data == data
+            and match._version_of_all == self.version
+            and match._is_untouched()
+        )
 
     def found_elsewhere(self, data: bytes, space: Space) -> int:
         """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""
@@ -139,27 +154,27 @@ class Lookup:
         """
         if not self._enabled:
             return True
-        if match._version_of_all == self.version:
-            if match._walk is None:
+        if match._was_made_at(self.version):
+            if match.walk is None:
                 if not self._public.prefixes and space is not None and space not in self._tree.roots:
                     return True
             elif match._is_untouched():
                 return True
             elif not self._public.prefixes:
-                return self._renew(match, match._walk)
-        new = self.match(match._data, space)
+                return self._renew(match, match.walk)
+        new = self.match(match.data, space)
         if new.num_tokens != match.num_tokens:
             return False
         match._version_of_all = new._version_of_all
-        match._space = space
-        match._ends_at(new._walk)
+        match.space = space
+        match._ends_at(new.walk)
         return True
 
     def _renew(self, match: Match, walk: Walk) -> bool:
         """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
         if walk.node.version < 0:
             return False
-        data = match._data
+        data = match.data
         node: Node | None = walk.node
         depth = walk.depth
         while node is not None and node.start >= depth and node.parent is not None:
@@ -173,8 +188,8 @@ class Lookup:
             node = parent
         else:
             pos = depth
-        assert match._space is not None
-        new = self._tree.walk(node, match._space, data, pos * TOKEN_BYTES, len(data))
+        assert match.space is not None
+        new = self._tree.walk(node, match.space, data, pos * TOKEN_BYTES, len(data))
         if new.depth + new.partial != match.num_tokens:
             return False
         match._ends_at(new)

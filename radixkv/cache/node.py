@@ -171,12 +171,17 @@ class Children:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Node]:
-        for entries in (self.by_hash, self.partial or {}):
-            for entry in entries.values():  # type: ignore[attr-defined]
-                if type(entry) is list or type(entry) is dict:
-                    yield from entry
+        for entry in self.by_hash.values():
+            if type(entry) is list:
+                yield from entry
+            else:
+                yield entry  # type: ignore[misc]
+        if self.partial:
+            for known in self.partial.values():
+                if type(known) is dict:
+                    yield from known
                 else:
-                    yield entry
+                    yield known  # type: ignore[misc]
 
     def find(self, block: bytes) -> Node | None:
         """The child whose first block is exactly these tokens (whole or partial), the oldest. O(1)."""

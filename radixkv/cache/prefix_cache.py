@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from array import array
 from collections.abc import Callable, Mapping
 
 import xxhash
 
-from radixkv.cache.admission import admit, check_room
+from radixkv.cache.admission import Admission
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.cache.detach import retire
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.holding import discard_from
+from radixkv.cache.forgetting import discard_from
+from radixkv.cache.holding import Leases
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
@@ -36,7 +36,7 @@ from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.insight.report_queue import ReportQueue
 from radixkv.cache.insight.tree_text import show_tree
-from radixkv.cache.integrity import check_cache
+from radixkv.cache.integrity import check
 from radixkv.cache.keys import (
     TOKEN_BYTES,
     EncodedTokens,
@@ -54,7 +54,9 @@ from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.retention.quota import Quota, QuotaGroup, quota_groups
+from radixkv.cache.retention.quota import Quota, quota_groups
+from radixkv.cache.room import Room
+from radixkv.cache.state import CacheState
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -118,36 +120,45 @@ class PrefixCache:
         self.explains = explain
         self.policy = make_eviction_policy(policy)
         self._clock = clock
-        self._pool = BlockPool(num_blocks)
-        self._tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
+        self._tree = tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
         self._common, self._groups_by_key, order = quota_groups(quotas, num_blocks, self.policy)
-        self._groups = [self._common, *self._groups_by_key.values()]
         self._namespaces = Namespaces(self._groups_by_key, self._common)
-        public = Space((), self._common, space_seed(()), is_public=True)
-        self._public = PublicPrefixes(public, self._tree.block_bytes)
-        self._lookup = Lookup(self._tree, self._public, enabled)
+        everybody = Space((), self._common, space_seed(()), is_public=True)
+        self._public = PublicPrefixes(everybody, tree.block_bytes)
+        self._lookup = Lookup(tree, self._public, enabled)
         self._last: Match | None = None  # a request is usually matched, then acquired
-        self._capacity = Capacity(self._pool, self._tree, self._groups, order, public, self._on_evict)
-        self._ghosts = GhostIndex(
-            self._tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks
-        )
+        groups = [self._common, *self._groups_by_key.values()]
+        self._capacity = Capacity(BlockPool(num_blocks), tree, groups, order, everybody, self._on_evict)
+        self._ghosts = GhostIndex(tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
         self._explainer = Explainer(
             self._ghosts, self._public, clock, enabled=enabled, partial_reuse=partial_reuse
         )
         self._advisor = Advisor(block_size)
         self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
         self.policy.attach(num_blocks, block_size, self._ghosts)
-        self._on_acquire = hook(self.policy, "on_acquire")
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
-        self._pins = PinBoard(self._tree, int(num_blocks * pin_budget), clock)
+        self._pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
         self._pinned = self._pins.by_key
-        self._leases: dict[int, Lease] = {}
+        leases = Leases()
+        self._room = Room(self._capacity, self._pins, leases, everybody)
+        self._state = CacheState(
+            tree=tree,
+            capacity=self._capacity,
+            public=self._public,
+            pins=self._pins,
+            leases=leases,
+            room=self._room,
+            ghosts=self._ghosts,
+            reports=self._reports,
+            explainer=self._explainer,
+            enabled=enabled,
+            partial_reuse=partial_reuse,
+            explains=explain,
+        )
+        self._admission = Admission(self._state, clock)
         self._follow(Listeners())
-        self._lease_ids = 0
-        self._tick = 0
-        self._acquires = self._queried_tokens = self._hit_tokens = 0
-        self._out_of_blocks = self._resets = 0
+        self._resets = 0
 
     def __repr__(self) -> str:
         s = self.stats
@@ -207,9 +218,9 @@ class PrefixCache:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
         if self._pinned:
             self._pins.expire()
-        space = match._space
+        space = match.space
         if space is None:
-            space = self._namespaces.known(match._namespace)
+            space = self._namespaces.known(match.namespace)
         return self._lookup.is_current(match, space)
 
     # ------------------------------------------------------------------ acquire
@@ -238,20 +249,14 @@ class PrefixCache:
             self._pins.expire()
         if match is None:
             match = self._last
-        data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match._data)
+        data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match.data)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         space = self._namespaces.obtain(namespace)
         if skip is None and self.enabled:
-            if (
-                match is None
-                or match._space is not space
-                or match._data != data
-                or match._version_of_all != self._lookup.version
-                or not match._is_untouched()
-            ):
+            if match is None or not self._lookup.still_holds(match, data, space):
                 match = self._lookup.match(data, space)
-            walk = match._walk
+            walk = match.walk
         else:
             walk = None
             if skip is None:
@@ -260,7 +265,7 @@ class PrefixCache:
             is_public = self._public.prefixes and self._public.length_in(data)
             root = self._tree.root(self._public.space if is_public else space)
             walk = Walk(root, 0, 0, None, None, b"")
-        return admit(self, data, namespace, space, walk, skip)
+        return self._admission.admit(data, namespace, space, walk, skip)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
         if self._policy_on_evict is not None:
@@ -269,18 +274,6 @@ class PrefixCache:
             data = None if self._ghost_data is None else self._ghost_data(node)
             reason = "expired" if node.lapsed else "evicted"
             self._ghosts.remember(node, num_blocks, reason, self._clock(), by, data)
-
-    # ------------------------------------------------------------------ used by leases
-
-    def _next_lease_id(self) -> int:
-        self._lease_ids += 1
-        return self._lease_ids
-
-    def _allocate(self, count: int, group: QuotaGroup, lease: Lease) -> array[int]:
-        if count > self._pool.num_free or group.ceiling is not None:
-            total = lease._num_blocks + count
-            check_room(self, count, lease._space, total, lambda: self._capacity.available(group), lease)
-        return self._capacity.allocate(count, group)
 
     # ------------------------------------------------------------------ room
 
@@ -303,7 +296,7 @@ class PrefixCache:
         The rest is free at once; its nodes are taken apart later, piece by piece.
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
-        retired = retire(self)
+        retired = retire(self._state)
         self._ghosts.remember_all(retired, retired.num_blocks, "reset", self._clock(), "reset()")
         self._lookup.outdate()
         self._last = None
@@ -319,9 +312,9 @@ class PrefixCache:
 
         O(tokens + path).
         """
-        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace))._walk
+        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace)).walk
         if walk is not None and walk.depth + walk.partial > keep:
-            discard_from(self, walk.source if walk.source is not None else walk.node, keep)
+            discard_from(self._capacity, walk.source if walk.source is not None else walk.node, keep)
 
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
@@ -376,7 +369,7 @@ class PrefixCache:
         old = self._pins.get(data, space)
         if old is not None:
             self._pins.drop(old)
-        walk = self._lookup.match(data, space)._walk
+        walk = self._lookup.match(data, space).walk
         if walk is None:
             return 0
         return self._pins.add(data, space, walk, ttl)
@@ -390,7 +383,7 @@ class PrefixCache:
             return False
         pin = self._pins.get(data, space)
         if pin is None:
-            walk = self._lookup.match(data, space)._walk
+            walk = self._lookup.match(data, space).walk
             if walk is not None and walk.depth + walk.partial == len(data) // TOKEN_BYTES:
                 pin = self._pins.ending_with(walk)
         if pin is not None:
@@ -408,7 +401,7 @@ class PrefixCache:
         """A snapshot of the counters. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
-        free = self._pool.num_free
+        free = self._capacity.pool.num_free
         cached = self._capacity.evictable()
         return CacheStats(
             total_blocks=self.num_blocks,
@@ -417,13 +410,13 @@ class PrefixCache:
             held_blocks=self.num_blocks - free - cached,
             pinned_blocks=self._pins.pinned_blocks,
             num_nodes=self._tree.num_nodes,
-            num_leases=len(self._leases),
+            num_leases=len(self._state.leases),
             num_pins=len(self._pins),
-            acquires=self._acquires,
-            queried_tokens=self._queried_tokens,
-            hit_tokens=self._hit_tokens,
+            acquires=self._admission.admitted,
+            queried_tokens=self._admission.queried_tokens,
+            hit_tokens=self._admission.hit_tokens,
             evicted_blocks=self._capacity.evicted_blocks,
-            out_of_blocks=self._out_of_blocks,
+            out_of_blocks=self._room.refused,
             resets=self._resets,
             pins_given_way=self._pins.given_way,
             ghost_blocks=len(self._ghosts),
@@ -467,7 +460,7 @@ class PrefixCache:
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         space = self._namespaces.obtain(namespace)
-        walk = self._lookup.match(data, space)._walk
+        walk = self._lookup.match(data, space).walk
         elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
         return self._explainer.dry(data, space, walk, elsewhere)
 
@@ -484,7 +477,7 @@ class PrefixCache:
         """
         if self._pinned:
             self._pins.expire()
-        check_cache(self)
+        check(self._state)
 
     def show(self, max_lines: int = 50) -> str:
         """The tree as ASCII, at most `max_lines` lines and one to say that there is more. O(lines)."""

@@ -70,6 +70,7 @@ class RadixTree:
         self._on_remove = hook(policy, "on_remove")
         self.roots: dict[Space, Node] = {}
         self.num_nodes = 0
+        self._tick = 0
         self.listener: EventStream | None = None
 
     def __repr__(self) -> str:
@@ -184,6 +185,28 @@ class RadixTree:
                 group.index.remove(current)
             current = current.parent
 
+    def hold(self, node: Node) -> None:
+        """A lease ends at `node` from now on. O(nodes that were unprotected)."""
+        node.holders += 1
+        self.protect(node)
+
+    def drop_holder(self, node: Node) -> None:
+        """A lease that ended at `node` is only one of its references now, to be dropped or kept. O(1)."""
+        node.holders -= 1
+
+    def use(self, node: Node) -> None:
+        """A request begins or ends here: this is the latest use. O(1)."""
+        self._tick = tick = self._tick + 1
+        self.policy.tick = node.last_access = tick
+
+    def hit_path(self, node: Node) -> None:
+        """Count a hit of every node of the path and tell the policy, deepest first. O(path)."""
+        on_hit = self.policy.on_hit
+        while node.parent is not None:
+            node.hits += 1
+            on_hit(node)
+            node = node.parent
+
     def unprotect(self, node: Node) -> None:
         """Drop a reference; leaves that lose their last one become candidates. O(nodes that lose it)."""
         current: Node | None = node
@@ -202,10 +225,14 @@ class RadixTree:
             current = current.parent
 
     def retire(self) -> RadixTree:
-        """Forget all nodes at once; returns a tree that has them. O(1).
+        """Forget all nodes at once; returns a tree that has them. O(1); with a listener O(blocks).
 
         The caller empties the groups' counts and indices.
         """
+        if self.listener is not None:
+            for node in reversed(list(self.nodes())):
+                if self.siblings(node).find(bytes(node.key[: self.block_bytes])) is node:
+                    self.listener.removed(node, 0)
         old = RadixTree(self.block_size, self.hash_function, self.policy)
         old.roots, self.roots = self.roots, {}
         old.num_nodes, self.num_nodes = self.num_nodes, 0
@@ -270,6 +297,19 @@ class RadixTree:
         if self.listener is not None and siblings.find(bytes(key[: self.block_bytes])) is node:
             self.listener.stored(node, 0)
         return node
+
+    def add_held_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
+        """Hang a new run below a node and move one lease's hold down to it. O(log siblings)."""
+        child = self.add_child(parent, space, key, blocks)
+        child.refs = child.holders = 1  # `parent` keeps its count of references
+        parent.holders -= 1
+        space.group.protected += len(blocks)
+        return child
+
+    def grow_run(self, leaf: Node, key: bytes | bytearray) -> None:
+        """Append tokens to the partial last block of several, while nobody listens. O(1)."""
+        leaf.key += key
+        leaf.version += 1
 
     def extend(self, leaf: Node, key: bytearray, blocks: array[int]) -> None:
         """Append whole or partial blocks to a leaf whose last block is whole. O(tokens)."""

@@ -164,11 +164,12 @@ class Fuzzer:
 
 
 def _lose_a_block(cache: PrefixCache) -> None:
-    cache._pool.num_free += -1 if cache._pool.num_free else 1
+    pool = cache._capacity.pool
+    pool.num_free += -1 if pool.num_free else 1
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(cache._leases.values()))._node.refs += 1
+    next(iter(cache._state.leases)).node.refs += 1
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:

@@ -187,7 +187,7 @@ class ModelledCache:
         self, error: OutOfBlocks, num_tokens: int, namespace: Namespace, match: Match | None
     ) -> None:
         """What a failed acquire says was needed and available, counted again the slow way."""
-        walk = None if match is None else match._walk
+        walk = None if match is None else match.walk
         depth, held = 0, 0
         path: dict[object, int] = {}  # node -> its leading blocks that the request would hold
         if walk is not None:
@@ -216,7 +216,7 @@ class ModelledCache:
         own = groups.get(key) or groups.get(key[:1]) or cache._common
         left = {node: len(node.blocks) for node in cache._tree.nodes()}
         children = Counter(node.parent for node in left)
-        used = {group: group.used for group in cache._groups}
+        used = {group: group.used for group in cache._capacity.groups}
         own_evicted = evicted = 0
         todo = [node for node in left if not children[node]]
         while True:
@@ -240,7 +240,7 @@ class ModelledCache:
         room = cache.stats.free_blocks + evicted
         if own.ceiling is not None:
             room = max(0, min(room, own.ceiling - own.used + own_evicted))
-        if self.public and any(group.floor for group in cache._groups):
+        if self.public and any(group.floor for group in cache._capacity.groups):
             assert available <= room, f"{available} blocks were called available, {room} are"
         else:
             assert available == room, f"{available} blocks were called available, {room} are"
@@ -331,7 +331,7 @@ class ModelledCache:
         run.committed = min(run.committed, num_tokens)
         run.promised = min(run.promised, num_tokens)
         for other in list(self.runs):
-            if other.lease._is_unshareable and other.shares:
+            if not other.lease.shares and other.shares:
                 other.shares = False
 
     def evict(self, count: int) -> None:
@@ -452,7 +452,7 @@ class ModelledCache:
         blocks = set(run.lease.block_table.tolist())
         return any(
             (not r.shares and blocks & set(r.lease.block_table.tolist()))
-            or blocks & set(r.lease._source_blocks)
+            or blocks & set(r.lease.source_blocks)
             for r in self.runs
         )
 

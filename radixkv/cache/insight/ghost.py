@@ -240,8 +240,8 @@ class GhostIndex:
 
     def _hash(self, note: Note) -> None:
         """O(blocks of the note); once for a run O(its tokens)."""
-        run, first, num_blocks, end, *why = note
-        record = GhostRecord(*why, moment=self.count - len(self._notes))
+        run, first, num_blocks, end, reason, at, by, data = note
+        record = GhostRecord(reason, at, by, data, self.count - len(self._notes))
         if run is None:
             self._replace_former(record.policy_data, end)
             record.policy_data = None

@@ -7,7 +7,7 @@ down to that group's floor.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import hook
@@ -134,6 +134,22 @@ class Capacity:
     def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
         """Blocks that have left the tree are free."""
         group.used -= self.pool.free(blocks)
+
+    def transfer(self, count: int, source: QuotaGroup, target: QuotaGroup) -> None:
+        """Blocks count for another group from now on. O(1)."""
+        source.used -= count
+        target.used += count
+
+    def forget_tree(self, kept: Iterable[QuotaGroup]) -> int:
+        """The tree was reset: its blocks are nobody's, but for one of each of these groups.
+
+        Returns how many the others are. O(groups + kept).
+        """
+        forgotten = sum(group.forget() for group in self.groups)
+        for group in kept:
+            group.used += 1
+            forgotten -= 1
+        return forgotten
 
     def _make_room(self, count: int, group: QuotaGroup) -> None:
         if group.ceiling is not None:

@@ -1,0 +1,116 @@
+"""Room: whether the blocks for a request can be had, and what gives way to it.
+
+Decide, then act: nothing has changed when `OutOfBlocks` is raised.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from radixkv.cache.holding import Holding, Leases
+from radixkv.cache.node import Node, Space
+from radixkv.cache.radix_tree import Walk
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pins import PinBoard
+from radixkv.cache.retention.quota import QuotaGroup
+from radixkv.errors import OutOfBlocks
+
+
+class Room:
+    """Answers for one cache.
+
+    Args:
+        public: the namespace of public blocks.
+
+    Attributes:
+        refused: how often there were too few blocks.
+    """
+
+    __slots__ = ("_capacity", "_leases", "_pins", "_public", "refused")
+
+    def __init__(self, capacity: Capacity, pins: PinBoard, leases: Leases, public: Space) -> None:
+        self._capacity = capacity
+        self._pins = pins
+        self._leases = leases
+        self._public = public
+        self.refused = 0
+
+    def grow(self, lease: Holding, count: int) -> array[int]:
+        """`count` more blocks for a lease.
+
+        Raises:
+            OutOfBlocks: nothing was changed.
+        """
+        capacity, group = self._capacity, lease.space.group
+        if count > capacity.pool.num_free or group.ceiling is not None:
+            total = lease.num_blocks + count
+            self.check(count, lease.space, total, lambda: capacity.available(group), lease)
+        return capacity.allocate(count, group)
+
+    def beside(self, group: QuotaGroup, walk: Walk, source: Node | None) -> int:
+        """Blocks that could be had while a match is held, and all of `source` if given. O(path)."""
+        locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
+        node = walk.node
+        if source is not None and not source.refs:
+            if source.space.group is group:
+                locked = len(source.blocks)
+            else:
+                shared = len(source.blocks)
+        current: Node | None = node if node is not source else node.parent
+        while current is not None and not current.refs:
+            count = len(current.blocks)
+            if current is node:
+                count = (walk.depth - node.start) // self._capacity.tree.block_size
+            if current.space.group is group:
+                locked += count
+            else:
+                shared += count
+            current = current.parent
+        end, depth = (node, walk.depth) if source is None else (source, source.end)
+        return self._capacity.available(group, locked, shared, end, depth)
+
+    def check(
+        self, needed: int, space: Space, total: int, room: Callable[[], int], lease: Holding | None = None
+    ) -> None:
+        """Make sure that `needed` blocks can be had; pins give way to what could never fit.
+
+        Args:
+            total: blocks of the whole request.
+            room: how many can be had.
+            lease: the lease that grows; None: a new one.
+
+        Raises:
+            OutOfBlocks: they can't; nothing was changed.
+        """
+        available = room()
+        if needed <= available:
+            return
+        pins = self._pins
+        pins_yield = len(pins) > 0 and self._pins_must_yield(space, total, lease)
+        while pins_yield and len(pins):
+            pins.give_way()
+            available = room()
+            if needed <= available:
+                return
+        self.refused += 1
+        tree = self._capacity.tree
+        tree.drop_empty_root(space)
+        tree.drop_empty_root(self._public)
+        quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
+        raise OutOfBlocks(
+            f"{needed} blocks are needed, {available} of {self._capacity.pool.num_blocks} are free or "
+            f"evictable{quota}",
+            needed=needed,
+            available=available,
+        )
+
+    def _pins_must_yield(self, space: Space, total: int, lease: Holding | None) -> bool:
+        """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
+        if len(self._leases) > (lease is not None):
+            return False
+        if lease is not None and lease.has_pending_copies:
+            return False
+        num_blocks, group = self._capacity.pool.num_blocks, space.group
+        attainable = num_blocks - self._capacity.kept_by_floors(group)
+        return total <= min(attainable, group.ceiling or num_blocks)

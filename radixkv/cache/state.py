@@ -1,0 +1,39 @@
+"""CacheState: the parts of one cache that its leases work with, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.cache.holding import Leases
+from radixkv.cache.insight.explain import Explainer
+from radixkv.cache.insight.ghost import GhostIndex
+from radixkv.cache.insight.report_queue import ReportQueue
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pins import PinBoard
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.room import Room
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """Each part owns its state; this only says which ones belong together.
+
+    Attributes:
+        enabled: False: nothing is matched or kept.
+        partial_reuse: whether parts of blocks are shared.
+        explains: whether leases carry reports.
+    """
+
+    tree: RadixTree
+    capacity: Capacity
+    public: PublicPrefixes
+    pins: PinBoard
+    leases: Leases
+    room: Room
+    ghosts: GhostIndex
+    reports: ReportQueue
+    explainer: Explainer
+    enabled: bool
+    partial_reuse: bool
+    explains: bool
