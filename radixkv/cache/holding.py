@@ -27,7 +27,7 @@ prompt, or of a fork's sibling, were in the tree before this lease committed the
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterator
+from collections.abc import Container
 
 import numpy as np
 import numpy.typing as npt
@@ -502,29 +502,3 @@ class Holding:
         release(self._capacity, node)
         if keep is not None:
             discard_from(self._capacity, node, max(keep, self._own_from))
-
-
-class Leases:
-    """The live leases of one cache."""
-
-    __slots__ = ("_by_id", "_last_id")
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, Holding] = {}
-        self._last_id = 0
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[Holding]:
-        return iter(self._by_id.values())
-
-    def add(self, lease: Holding) -> int:
-        """Register a new lease; returns its number. O(1)."""
-        self._last_id = number = self._last_id + 1
-        self._by_id[number] = lease
-        return number
-
-    def remove(self, number: int) -> None:
-        """A lease has ended. O(1)."""
-        del self._by_id[number]

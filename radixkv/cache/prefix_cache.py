@@ -28,7 +28,6 @@ from radixkv.cache.detach import retire
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.forgetting import discard_from
-from radixkv.cache.holding import Leases
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
@@ -47,6 +46,7 @@ from radixkv.cache.keys import (
     frame_namespace,
 )
 from radixkv.cache.lease import Lease
+from radixkv.cache.leases import Leases
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import HashFunction, Node, Space

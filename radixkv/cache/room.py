@@ -8,7 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from radixkv.cache.holding import Holding, Leases
+from radixkv.cache.holding import Holding
+from radixkv.cache.leases import Leases
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import Walk
 from radixkv.cache.retention.capacity import Capacity

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.cache.holding import Leases
 from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.report_queue import ReportQueue
+from radixkv.cache.leases import Leases
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard
