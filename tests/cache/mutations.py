@@ -1,213 +1,218 @@
 """Do the tests notice when the cache is broken? Seeds one fault at a time and runs them.
 
     python tests/cache/mutations.py [NAME ...]
+    python tests/cache/mutations.py --list        # only see that every mutation still has its place
 
-Each mutation replaces one piece of the source in a temporary copy; the tests of this folder must fail on it.
-A mutation whose text is no longer found is an error too: update it with the code.
+Each mutation changes the syntax tree of one function in a temporary copy; the tests of this folder must
+fail on it. Functions are found by name wherever they live in radixkv/cache, and places in them by a pattern:
+source in which `_` stands for any expression, and `_a`, `_b`, ... for ones that the replacement repeats. So
+layout, files and receivers may change. A mutation that no longer has exactly one place is an error: update
+it with the code.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_WILDCARD = re.compile(r"_[a-z]?")
+_IGNORED = ("ctx", "kind", "type_comment")
+
+Captures = dict[str, ast.AST]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """Replace `old` by `new`, once, in a file of radixkv/cache."""
+    """Replace what matches `old` by `new`, in one function.
+
+    Attributes:
+        where: `function` or `Class.function`.
+        old: a pattern: an expression, or a simple statement.
+        new: of the same kind; `pass` removes a statement.
+    """
 
     name: str
-    file: str
+    where: str
     old: str
     new: str
 
 
 MUTATIONS = [
-    Mutation("drop a decrement", "radix_tree.py", "            current.refs -= 1\n", "            pass\n"),
+    Mutation("drop a decrement", "RadixTree.unprotect", "_.refs -= 1", "pass"),
     Mutation(
         "skip the token check of an edge",
-        "radix_tree.py",
-        "                if data.startswith(key, pos, stop):",
-        "                if len(key) <= stop - pos:",
+        "RadixTree.walk",
+        "data.startswith(_a, _, _b)",
+        "len(_a) <= _b - pos",
     ),
     Mutation(
-        "trust the hash of the first block",
-        "node.py",
-        "        return entry if entry.key.startswith(block) else None",
-        "        return entry",
+        "trust the hash of the first block", "Children.find", "_a if _.key.startswith(_) else None", "_a"
     ),
+    Mutation("evict a held leaf", "RadixTree.protect", "_.index.remove(_)", "None"),
     Mutation(
-        "evict a held leaf",
-        "radix_tree.py",
-        "                group.index.remove(current)\n            current = current.parent",
-        "                pass\n            current = current.parent",
+        "hand out a block twice", "BlockPool.allocate", "_a = top - count", "_a = top - max(count - 1, 0)"
     ),
-    Mutation(
-        "hand out a block twice",
-        "block_pool.py",
-        "        self.num_free = top - count\n",
-        "        self.num_free = top - max(count - 1, 0)\n",
-    ),
-    Mutation(
-        "forget to free private blocks on release",
-        "holding.py",
-        "    if private:\n",
-        "    if False:\n",
-    ),
-    Mutation(
-        "copy one slot too many",
-        "admission.py",
-        "            slots = cached - depth\n",
-        "            slots = cached - depth + 1\n",
-    ),
+    Mutation("forget to free private blocks on release", "Holding._end", "_.free_private(_, _)", "None"),
+    Mutation("copy one slot too many", "Admission.admit", "cached - depth", "cached - depth + 1"),
     Mutation(
         "take over a partial block that is held",
-        "admission.py",
-        "        elif not source.holders and source.end == found:",
-        "        elif source.end == found:",
+        "Admission.admit",
+        "not _.holders and _a",
+        "_a",
     ),
+    Mutation("do not hold the source of a copy", "Admission._grant", "_.protect(source)", "None"),
+    Mutation("write into a fork's shared block", "Holding._must_copy_tail", "_.holders > 1", "False"),
+    Mutation("keep the duplicate after deduping", "Holding._dedupe", "_.free_private(_, _)", "None"),
     Mutation(
-        "do not hold the source of a copy",
-        "admission.py",
-        "    if source is not None:\n        cache._tree.protect(source)\n",
-        "",
-    ),
-    Mutation(
-        "write into a fork's shared block",
-        "lease.py",
-        "                copy = self._node.holders > 1",
-        "                copy = False",
-    ),
-    Mutation(
-        "keep the duplicate after converging",
-        "commit.py",
-        "    cache._capacity.free_private(own, lease._space.group)\n",
-        "",
-    ),
-    Mutation(
-        "do not remap the block table after converging",
-        "commit.py",
-        "    lease._table[first : first + count] = target.blocks\n",
-        "",
+        "do not remap the block table after deduping", "Holding._dedupe", "_._table[_:_] = _.blocks", "pass"
     ),
     Mutation(
         "split one block too late",
-        "radix_tree.py",
-        "        node.start += num_blocks * self.block_size\n",
-        "        node.start += (num_blocks - 1) * self.block_size\n",
+        "RadixTree.split",
+        "_a.start += num_blocks * _b",
+        "_a.start += (num_blocks - 1) * _b",
     ),
     Mutation(
         "commit one token too many",
-        "commit.py",
-        "    num_blocks = len(blocks)\n",
-        "    num_blocks = len(blocks)\n    end = min(end + 1, lease.num_tokens, pos + num_blocks * size)\n",
+        "Holding._insert",
+        "bytearray(_a[_b:_])",
+        "bytearray(_a[_b : (end := min(end + 1, self.num_tokens, pos + len(blocks) * size)) * 4])",
     ),
-    Mutation(
-        "evict the most recently used first",
-        "eviction/policies.py",
-        "    def priority(self, node: Node) -> Any:\n        return node.last_access\n",
-        "    def priority(self, node: Node) -> Any:\n        return -node.last_access\n",
-    ),
-    Mutation(
-        "evict the head of a run",
-        "radix_tree.py",
-        "        taken = leaf.blocks[keep:]\n",
-        "        taken = leaf.blocks[:num_blocks]\n",
-    ),
-    Mutation(
-        "ignore the namespace",
-        "keys.py",
-        "    if type(namespace) is str:\n        return (namespace,)\n",
-        "    if type(namespace) is str:\n        return ('',)\n",
-    ),
-    Mutation(
-        "let pins exceed their budget",
-        "retention/pins.py",
-        "            count = min(wanted, budget)\n",
-        "            count = wanted\n",
-    ),
-    Mutation(
-        "let a pin live on",
-        "retention/pins.py",
-        "        while self._heap and self._heap[0][0] <= now:",
-        "        while self._heap and self._heap[0][0] <= now - 1000:",
-    ),
-    Mutation(
-        "push a tenant under its floor",
-        "retention/capacity.py",
-        "                limit = min(limit, max(1, victim_group.yields()))\n",
-        "                pass\n",
-    ),
-    Mutation(
-        "leave withdrawn tokens in the tree",
-        "lease.py",
-        "            detach_from(self._cache, self, cut)\n",
-        "",
-    ),
-    Mutation(
-        "share again after a reset",
-        "prefix_cache.py",
-        "            lease._is_unshareable = True\n        self._lagging.clear()",
-        "            pass\n        self._lagging.clear()",
-    ),
+    Mutation("evict the most recently used first", "LRU.priority", "_a.last_access", "-_a.last_access"),
+    Mutation("evict the head of a run", "RadixTree.trim", "_a = _b[keep:]", "_a = _b[:num_blocks]"),
+    Mutation("ignore the namespace", "frame_namespace", "(namespace,)", "('',)"),
+    Mutation("let pins exceed their budget", "PinBoard._target", "min(_a, budget)", "_a"),
+    Mutation("let a pin live on", "PinBoard.expire", "_a[0][0] <= now", "_a[0][0] <= now - 1000"),
+    Mutation("push a tenant under its floor", "Capacity._make_room", "min(_a, max(_, _))", "_a"),
+    Mutation("leave withdrawn tokens in the tree", "Lease.withdraw", "detach(_, _, _)", "None"),
+    Mutation("share again after a reset", "retire", "_.stop_sharing()", "None"),
     Mutation(
         "ghosts ignore the prefix",
-        "insight/prefix_hash.py",
-        "        return _hash(data[start:end], chain)\n",
-        "        return _hash(data[max(start, end - 4) : end], 0)\n",
+        "PrefixHasher.of_prompt",
+        "return _hash(data[start:end], _)",
+        "return _hash(data[max(start, end - 4) : end], 0)",
     ),
-    Mutation(
-        "forget an event",
-        "radix_tree.py",
-        "            self.listener.removed(leaf, keep)\n",
-        "            pass\n",
-    ),
+    Mutation("forget an event", "RadixTree.trim", "_.listener.removed(leaf, keep)", "None"),
     Mutation(
         "discard a block too many",
-        "holding.py",
-        "        keep = max(0, -(-(cut - node.start) // size))\n",
-        "        keep = max(0, (cut - node.start) // size)\n",
+        "discard_from",
+        "-(-(_a - _b.start) // size)",
+        "(_a - _b.start) // size",
     ),
     Mutation(
         "discard what a lease needs",
-        "holding.py",
-        "    while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:",
-        "    while node.parent is not None and node.is_leaf and node.end > cut:",
+        "discard_from",
+        "_.parent is not None and not _.refs and _a and _b",
+        "node.parent is not None and _a and _b",
     ),
-    Mutation(
-        "discard nothing",
-        "prefix_cache.py",
-        "            discard_from(self, walk.source if walk.source is not None else walk.node, keep)\n",
-        "            pass\n",
-    ),
-    Mutation(
-        "rebuild without the quotas",
-        "prefix_cache.py",
-        "            quotas={key: (group.floor, group.ceiling) for key, group in",
-        "            quotas={key: (0, None) for key, group in",
-    ),
-    Mutation(
-        "rebuild without a word to followers",
-        "prefix_cache.py",
-        "        with contextlib.suppress(Exception):  # tells followers",
-        "        with contextlib.suppress(Exception):\n            raise KeyError  # tells followers",
-    ),
-    Mutation(
-        "rebuild without the public prefixes",
-        "prefix_cache.py",
-        "        for prefix in self._public.prefixes:\n            fresh",
-        "        for prefix in ():\n            fresh",
-    ),
+    Mutation("discard nothing", "PrefixCache.discard", "discard_from(_, _, _)", "None"),
+    Mutation("rebuild without the quotas", "PrefixCache.rebuilt", "(_.floor, _.ceiling)", "(0, None)"),
+    Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
+    Mutation("rebuild without the public prefixes", "PrefixCache.rebuilt", "self._public.prefixes", "()"),
 ]
+
+
+def _captures(pattern: ast.AST, node: ast.AST, found: Captures) -> bool:
+    """Whether a node has the pattern's shape; fills in what the wildcards stand for."""
+    if isinstance(pattern, ast.Name) and _WILDCARD.fullmatch(pattern.id):
+        if pattern.id != "_":
+            found[pattern.id] = node
+        return isinstance(node, ast.expr)
+    if type(pattern) is not type(node):
+        return False
+    for name, wanted in ast.iter_fields(pattern):
+        if name in _IGNORED:
+            continue
+        actual = getattr(node, name)
+        if isinstance(wanted, list):
+            if len(wanted) != len(actual) or not all(map(_captures, wanted, actual, [found] * len(wanted))):
+                return False
+        elif isinstance(wanted, ast.AST):
+            if not isinstance(actual, ast.AST) or not _captures(wanted, actual, found):
+                return False
+        elif wanted != actual:
+            return False
+    return True
+
+
+def _parse(text: str) -> ast.AST:
+    """An expression, or else a statement."""
+    statement = ast.parse(text).body[0]
+    return statement.value if isinstance(statement, ast.Expr) else statement
+
+
+class _Filled(ast.NodeTransformer):
+    """A replacement with what the pattern's wildcards stood for."""
+
+    def __init__(self, found: Captures) -> None:
+        self.found = found
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copy.deepcopy(self.found.get(node.id, node))
+
+
+class _Replaced(ast.NodeTransformer):
+    """Replaces what matches a mutation's pattern, and counts."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self.old = _parse(mutation.old)
+        self.new = _parse(mutation.new)
+        self.count = 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        found: Captures = {}
+        if _captures(self.old, node, found):
+            self.count += 1
+            return _Filled(found).visit(copy.deepcopy(self.new))
+        return self.generic_visit(node)
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods of a module with their names, `function` or `Class.function`."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{f.name}", f) for f in node.body if isinstance(f, ast.FunctionDef))
+
+
+def mutate(mutation: Mutation, package: Path) -> tuple[Path, str]:
+    """The file that the mutation changes, and its changed source.
+
+    Raises:
+        LookupError: the function, or the pattern in it, does not occur exactly once.
+    """
+    results = []
+    places = 0
+    for path in sorted(package.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name, function in _functions(tree):
+            if name == mutation.where:
+                places += 1
+                replaced = _Replaced(mutation)
+                function.body = [replaced.visit(statement) for statement in function.body]
+                if replaced.count:
+                    results.append((path, replaced.count, tree))
+    if places != 1 or len(results) != 1 or results[0][1] != 1:
+        count = sum(count for _, count, _ in results)
+        raise LookupError(
+            f"{mutation.name}: {places} functions are called {mutation.where}, "
+            f"`{mutation.old}` occurs {count} times"
+        )
+    path, _, tree = results[0]
+    return path, ast.unparse(ast.fix_missing_locations(tree))
 
 
 def run_tests(folder: Path) -> bool:
@@ -220,40 +225,45 @@ def run_tests(folder: Path) -> bool:
     return result.returncode == 0
 
 
+def is_caught(mutation: Mutation, folder: Path) -> bool:
+    """Whether the tests fail on a mutation, or hang."""
+    path, source = mutate(mutation, folder / "radixkv/cache")
+    before = path.read_text(encoding="utf-8")
+    path.write_text(source, encoding="utf-8")
+    try:
+        return not run_tests(folder)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Seed faults in the prefix cache; the tests must catch each."
     )
     parser.add_argument("names", nargs="*", help="only these mutations")
+    parser.add_argument("--list", action="store_true", help="only see that each has its place")
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if not args.names or m.name in args.names]
+    for mutation in chosen:
+        mutate(mutation, ROOT / "radixkv/cache")
+    if args.list:
+        print("\n".join(f"{mutation.where:<24}{mutation.name}" for mutation in chosen))
+        return
     survivors = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        shutil.copytree(ROOT / "radixkv", folder / "radixkv", ignore=shutil.ignore_patterns("__pycache__"))
-        for tests in ("tests/cache", "tests/support"):
-            shutil.copytree(ROOT / tests, folder / tests, ignore=shutil.ignore_patterns("__pycache__"))
+        for part in ("radixkv", "tests/cache", "tests/support", "tests/performance"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if not run_tests(folder):
             sys.exit("the tests fail without any mutation")
         for mutation in chosen:
-            path = folder / "radixkv/cache" / mutation.file
-            source = path.read_text()
-            if source.count(mutation.old) != 1:
-                sys.exit(
-                    f"{mutation.name}: its text occurs {source.count(mutation.old)} times in {mutation.file}"
-                )
-            path.write_text(source.replace(mutation.old, mutation.new))
             start = time.perf_counter()
-            try:
-                caught = not run_tests(folder)
-            except subprocess.TimeoutExpired:
-                caught = True
-            path.write_text(source)
-            print(
-                f"{'caught' if caught else 'MISSED':<8}{mutation.name} ({time.perf_counter() - start:.0f} s)",
-                flush=True,
-            )
+            caught = is_caught(mutation, folder)
+            seconds = time.perf_counter() - start
+            print(f"{'caught' if caught else 'MISSED':<8}{mutation.name} ({seconds:.0f} s)", flush=True)
             if not caught:
                 survivors.append(mutation.name)
     if survivors:

@@ -127,7 +127,7 @@ class _Run:
         self.parts = [(end - length, birth) for end, birth in self.parts if end > length]
         return upper
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Join parts whose number of uses no longer matters."""
         parts = self.parts
         while len(parts) > 1 and self.uses - parts[1][1] >= _MANY_USES:
@@ -212,7 +212,7 @@ class Adaptive(EvictionPolicy):
             start = end
         run.uses += 1
         run.request = now
-        run.settle()
+        run.join()
 
     def on_insert(self, node: CachedRun, num_blocks: int) -> None:
         run = node.data

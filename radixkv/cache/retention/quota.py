@@ -106,7 +106,7 @@ class WatchedGroup(QuotaGroup):
         """Its place among the groups by the candidate that would go first; None: it has none."""
         return (self.index.first_priority(), self._number, self) if len(self.index) else None
 
-    @property  # type: ignore[override]
+    @property
     def used(self) -> int:
         return self._used
 
@@ -115,7 +115,7 @@ class WatchedGroup(QuotaGroup):
         self._used = value
         self._changed[self] = None
 
-    @property  # type: ignore[override]
+    @property
     def blocks(self) -> int:
         return self._blocks
 
@@ -124,7 +124,7 @@ class WatchedGroup(QuotaGroup):
         self._blocks = value
         self._changed[self] = None
 
-    @property  # type: ignore[override]
+    @property
     def protected(self) -> int:
         return self._protected
 
