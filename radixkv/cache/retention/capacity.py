@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import hook
@@ -166,7 +167,7 @@ class Capacity:
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
         index = group.index
-        leaf = index.first() if self._victim is None else self._victim(index)
+        leaf: Any = index.first() if self._victim is None else self._victim(index)  # a node
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
         count = min(limit, len(leaf.blocks))
         if self._trim_limit is not None:
