@@ -347,7 +347,7 @@ def main() -> None:
             "no CUDA device; to try the script on a CPU: TRITON_INTERPRET=1 python -m benchmarks.gpu --small"
         )
     if not cuda:
-        # The interpreter's bfloat16 and its products need mending first, as in the tests.
+        # The interpreter's bfloat16 and its products need repairs first, as in the tests.
         sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kernels" / "interpreted"))
         importlib.import_module("interpreter_repairs").install()
     torch.set_grad_enabled(False)

@@ -196,7 +196,7 @@ def eviction_scaling(leaves: list[int]) -> dict[str, float]:
     return out
 
 
-def settle_memory(spare: int = 2**28) -> None:
+def reserve_memory(spare: int = 2**28) -> None:
     """Take memory from the system now, and tell the C library to keep what is freed.
 
     Otherwise whoever happens to need a page first pays for getting it from the system, and the C library
@@ -298,7 +298,7 @@ def main() -> None:
             raise SystemExit(f"SGLang's caches can't be used: {error}") from None
         print(f"SGLang's caches are left out: {error}", file=sys.stderr)
         peers = []
-    settle_memory()
+    reserve_memory()
     scale = 10 if args.quick else 1
     figures: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

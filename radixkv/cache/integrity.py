@@ -53,7 +53,7 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
 
 
 def _check_siblings(tree: RadixTree, node: Node) -> None:
-    families = {} if node.foreign is None else dict(node.foreign)
+    families = {} if node.namespace_children is None else dict(node.namespace_children)
     if node.children is not None:
         families[node.space] = node.children
     for space, children in families.items():

@@ -52,7 +52,7 @@ class Node:
         key: the run's token ids, four bytes each.
         blocks: physical block ids (int32), one per block of the run.
         children: nodes below, or None for a leaf.
-        foreign: only below public nodes: namespace -> its own children there.
+        namespace_children: only below public nodes: namespace -> its private children there.
         refs: leases, pins and pending copies that end here, plus the children that are themselves protected.
             A node with refs == 0 may be evicted once it is a leaf.
         holders: how many of the refs are leases.
@@ -74,12 +74,12 @@ class Node:
         "children",
         "data",
         "entry",
-        "foreign",
         "hits",
         "holders",
         "key",
         "lapsed",
         "last_access",
+        "namespace_children",
         "parent",
         "pins",
         "pins_here",
@@ -100,7 +100,7 @@ class Node:
         self.key = key
         self.blocks = blocks
         self.children: Children | None = None
-        self.foreign: dict[Space, Children] | None = None
+        self.namespace_children: dict[Space, Children] | None = None
         self.refs = self.holders = self.pins = self.pins_here = 0
         self.version = self.last_access = self.hits = 0
         self.lapsed = False
@@ -125,22 +125,22 @@ class Node:
     @property
     def is_leaf(self) -> bool:
         """Whether nothing hangs below."""
-        return self.children is None and self.foreign is None
+        return self.children is None and self.namespace_children is None
 
     @property
     def num_children(self) -> int:
         """The node's fan-out."""
         count = len(self.children) if self.children is not None else 0
-        if self.foreign is not None:
-            count += sum(len(children) for children in self.foreign.values())
+        if self.namespace_children is not None:
+            count += sum(len(children) for children in self.namespace_children.values())
         return count
 
     def each_child(self) -> Iterator[Node]:
         """All nodes directly below, of every namespace."""
         if self.children is not None:
             yield from self.children
-        if self.foreign is not None:
-            for children in self.foreign.values():
+        if self.namespace_children is not None:
+            for children in self.namespace_children.values():
                 yield from children
 
 

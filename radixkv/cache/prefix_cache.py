@@ -1,4 +1,4 @@
-"""PrefixCache: the one door to cached state. Match, acquire, evict, pin, reset, explain, check.
+"""PrefixCache: the one entry point to cached state. Match, acquire, evict, pin, reset, explain, check.
 
 The life of a cached block:
 

@@ -96,7 +96,7 @@ class RadixTree:
         """The children of `node` that belong to `space`. O(1)."""
         if node.space is space:
             return node.children
-        return node.foreign.get(space) if node.foreign is not None else None
+        return node.namespace_children.get(space) if node.namespace_children is not None else None
 
     def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
         """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
@@ -217,7 +217,7 @@ class RadixTree:
                 return
             group = current.space.group
             group.protected -= len(current.blocks)
-            if current.children is None and current.foreign is None:
+            if current.children is None and current.namespace_children is None:
                 if current.parent is None:
                     self._drop_root(current)
                 else:
@@ -283,9 +283,9 @@ class RadixTree:
             if parent.space is space:
                 parent.children = siblings
             else:
-                if parent.foreign is None:
-                    parent.foreign = {}
-                parent.foreign[space] = siblings
+                if parent.namespace_children is None:
+                    parent.namespace_children = {}
+                parent.namespace_children[space] = siblings
         if parent.entry is not None:
             parent.space.group.index.remove(parent)
         siblings.add(node)
@@ -477,10 +477,10 @@ class RadixTree:
             if parent.space is leaf.space:
                 parent.children = None
             else:
-                assert parent.foreign is not None
-                del parent.foreign[leaf.space]
-                if not parent.foreign:
-                    parent.foreign = None
+                assert parent.namespace_children is not None
+                del parent.namespace_children[leaf.space]
+                if not parent.namespace_children:
+                    parent.namespace_children = None
             if parent.is_leaf:
                 parent.prefix_state = None
         if self._on_remove is not None:

@@ -88,7 +88,7 @@ class RetiredTree:
         data, stop = bytes(data), num_tokens * TOKEN_BYTES
         walk = self._tree.walk(root, root.space, data, 0, stop)
         if mark:  # private tokens behind public ones
-            below = walk.node.foreign or {}
+            below = walk.node.namespace_children or {}
             space = next((space for space in below if space.seed == seed ^ mark), None)
             if space is None or walk.node.end != walk.depth:
                 return False
@@ -110,6 +110,6 @@ class RetiredTree:
         while todo and num_nodes:
             node = todo.pop()
             todo.extend(node.each_child())
-            node.parent = node.children = node.foreign = node.entry = None
+            node.parent = node.children = node.namespace_children = node.entry = None
             num_nodes -= 1
         return not todo

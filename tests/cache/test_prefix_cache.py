@@ -226,7 +226,7 @@ def test_a_second_request_shares_what_the_first_commits_in_the_same_step() -> No
     assert cache.stats.held_blocks == 3
 
 
-def test_parallel_computations_converge_on_one_copy() -> None:
+def test_parallel_computations_are_deduped_to_one_copy() -> None:
     cache = PrefixCache(64, 4)
     tokens = list(range(10))
     leases = [cache.acquire(tokens) for _ in range(3)]

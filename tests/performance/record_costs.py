@@ -3,7 +3,7 @@
     python tests/performance/record_costs.py          # prints old and new costs
     python tests/performance/record_costs.py --write  # and writes costs.json
 
-Write it after a change that makes a path cheaper, so that the gain is held, or after one that makes it dearer
+Write it after a change that makes a path cheaper, so that the gain is held, or after one that makes it slower
 for a good reason, which belongs into the commit's message.
 """
 

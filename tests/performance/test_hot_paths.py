@@ -1,4 +1,4 @@
-"""The hot paths may not become dearer unnoticed: match, acquire, step build, plan, sampling.
+"""The hot paths may not become slower unnoticed: match, acquire, step build, plan, sampling.
 
 No seconds: instructions and calls are counted, and times are ratios within one process. The costs to hold are
 in costs.json; `python tests/performance/record_costs.py --write` records them anew.

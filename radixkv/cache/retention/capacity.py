@@ -112,7 +112,7 @@ class Capacity:
             nodes.extend(node.children or ())
         above: set[Node] = set()
         for node in reversed(nodes):
-            if node in above or any(is_meant(space.group) for space in node.foreign or ()):
+            if node in above or any(is_meant(space.group) for space in node.namespace_children or ()):
                 above.add(node)
                 if node.parent is not None:
                     above.add(node.parent)

@@ -1,7 +1,7 @@
 """PublicPrefixes: prompts' beginnings that all namespaces share.
 
 The tokens of a public prefix hang below a root of their own; what namespaces cached behind it hangs there as
-each one's `foreign` children, so that it stays private.
+each one's `namespace_children` children, so that it stays private.
 """
 
 from __future__ import annotations

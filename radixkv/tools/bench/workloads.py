@@ -131,10 +131,10 @@ class Client:
 
     async def ask_all(self, prompts: Sequence[str], at_once: int) -> Result:
         """All prompts, in order, at most `at_once` at a time."""
-        seats = asyncio.Semaphore(at_once)
+        slots = asyncio.Semaphore(at_once)
 
         async def one(prompt: str) -> Answer:
-            async with seats:
+            async with slots:
                 return await self.ask(prompt)
 
         started = time.perf_counter()
