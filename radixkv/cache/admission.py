@@ -17,8 +17,8 @@ from radixkv.cache.insight.explain import DueReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Node, Space
-from radixkv.cache.radix_tree import Walk
 from radixkv.cache.state import CacheState
+from radixkv.cache.tree_nodes import Walk
 
 
 class Admission:

@@ -6,8 +6,9 @@ from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
 from radixkv.cache.node import Node, Space
-from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.tree_nodes import Walk
 
 MOST_NAMESPACES = 256  # others that an administrator's question looks into
 

@@ -45,6 +45,10 @@ class Space:
 class Node:
     """A run of cached blocks and what hangs below it.
 
+    Owned by the tree it is in: only `RadixTree` writes its fields. Others keep notes of theirs on it, which
+    the tree clears or hands on as it changes: `entry` is the eviction index's, `lapsed` the pins',
+    `prefix_state` the prefix hash's, `removal` the ghost index's, `data` the policy's.
+
     Attributes:
         parent: the node above; None for a root and for a node that has left the tree.
         space: the namespace that the node's tokens belong to.
@@ -134,6 +138,10 @@ class Node:
         if self.namespace_children is not None:
             count += sum(len(children) for children in self.namespace_children.values())
         return count
+
+    def unlink(self) -> None:
+        """Let go of the nodes around: this one is in no tree any more. O(1)."""
+        self.parent = self.children = self.namespace_children = self.entry = None
 
     def each_child(self) -> Iterator[Node]:
         """All nodes directly below, of every namespace."""

@@ -50,13 +50,14 @@ from radixkv.cache.leases import Leases
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import HashFunction, Node, Space
-from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.retention.quota import Quota, quota_groups
 from radixkv.cache.room import Room
 from radixkv.cache.state import CacheState
+from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]

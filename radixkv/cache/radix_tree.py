@@ -16,44 +16,22 @@ Everything is a loop: a path may be 100,000 nodes long.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
-from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
+from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Children, HashFunction, Node, Space
+from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.events import EventStream
 
 
-class Walk(NamedTuple):
-    """Where a lookup ended.
-
-    Attributes:
-        node: the deepest node of which at least one whole block matched (or the root).
-        depth: tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0.
-        partial: further tokens that match inside one more block.
-        source: the node holding that block; None when partial is 0.
-        neighbour: the cached continuation nearest to the tokens that did not match; None: there is none.
-        onward: the tokens (as bytes) with which that goes on where the match ended, a few of them at least.
-    """
-
-    node: Node
-    depth: int
-    partial: int
-    source: Node | None
-    neighbour: Node | None
-    onward: bytes | bytearray
-
-
-_CONTEXT = CONTEXT_TOKENS * TOKEN_BYTES
-_new_walk = cast(Callable[[tuple[Any, ...]], Walk], partial(tuple.__new__, Walk))  # quicker than Walk(...)
-
-
-class RadixTree:
+class RadixTree(TreeNodes):
     """Nodes, their counts and their order of eviction.
+
+    It writes what nodes hold, and the counts of blocks in the tree of their quota groups; nobody else does,
+    but for the fields that `Node` names the owners of.
 
     Args:
         block_size: tokens per block.
@@ -62,21 +40,14 @@ class RadixTree:
     """
 
     def __init__(self, block_size: int, hash_function: HashFunction, policy: EvictionPolicy) -> None:
-        self.block_size = block_size
-        self.block_bytes = block_size * TOKEN_BYTES
-        self.hash_function = hash_function
+        super().__init__(block_size, hash_function, {}, 0)
         self.policy = policy
         self._on_insert = hook(policy, "on_insert")
         self._on_remove = hook(policy, "on_remove")
-        self.roots: dict[Space, Node] = {}
-        self.num_nodes = 0
         self._tick = 0
         self.listener: EventStream | None = None
 
-    def __repr__(self) -> str:
-        return f"RadixTree({self.num_nodes} nodes, {len(self.roots)} namespaces)"
-
-    # ------------------------------------------------------------------ lookup
+    # ------------------------------------------------------------------ roots
 
     def root(self, space: Space) -> Node:
         """The namespace's root, created when missing. O(1)."""
@@ -92,103 +63,34 @@ class RadixTree:
             del self.roots[space]
             root.version = -1
 
-    def children_of(self, node: Node, space: Space) -> Children | None:
-        """The children of `node` that belong to `space`. O(1)."""
-        if node.space is space:
-            return node.children
-        return node.namespace_children.get(space) if node.namespace_children is not None else None
-
-    def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
-        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
-
-        Every edge is compared as one byte run with the tokens: a hash only proposes.
-        """
-        size = self.block_bytes
-        hash_function = self.hash_function
-        while True:
-            children = node.children if node.space is space else self.children_of(node, space)
-            if children is None or pos >= stop:
-                return _new_walk((node, pos // TOKEN_BYTES, 0, None, None, b""))
-            limit = pos + size
-            block = data[pos : limit if limit < stop else stop]
-            child: Any = children.by_hash.get(hash_function(block)) if limit <= stop else None
-            if type(child) is list:
-                child = next((c for c in child if c.key.startswith(block)), None)
-            if child is not None:
-                key = child.key
-                if data.startswith(key, pos, stop):
-                    pos += len(key)
-                    tail = len(key) % size
-                    if not tail:
-                        node = child
-                        continue
-                    above = child if len(key) > tail else node
-                    return _new_walk(
-                        (above, (pos - tail) // TOKEN_BYTES, tail // TOKEN_BYTES, child, child, b"")
-                    )
-                same = shared_bytes(key, data[pos : min(pos + len(key), stop)])
-                if same >= size:
-                    tail = same % size
-                    depth = (pos + same - tail) // TOKEN_BYTES
-                    source = child if tail >= TOKEN_BYTES else None
-                    same -= same % TOKEN_BYTES
-                    onward = key[same : same + _CONTEXT]
-                    return _new_walk((child, depth, tail // TOKEN_BYTES, source, child, onward))
-            neighbour, same, onward = children.nearest(block)
-            if same or size < _CONTEXT:
-                onward = neighbour.key[same : same + _CONTEXT]
-            source = neighbour if same else None
-            return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
-
-    def path(self, node: Node) -> list[Node]:
-        """The nodes from below the root down to `node`. O(depth)."""
-        nodes = []
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-    def prefix_bytes(self, node: Node, start: int = 0) -> bytes:
-        """The tokens [start, node.end) as bytes; `start` in tokens. O(their number + nodes passed)."""
-        parts = []
-        first = node
-        while node.parent is not None and node.end > start:
-            parts.append(node.key)
-            first = node
-            node = node.parent
-        joined = b"".join(reversed(parts))
-        return joined[max(0, start - first.start) * TOKEN_BYTES :] if parts else b""
-
-    def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents first."""
-        stack = list(self.roots.values())
-        while stack:
-            node = stack.pop()
-            if node.parent is not None:
-                yield node
-            stack.extend(node.each_child())
-
     # ------------------------------------------------------------------ protection
 
     def protect(self, node: Node) -> None:
         """Add a reference: node and all above it can't be evicted. O(nodes that were unprotected)."""
         current: Node | None = node
+        group, count = node.space.group, 0
         while current is not None:
             current.refs += 1
             if current.refs > 1:
-                return
-            group = current.space.group
-            group.protected += len(current.blocks)
+                break
+            if current.space.group is not group:  # public from here on
+                group.count_tree(0, count)
+                group, count = current.space.group, 0
+            count += len(current.blocks)
             if current.entry is not None:
                 current.removal = None
                 group.index.remove(current)
             current = current.parent
+        if count:
+            group.count_tree(0, count)
 
     def hold(self, node: Node) -> None:
         """A lease ends at `node` from now on. O(nodes that were unprotected)."""
         node.holders += 1
-        self.protect(node)
+        if node.refs:
+            node.refs += 1
+        else:
+            self.protect(node)
 
     def drop_holder(self, node: Node) -> None:
         """A lease that ended at `node` is only one of its references now, to be dropped or kept. O(1)."""
@@ -210,21 +112,26 @@ class RadixTree:
     def unprotect(self, node: Node) -> None:
         """Drop a reference; leaves that lose their last one become candidates. O(nodes that lose it)."""
         current: Node | None = node
+        group, count = node.space.group, 0
         while current is not None:
             current.refs -= 1
             if current.refs:
                 assert current.refs > 0, f"{current!r} was released more often than held"
-                return
-            group = current.space.group
-            group.protected -= len(current.blocks)
+                break
+            if current.space.group is not group:  # public from here on
+                group.count_tree(0, -count)
+                group, count = current.space.group, 0
+            count += len(current.blocks)
             if current.children is None and current.namespace_children is None:
                 if current.parent is None:
                     self._drop_root(current)
                 else:
                     group.index.add(current)
             current = current.parent
+        if count:
+            group.count_tree(0, -count)
 
-    def retire(self) -> RadixTree:
+    def retire(self) -> TreeNodes:
         """Forget all nodes at once; returns a tree that has them. O(1); with a listener O(blocks).
 
         The caller empties the groups' counts and indices.
@@ -233,9 +140,8 @@ class RadixTree:
             for node in reversed(list(self.nodes())):
                 if self.siblings(node).find(bytes(node.key[: self.block_bytes])) is node:
                     self.listener.removed(node, 0)
-        old = RadixTree(self.block_size, self.hash_function, self.policy)
-        old.roots, self.roots = self.roots, {}
-        old.num_nodes, self.num_nodes = self.num_nodes, 0
+        old = TreeNodes(self.block_size, self.hash_function, self.roots, self.num_nodes)
+        self.roots, self.num_nodes = {}, 0
         return old
 
     def _drop_root(self, root: Node) -> None:
@@ -291,7 +197,7 @@ class RadixTree:
         siblings.add(node)
         parent.version += 1
         self.num_nodes += 1
-        space.group.blocks += len(blocks)
+        space.group.count_tree(len(blocks), 0)
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
         if self.listener is not None and siblings.find(bytes(key[: self.block_bytes])) is node:
@@ -303,7 +209,7 @@ class RadixTree:
         child = self.add_child(parent, space, key, blocks)
         child.refs = child.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
-        space.group.protected += len(blocks)
+        space.group.count_tree(0, len(blocks))
         return child
 
     def grow_run(self, leaf: Node, key: bytes | bytearray) -> None:
@@ -319,9 +225,7 @@ class RadixTree:
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
-        group = leaf.space.group
-        group.blocks += len(blocks)
-        group.protected += len(blocks)
+        leaf.space.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(leaf, len(blocks))
         if self.listener is not None:
@@ -373,13 +277,6 @@ class RadixTree:
         if is_found and twin is not None:
             self.listener.stored(twin, 0)
 
-    def siblings(self, node: Node) -> Children:
-        """The children among which a node is, itself included. O(1)."""
-        assert node.parent is not None
-        siblings = self.children_of(node.parent, node.space)
-        assert siblings is not None
-        return siblings
-
     def split(self, node: Node, num_blocks: int) -> Node:
         """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
 
@@ -420,16 +317,13 @@ class RadixTree:
 
         A leaf that loses its last block leaves the tree, and its parent may become a candidate.
         """
-        assert leaf.is_leaf
+        assert leaf.children is None
         assert 0 < num_blocks <= len(leaf.blocks)
-        group = leaf.space.group
         keep = len(leaf.blocks) - num_blocks
         if self.listener is not None and len(leaf.blocks) > 1:
             self.listener.removed(leaf, keep)
         taken = leaf.blocks[keep:]
-        group.blocks -= num_blocks
-        if leaf.refs:
-            group.protected -= num_blocks
+        leaf.space.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
             del leaf.blocks[keep:]
             del leaf.key[keep * self.block_bytes :]
@@ -464,24 +358,27 @@ class RadixTree:
         return True
 
     def _remove(self, leaf: Node) -> None:
-        parent = leaf.parent
+        parent, space = leaf.parent, leaf.space
         assert parent is not None
         if leaf.entry is not None:
-            leaf.space.group.index.remove(leaf)
-        siblings = self.siblings(leaf)
-        if len(leaf.blocks) > 1:  # its listener was told
+            space.group.index.remove(leaf)
+        siblings = parent.children if parent.space is space else self.children_of(parent, space)
+        assert siblings is not None
+        if self.listener is None or len(leaf.blocks) > 1:  # it was told
             siblings.remove(leaf)
         else:
             self._withdraw_child(siblings, leaf)
+        is_leaf = False
         if not len(siblings):
-            if parent.space is leaf.space:
+            if parent.space is space:
                 parent.children = None
             else:
                 assert parent.namespace_children is not None
-                del parent.namespace_children[leaf.space]
+                del parent.namespace_children[space]
                 if not parent.namespace_children:
                     parent.namespace_children = None
-            if parent.is_leaf:
+            is_leaf = parent.is_leaf
+            if is_leaf:
                 parent.prefix_state = None
         if self._on_remove is not None:
             self._on_remove(leaf)
@@ -496,7 +393,7 @@ class RadixTree:
         if leaf.refs:
             leaf.refs = 0
             self.unprotect(parent)
-        elif not parent.refs and parent.is_leaf:
+        elif is_leaf and not parent.refs:
             if parent.parent is None:
                 self._drop_root(parent)
             else:

@@ -15,7 +15,7 @@ from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Node
-from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.tree_nodes import TreeNodes
 
 
 class RetiredTree:
@@ -32,7 +32,7 @@ class RetiredTree:
 
     __slots__ = ("_kept", "_places", "_roots", "_taken_nodes", "_to_clear", "_tree", "num_blocks")
 
-    def __init__(self, tree: RadixTree, kept: set[int], num_blocks: int) -> None:
+    def __init__(self, tree: TreeNodes, kept: set[int], num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._tree = tree
         self._kept = kept
@@ -110,6 +110,6 @@ class RetiredTree:
         while todo and num_nodes:
             node = todo.pop()
             todo.extend(node.each_child())
-            node.parent = node.children = node.namespace_children = node.entry = None
+            node.unlink()
             num_nodes -= 1
         return not todo

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from radixkv.cache.holding import Holding
 from radixkv.cache.leases import Leases
 from radixkv.cache.node import Node, Space
-from radixkv.cache.radix_tree import Walk
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard
 from radixkv.cache.retention.quota import QuotaGroup
+from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import OutOfBlocks
 
 

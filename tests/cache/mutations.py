@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation("drop a decrement", "RadixTree.unprotect", "_.refs -= 1", "pass"),
     Mutation(
         "skip the token check of an edge",
-        "RadixTree.walk",
+        "TreeNodes.walk",
         "data.startswith(_a, _, _b)",
         "len(_a) <= _b - pos",
     ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
-from radixkv.cache.radix_tree import Walk
+from radixkv.cache.tree_nodes import Walk
 
 FAMILY_TOKENS = 4
 COMPARED_TOKENS = 4096

@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, cast
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Space
-from radixkv.cache.radix_tree import Walk
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.tree_nodes import Walk
 
 Reason = Literal[
     "hit",

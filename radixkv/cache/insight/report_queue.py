@@ -15,8 +15,8 @@ from radixkv.cache.insight.explain import DueReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Space
-from radixkv.cache.radix_tree import Walk
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.tree_nodes import Walk
 
 BATCH = 16
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Node
-from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.tree_nodes import TreeNodes
 
 _SHOWN_TOKENS = 4
 
 
-def show_tree(tree: RadixTree, max_lines: int) -> str:
+def show_tree(tree: TreeNodes, max_lines: int) -> str:
     """The tree as ASCII: one line per node with its tokens, blocks and holders. O(lines + depth)."""
     lines: list[str] = []
     stack: list[Iterator[Node]] = [iter(tree.roots.values())]

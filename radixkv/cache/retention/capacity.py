@@ -125,21 +125,21 @@ class Capacity:
         """
         if count > self.pool.num_free or group.ceiling is not None:
             self._make_room(count, group)
-        group.used += count
+        group.count_used(count)
         return self.pool.allocate(count)
 
     def free_private(self, blocks: array[int], group: QuotaGroup) -> None:
         """Drop one holder of each private block; those without another are free."""
-        group.used -= self.pool.drop_private(blocks)
+        group.count_used(-self.pool.drop_private(blocks))
 
     def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
         """Blocks that have left the tree are free."""
-        group.used -= self.pool.free(blocks)
+        group.count_used(-self.pool.free(blocks))
 
     def transfer(self, count: int, source: QuotaGroup, target: QuotaGroup) -> None:
         """Blocks count for another group from now on. O(1)."""
-        source.used -= count
-        target.used += count
+        source.count_used(-count)
+        target.count_used(count)
 
     def forget_tree(self, kept: Iterable[QuotaGroup]) -> int:
         """The tree was reset: its blocks are nobody's, but for one of each of these groups.
@@ -148,7 +148,7 @@ class Capacity:
         """
         forgotten = sum(group.forget() for group in self.groups)
         for group in kept:
-            group.used += 1
+            group.count_used(1)
             forgotten -= 1
         return forgotten
 
@@ -173,7 +173,7 @@ class Capacity:
         if self._trim_limit is not None:
             count = max(1, min(count, self._trim_limit(leaf)))
         self._on_evict(leaf, count, by)
-        group.used -= self.pool.free(self.tree.trim(leaf, count))
+        group.count_used(-self.pool.free(self.tree.trim(leaf, count)))
         self.evicted_blocks += count
         return count
 

@@ -14,7 +14,8 @@ from math import isinf
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Node, Space
-from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.tree_nodes import Walk
 
 PinKey = tuple[NamespaceKey, bytes]  # namespace, digest of the tokens it was set with
 _SPARE_ENTRIES = 64  # of dropped pins that the heap may keep

@@ -39,6 +39,8 @@ class Quota:
 class QuotaGroup:
     """The namespaces that share one quota, and the count of their blocks.
 
+    The tree counts its blocks here, `Capacity` those used; both by the methods.
+
     Attributes:
         used: blocks in the tree and private to leases.
         blocks: blocks in the tree.
@@ -58,6 +60,15 @@ class QuotaGroup:
     def evictable(self) -> int:
         """Blocks that could be evicted, quotas aside."""
         return self.blocks - self.protected
+
+    def count_tree(self, blocks: int, protected: int) -> None:
+        """So many more blocks are in the tree, and protected there; fewer if negative. O(1)."""
+        self.blocks += blocks
+        self.protected += protected
+
+    def count_used(self, blocks: int) -> None:
+        """So many more blocks are in the tree or private to leases; fewer if negative. O(1)."""
+        self.used += blocks
 
     def forget(self) -> int:
         """The tree was reset: none of its blocks is the group's any more; returns how many were. O(1)."""
@@ -83,7 +94,7 @@ class WatchedGroup(QuotaGroup):
         standing: (entry, evictable, yields) as the `GroupOrder` last knew it.
     """
 
-    __slots__ = ("_blocks", "_changed", "_number", "_protected", "_used", "standing")
+    __slots__ = ("_changed", "_number", "standing")
 
     def __init__(
         self,
@@ -106,32 +117,17 @@ class WatchedGroup(QuotaGroup):
         """Its place among the groups by the candidate that would go first; None: it has none."""
         return (self.index.first_priority(), self._number, self) if len(self.index) else None
 
-    @property
-    def used(self) -> int:
-        return self._used
+    def count_tree(self, blocks: int, protected: int) -> None:
+        super().count_tree(blocks, protected)
+        self._note()
 
-    @used.setter
-    def used(self, value: int) -> None:
-        self._used = value
-        self._changed[self] = None
+    def count_used(self, blocks: int) -> None:
+        super().count_used(blocks)
+        self._note()
 
-    @property
-    def blocks(self) -> int:
-        return self._blocks
-
-    @blocks.setter
-    def blocks(self, value: int) -> None:
-        self._blocks = value
-        self._changed[self] = None
-
-    @property
-    def protected(self) -> int:
-        return self._protected
-
-    @protected.setter
-    def protected(self, value: int) -> None:
-        self._protected = value
-        self._changed[self] = None
+    def forget(self) -> int:
+        self._note()
+        return super().forget()
 
 
 class GroupOrder:

@@ -1,0 +1,157 @@
+"""TreeNodes: the nodes of a radix tree, and all that only reads them: lookups, paths, tokens.
+
+`RadixTree` is one that can be changed; a reset leaves one behind that can't, see `radixkv.cache.retired`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
+from radixkv.cache.node import Children, HashFunction, Node, Space
+
+
+class Walk(NamedTuple):
+    """Where a lookup ended.
+
+    Attributes:
+        node: the deepest node of which at least one whole block matched (or the root).
+        depth: tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0.
+        partial: further tokens that match inside one more block.
+        source: the node holding that block; None when partial is 0.
+        neighbour: the cached continuation nearest to the tokens that did not match; None: there is none.
+        onward: the tokens (as bytes) with which that goes on where the match ended, a few of them at least.
+    """
+
+    node: Node
+    depth: int
+    partial: int
+    source: Node | None
+    neighbour: Node | None
+    onward: bytes | bytearray
+
+
+_CONTEXT = CONTEXT_TOKENS * TOKEN_BYTES
+_new_walk = cast(Callable[[tuple[Any, ...]], Walk], partial(tuple.__new__, Walk))  # quicker than Walk(...)
+
+
+class TreeNodes:
+    """The roots, by namespace, and what hangs below them.
+
+    Args:
+        block_size: tokens per block.
+        hash_function: bytes -> int, for the lookup of children; any function is right, a good one is quick.
+        roots: namespace -> its root.
+        num_nodes: how many nodes there are, roots aside.
+    """
+
+    def __init__(
+        self, block_size: int, hash_function: HashFunction, roots: dict[Space, Node], num_nodes: int
+    ) -> None:
+        self.block_size = block_size
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.hash_function = hash_function
+        self.roots = roots
+        self.num_nodes = num_nodes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_nodes} nodes, {len(self.roots)} namespaces)"
+
+    def children_of(self, node: Node, space: Space) -> Children | None:
+        """The children of `node` that belong to `space`. O(1)."""
+        if node.space is space:
+            return node.children
+        return node.namespace_children.get(space) if node.namespace_children is not None else None
+
+    def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
+        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
+
+        Every edge is compared as one byte run with the tokens: a hash only proposes.
+        """
+        size = self.block_bytes
+        hash_function = self.hash_function
+        while True:
+            children = node.children if node.space is space else self.children_of(node, space)
+            if children is None or pos >= stop:
+                return _new_walk((node, pos // TOKEN_BYTES, 0, None, None, b""))
+            limit = pos + size
+            block = data[pos : limit if limit < stop else stop]
+            child: Any = children.by_hash.get(hash_function(block)) if limit <= stop else None
+            if type(child) is list:
+                child = next((c for c in child if c.key.startswith(block)), None)
+            if child is not None:
+                key = child.key
+                if data.startswith(key, pos, stop):
+                    pos += len(key)
+                    tail = len(key) % size
+                    if not tail:
+                        node = child
+                        continue
+                    above = child if len(key) > tail else node
+                    return _new_walk(
+                        (above, (pos - tail) // TOKEN_BYTES, tail // TOKEN_BYTES, child, child, b"")
+                    )
+                same = shared_bytes(key, data[pos : min(pos + len(key), stop)])
+                if same >= size:
+                    tail = same % size
+                    depth = (pos + same - tail) // TOKEN_BYTES
+                    source = child if tail >= TOKEN_BYTES else None
+                    same -= same % TOKEN_BYTES
+                    onward = key[same : same + _CONTEXT]
+                    return _new_walk((child, depth, tail // TOKEN_BYTES, source, child, onward))
+            neighbour, same, onward = children.nearest(block)
+            if same or size < _CONTEXT:
+                onward = neighbour.key[same : same + _CONTEXT]
+            source = neighbour if same else None
+            return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
+
+    def path(self, node: Node) -> list[Node]:
+        """The nodes from below the root down to `node`. O(depth)."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def prefix_bytes(self, node: Node, start: int = 0) -> bytes:
+        """The tokens [start, node.end) as bytes; `start` in tokens. O(their number + nodes passed)."""
+        parts = []
+        first = node
+        while node.parent is not None and node.end > start:
+            parts.append(node.key)
+            first = node
+            node = node.parent
+        joined = b"".join(reversed(parts))
+        return joined[max(0, start - first.start) * TOKEN_BYTES :] if parts else b""
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.each_child())
+
+    def path_blocks(self, node: Node) -> array[int]:
+        """The blocks from the root down to the end of `node`, a new array. O(path + blocks)."""
+        if not node.start:
+            return node.blocks[:]
+        parts = []
+        current: Node | None = node
+        while current is not None:
+            parts.append(current.blocks)
+            current = current.parent
+        parts.reverse()
+        return array("i", b"".join(parts))
+
+    def siblings(self, node: Node) -> Children:
+        """The children among which a node is, itself included. O(1)."""
+        assert node.parent is not None
+        siblings = self.children_of(node.parent, node.space)
+        assert siblings is not None
+        return siblings
