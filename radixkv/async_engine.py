@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache_calls import CacheCalls
@@ -43,6 +44,8 @@ T = TypeVar("T")
 # A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
 # token ids).
 LONG_TEXT = 4096
+# And beyond this, one at a time: each keeps a core busy, and the engine needs cores too.
+HUGE_TEXT = 32768
 
 _Event = OutputDelta | RequestOutput | BaseException
 
@@ -216,6 +219,7 @@ class AsyncEngine:
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = _Streams()
+        self._huge_texts = ThreadPoolExecutor(1, thread_name_prefix="radixkv-huge-texts")
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all)
         self._engine = self._thread.engine
         self.cache = CacheCalls(self._run_on_cache, self._engine.model_fingerprint)
@@ -380,7 +384,7 @@ class AsyncEngine:
             InvalidRequestError: the template refuses the messages, or there is none.
         """
         return await self._off_loop(
-            text_size(messages, tools, options, limit=LONG_TEXT),
+            text_size(messages, tools, options, limit=HUGE_TEXT),
             lambda: self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
@@ -389,9 +393,12 @@ class AsyncEngine:
             ),
         )
 
-    @staticmethod
-    async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
-        return work() if num_chars <= LONG_TEXT else await asyncio.to_thread(work)
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
+        if size <= LONG_TEXT:
+            return work()
+        if size <= HUGE_TEXT:
+            return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
     async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
         encode = self._engine.input_processor.encode

@@ -13,7 +13,7 @@ import pytest
 import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-from radixkv.async_engine import LONG_TEXT, AsyncEngine
+from radixkv.async_engine import HUGE_TEXT, LONG_TEXT, AsyncEngine
 from radixkv.errors import (
     EngineOverloadedError,
     EngineStoppedError,
@@ -198,6 +198,34 @@ async def test_long_conversations_are_rendered_off_the_event_loop():
         await engine.render_chat(messages, documents=[big])
     here = threading.current_thread().name
     assert [name == here for name in threads] == [True, False, False, False]
+
+
+async def test_huge_texts_are_tokenised_one_at_a_time_and_hold_up_no_others():
+    lock, go_on = threading.Lock(), threading.Event()
+    at_once: list[int] = []
+    inside = 0
+
+    def hold(text: str) -> None:
+        nonlocal inside
+        if len(text) > HUGE_TEXT:
+            with lock:
+                inside += 1
+                at_once.append(inside)
+            assert go_on.wait(60)
+            with lock:
+                inside -= 1
+
+    async with serving(tokenizer=LetterTokenizer(on_encode=hold)) as engine:
+        size = HUGE_TEXT + 1
+        huge = [asyncio.ensure_future(engine.tokenize("x" * size)) for _ in range(8)]
+        chat = asyncio.ensure_future(engine.render_chat([{"role": "user", "content": "x" * size}]))
+        for shorter in (1, LONG_TEXT + 1, HUGE_TEXT):
+            assert await asyncio.wait_for(engine.tokenize("y" * shorter), 60)
+        huge[3].cancel()
+        go_on.set()
+        await asyncio.gather(*huge, chat, return_exceptions=True)
+    assert set(at_once) == {1}
+    assert len(at_once) == 8  # and the cancelled one never began
 
 
 async def test_closing_fails_what_runs_and_what_waits():
