@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from paged_language_model import VOCAB, make_engine
+from paged_language_model import VOCAB, PagedHashModel, make_engine
 
 import radixkv.scheduling.scheduler
 from radixkv.request import SamplingParams
@@ -17,7 +17,7 @@ from radixkv.scheduling.batch import Batch
 ROOM = str(Path(radixkv.scheduling.scheduler.__file__).parent)
 
 
-class SameTokenRunner:
+class SameTokenRunner(PagedHashModel):
     """Every row gets the same token."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
@@ -27,7 +27,7 @@ class SameTokenRunner:
 def calls_of_worst_step(count: int, prompts: list[list[int]], follow: bool) -> int:
     """Python calls of functions in radixkv/scheduling, in the step that makes most of them."""
     engine, _ = make_engine(
-        num_blocks=20_000, budget=8192, model=SameTokenRunner(), max_num_seqs=2 * count, max_model_len=400
+        budget=8192, model=SameTokenRunner(20_000, 8), max_num_seqs=2 * count, max_model_len=400
     )
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     calls = worst = 0
