@@ -7,7 +7,7 @@ a request lives in `radixkv.scheduling.request_state`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -145,6 +145,11 @@ class SamplingParams:
             f"top_k must be -1 or 0 (all tokens) or a positive integer, not {self.top_k!r}",
         )
         if self.logit_bias is not None:
+            _require(
+                isinstance(self.logit_bias, Mapping),
+                "logit_bias",
+                f"logit_bias must map token ids to numbers, not be {self.logit_bias!r:.80}",
+            )
             for token, bias in self.logit_bias.items():
                 _require(
                     _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100,
@@ -181,6 +186,16 @@ class SamplingParams:
                 )
 
     def _check_stops(self) -> None:
+        _require(
+            self.stop is None or isinstance(self.stop, Iterable),
+            "stop",
+            f"stop must be a string or a sequence of strings, not {self.stop!r}",
+        )
+        _require(
+            isinstance(self.stop_token_ids, Iterable),
+            "stop_token_ids",
+            f"stop_token_ids must be a sequence of token ids, not {self.stop_token_ids!r}",
+        )
         stops = self.stop_strings
         _require(
             len(stops) <= MAX_STOP_STRINGS,

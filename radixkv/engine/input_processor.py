@@ -163,6 +163,13 @@ class InputProcessor:
                     raise InvalidRequestError(
                         f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
                     )
+        avoided = {*params.stop_token_ids, *(() if params.ignore_eos else self.end_token_ids)}
+        if params.min_tokens and sum(0 <= token < limit for token in avoided) == limit:
+            raise InvalidRequestError(
+                "min_tokens leaves no token to choose: every token of this model ends the output; take one "
+                "out of stop_token_ids",
+                param="stop_token_ids",
+            )
         needed = -(-(len(prompt) + 1) // self.block_size)
         if needed > self.num_blocks:
             raise ContextLengthExceededError(

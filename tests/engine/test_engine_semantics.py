@@ -267,6 +267,9 @@ def test_bad_requests_are_refused_and_hold_nothing():
         engine.add_request(prompt(1, 64), GREEDY)
     with pytest.raises(InvalidRequestError, match="logit_bias"):
         engine.add_request([1], SamplingParams(logit_bias={VOCAB: 1.0}))
+    for ends in (range(VOCAB), range(1, VOCAB)):  # the model's own end token among them, or besides
+        with pytest.raises(InvalidRequestError, match="no token to choose"):
+            engine.add_request([1], SamplingParams(min_tokens=1, stop_token_ids=ends))
     engine.add_request([1], GREEDY, request_id="a")
     with pytest.raises(InvalidRequestError, match="a"):
         engine.add_request([1], GREEDY, request_id="a")

@@ -57,6 +57,13 @@ def test_what_would_overflow_is_refused_by_name(name: str, value: float) -> None
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "logit_bias"])
+def test_a_number_in_place_of_several_values_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} must") as caught:
+        SamplingParams(**{name: 5})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
 @pytest.mark.parametrize("end", [-1, VOCABULARY, VOCABULARY + 7, 2**40])
 def test_end_tokens_that_do_not_exist_mask_nothing(end: int) -> None:
     rows = logits()
