@@ -319,6 +319,28 @@ class Holding:
                 break
         return shared_until
 
+    def would_dedupe(self, num_tokens: int) -> bool:
+        """Whether committing that many tokens would take over blocks that others committed. O(block).
+
+        Changes nothing. Only the next block can be one: what hangs below one's own new blocks is one's own.
+        """
+        tree, pos = self._tree, self.tree_tokens
+        size = tree.block_size
+        start = pos - pos % size
+        end = start + size
+        is_public = pos < self._public_tokens
+        if pos > self.num_committed:
+            return True
+        if not self.shares or end > (min(num_tokens, self._public_tokens) if is_public else num_tokens):
+            return False
+        if pos != start and len(self.node.blocks) > 1:
+            return False
+        above = self.node if pos == start else self.node.parent
+        assert above is not None
+        siblings = tree.children_of(above, self._public if is_public else self.space)
+        block = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return siblings is not None and siblings.find(block) is not None
+
     def _grow_tail(self, pos: int, end: int) -> None:
         """Grow the tree's partial block [.., pos) to `end`, for the lease and the forks that share it."""
         node = self.node

@@ -84,12 +84,13 @@ class Chunks:
             if more > 0 and not self._would_dedupe(entry, more):
                 self.schedule(plan, entry.request, more)
 
-    def _would_dedupe(self, entry: Entry, count: int) -> bool:
-        """Whether others have cached what follows the entry's tokens. O(tokens).
+    @staticmethod
+    def _would_dedupe(entry: Entry, count: int) -> bool:
+        """Whether others have cached what follows the entry's tokens. O(block).
 
         Committing `count` more would then replace the block in which the entry ends, one that this step is to
         write and perhaps to copy from. What a step writes is decided once: the next step takes over theirs.
         """
-        end = entry.start + entry.count
-        tokens = entry.request.tokens.view(0, end + count)
-        return self._cache.match(tokens, entry.request.namespace).num_tokens > end
+        lease = entry.request.lease
+        assert lease is not None
+        return lease.would_dedupe(entry.start + entry.count + count)

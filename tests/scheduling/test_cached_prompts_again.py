@@ -21,9 +21,11 @@ def logprob(context: tuple[int, ...], token: int) -> float:
     return float(logits[token] - math.log(np.exp(logits).sum()))
 
 
+@pytest.mark.parametrize("public", [0, 200, 400])
 @pytest.mark.parametrize("budget", [64, 100, 256])
-def test_prompt_logprobs_of_a_cached_prompt_beside_a_decode_and_a_waiting_prompt(budget):
+def test_prompt_logprobs_of_a_cached_prompt_beside_a_decode_and_a_waiting_prompt(budget, public):
     engine, _ = make_engine(num_blocks=400, budget=budget)
+    engine.cache.publish(PROMPT[:public])
     engine.add_request(PROMPT, ONE)
     run_all(engine)
     engine.add_request([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
@@ -34,6 +36,28 @@ def test_prompt_logprobs_of_a_cached_prompt_beside_a_decode_and_a_waiting_prompt
     assert engine.stats().num_rebuilds == 0
     assert len(outputs[scored].prompt_logprobs) == 400
     assert engine.cache.match(PROMPT).num_tokens == 400
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_prefix_that_is_published_or_taken_back_while_prompts_are_computed(before):
+    """A request's tokens stay where its lease began, whatever is public by now."""
+    for budget in range(60, 70):
+        engine, _ = make_engine(num_blocks=400, budget=budget)
+        if before:
+            engine.cache.publish(PROMPT)
+        engine.add_request(PROMPT, ONE)
+        run_all(engine)
+        params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
+        ids = [engine.add_request(PROMPT, params) for _ in range(2)]
+        engine.add_request([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+        engine.step()
+        if before:
+            engine.cache.unpublish(PROMPT)
+        else:
+            engine.cache.publish(PROMPT)
+        outputs = run_all(engine)
+        assert engine.stats().num_rebuilds == 0
+        assert {tuple(outputs[i].outputs[0].token_ids) for i in ids} == {tuple(greedy_reference(PROMPT, 2))}
 
 
 @pytest.mark.parametrize("budget", range(42, 52))
