@@ -20,6 +20,8 @@ ROOM = str(Path(radixkv.scheduling.scheduler.__file__).parent)
 class SameTokenRunner(PagedHashModel):
     """Every row gets the same token."""
 
+    num_blocks, block_size = 20_000, 8
+
     def execute(self, batch: Batch) -> torch.Tensor:
         return torch.arange(VOCAB, dtype=torch.float32).repeat(len(batch.logit_rows), 1)
 
