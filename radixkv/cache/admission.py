@@ -100,7 +100,13 @@ class Admission:
             else:
                 state.reports.note(lease, space, data, walk, self._clock())
         self._grant(lease, total, needed, source if slots else None, slots)
-        self._account(lease, data, walk)
+        self.admitted += 1
+        self.queried_tokens += num_tokens
+        self.hit_tokens += cached
+        if self._on_acquire is not None:
+            self._on_acquire(num_tokens, cached)
+        if found < num_tokens and tree.policy.uses_ghosts:
+            self._tell_ghost_hit(lease, data, walk)
         return lease
 
     def _grant(self, lease: Lease, total: int, needed: int, source: Node | None, slots: int) -> None:
@@ -117,20 +123,11 @@ class Admission:
             state.pins.refresh(node)
         lease.begin(total, needed, source, slots)
 
-    def _account(self, lease: Lease, data: bytes, walk: Walk) -> None:
-        """Count a lease just granted, and tell the policy."""
-        num_tokens, cached = lease.num_tokens, lease.num_cached_tokens
-        self.admitted += 1
-        self.queried_tokens += num_tokens
-        self.hit_tokens += cached
-        if self._on_acquire is not None:
-            self._on_acquire(num_tokens, cached)
-        found = walk.depth + walk.partial
-        if found >= num_tokens or not self._state.tree.policy.uses_ghosts:
-            return
+    def _tell_ghost_hit(self, lease: Lease, data: bytes, walk: Walk) -> None:
+        """Tell the policy if the first block that was missed had been removed."""
         ghosts = self._state.ghosts
         ghosts.catch_up()
         seed, mark = self._state.public.seed_and_mark(data, lease.space, walk.depth)
-        record = ghosts.find(data, num_tokens, seed, walk.depth, found, mark)
+        record = ghosts.find(data, lease.num_tokens, seed, walk.depth, walk.depth + walk.partial, mark)
         if record is not None:
             self._state.tree.policy.on_ghost_hit(walk.depth, record)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.cache.holding import Holding, Moved
+from radixkv.cache.holding import Holding
+from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Node
 from radixkv.cache.retired import RetiredTree
 from radixkv.cache.state import CacheState

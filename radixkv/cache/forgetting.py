@@ -17,16 +17,22 @@ def _forget(capacity: Capacity, leaf: Node, num_blocks: int) -> None:
 
 def unprotect(capacity: Capacity, node: Node) -> None:
     """Drop a reference to `node`; a partial block that a sibling covers goes with its last one."""
-    tree = capacity.tree
-    tree.unprotect(node)
-    if not node.refs and 0 < len(node.key) < tree.block_bytes and tree.siblings(node).is_covered(node):
-        _forget(capacity, node, 1)
+    capacity.tree.unprotect(node)
+    if not node.refs:
+        _forget_if_covered(capacity, node)
 
 
 def release(capacity: Capacity, node: Node) -> None:
     """A lease no longer ends at `node`."""
-    capacity.tree.drop_holder(node)
-    unprotect(capacity, node)
+    capacity.tree.release(node)
+    if not node.refs:
+        _forget_if_covered(capacity, node)
+
+
+def _forget_if_covered(capacity: Capacity, node: Node) -> None:
+    tree = capacity.tree
+    if 0 < len(node.key) < tree.block_bytes and tree.siblings(node).is_covered(node):
+        _forget(capacity, node, 1)
 
 
 def drop_covered(capacity: Capacity, node: Node) -> None:

@@ -34,37 +34,24 @@ import numpy.typing as npt
 
 from radixkv.cache.forgetting import discard_from, drop_covered, release, unprotect
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
+from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Children, Node, Space
 from radixkv.cache.retention.capacity import Capacity
-from radixkv.cache.retention.quota import QuotaGroup
 
+Copy = tuple[int, int, int]  # source block, target block, slots
 _NO_BLOCKS = array("i")
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
 
-class Moved:
-    """Blocks that leave the tree without being freed: how many leases hold each, and whose they count as."""
-
-    __slots__ = ("holders", "owners")
-
-    def __init__(self) -> None:
-        self.holders: dict[int, int] = {}
-        self.owners: dict[int, QuotaGroup] = {}
-
-    def add(self, block: int, group: QuotaGroup) -> None:
-        """One more lease holds a block. O(1)."""
-        self.holders[block] = self.holders.get(block, 0) + 1
-        self.owners.setdefault(block, group)
-
-
 class Holding:
-    """What one lease holds. Its fields are written here only; `Lease` adds the public face.
+    """What one lease holds. Its fields are written here only; `Lease` is the public face of it.
 
     Attributes:
         space: the namespace.
         tokens: the token ids as bytes.
         num_tokens: tokens that have slots.
         num_committed: leading tokens whose K/V exist or are computed in this step.
+        copies: (source block, target block, slots) to copy, in order, before computing.
         num_blocks: entries of the block table in use.
         node: where the tree's part of its path ends; the lease is one of its holders.
         tree_tokens: the tokens up to there.
@@ -77,11 +64,11 @@ class Holding:
         "_capacity",
         "_family",
         "_own_from",
-        "_public",
         "_public_tokens",
         "_table",
         "_tree",
         "_view",
+        "copies",
         "node",
         "num_blocks",
         "num_committed",
@@ -97,7 +84,6 @@ class Holding:
     def __init__(
         self,
         capacity: Capacity,
-        public: Space,
         space: Space,
         tokens: bytes | bytearray,
         node: Node,
@@ -109,7 +95,6 @@ class Holding:
     ) -> None:
         self._capacity = capacity
         self._tree = capacity.tree
-        self._public = public
         self.space = space
         self.tokens = tokens  # bytes until tokens are appended
         self.num_tokens = num_tokens
@@ -118,9 +103,10 @@ class Holding:
         self.tree_tokens = self._own_from = tree_tokens
         self._public_tokens = public_tokens  # leading tokens that belong to a public prefix
         self.shares = shares
-        self._table = _NO_BLOCKS  # block ids and spare entries
+        self._table = _NO_BLOCKS  # block ids and spare entries, see `begin`
         self._view: npt.NDArray[np.int32] | None = None  # the same as an array
         self.num_blocks = 0
+        self.copies: list[Copy] = []
         self.sources: list[tuple[Node, int]] = []
         self.source_blocks: list[int] = []
         self._family: list[Holding] | None = None  # the forks of one another, itself included
@@ -144,32 +130,26 @@ class Holding:
 
     # ------------------------------------------------------------------ beginning
 
-    def _fill(self, num_blocks: int, num_new: int, source: Node | None) -> tuple[int, int] | None:
-        """Fill the block table: the path's blocks, then new ones; hold what will be copied from.
+    def begin(self, num_blocks: int, num_new: int, source: Node | None, slots: int) -> None:
+        """Fill the block table: the path's blocks, then new ones; list the copy of `slots` slots of `source`.
 
-        The path and `source` are protected already. Returns (block to copy from, block to copy to).
-        O(path + blocks).
+        For admission: the path and `source` are protected already. O(path + blocks).
         """
-        node = self.node
-        table = node.blocks[:]
-        if node.start:
-            parts = []
-            current: Node | None = node
-            while current is not None:
-                parts.append(current.blocks)
-                current = current.parent
-            parts.reverse()
-            table = array("i", b"".join(parts))
+        table = self._tree.path_blocks(self.node)
         if num_new:
             table += self._capacity.allocate(num_new, self.space.group)
         table += _SPARE_ENTRIES
         self._table = table
         self.num_blocks = num_blocks
-        if source is None:
-            return None
-        block = source.blocks[0]  # the prefix was cut just before it
-        self.sources.append((source, block))
-        return block, table[num_blocks - num_new]
+        if source is not None:
+            block = source.blocks[0]  # the prefix was cut just before it
+            self.sources.append((source, block))
+            self.copies.append((block, table[num_blocks - num_new], slots))
+
+    def take_copies(self) -> list[Copy]:
+        """The pending copies; the list is empty afterwards. Their sources stay held until `copies_done`."""
+        copies, self.copies = self.copies, []
+        return copies
 
     def _share_with(self, child: Holding) -> None:
         """Make a new holding of the same node a fork of this one. O(blocks)."""
@@ -185,6 +165,7 @@ class Holding:
         child.sources = self.sources[:]
         pool.share(array("i", self.source_blocks))
         child.source_blocks = self.source_blocks[:]
+        child.copies = self.copies[:]
         if self._family is None:
             self._family = [self]
         self._family.append(child)
@@ -200,6 +181,26 @@ class Holding:
         extra = self._capacity.pool.extra_holders
         return bool(extra) and self._table[self.num_blocks - 1] in extra
 
+    def _append_in_place(self, data: bytes) -> bool:
+        """Append tokens if the lease's own blocks have slots for them; False: nothing was done.
+
+        O(new tokens), amortised.
+        """
+        old = self.num_tokens
+        new = old + len(data) // TOKEN_BYTES
+        size = self._tree.block_size
+        if new > self.num_blocks * size:
+            return False
+        is_own = self.tree_tokens == old and self.node.holders == 1  # the usual case, without a call
+        if not is_own and old % size and data and self._must_copy_tail():
+            return False
+        tokens = self.tokens
+        if type(tokens) is bytes:
+            self.tokens = tokens = bytearray(tokens)
+        tokens += data
+        self.num_tokens = new
+        return True
+
     def _add_blocks(self, blocks: array[int]) -> None:
         old = self.num_blocks
         new = old + len(blocks)
@@ -209,10 +210,10 @@ class Holding:
         self._table[old:new] = blocks
         self.num_blocks = new
 
-    def _replace_tail(self, target: int) -> tuple[int, int, int] | None:
+    def _replace_tail(self, target: int) -> None:
         """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
 
-        Returns what to copy: (block, block, slots); None: nothing of it is computed.
+        What is computed of it is listed to be copied.
         """
         start = self.num_tokens - self.num_tokens % self._tree.block_size
         source = self._table[self.num_blocks - 1]
@@ -233,7 +234,8 @@ class Holding:
         else:
             self._capacity.pool.drop_holder(source)
         self._table[self.num_blocks - 1] = target
-        return (source, target, slots) if slots > 0 else None
+        if slots > 0:
+            self.copies.append((source, target, slots))
 
     def _drop_sources(self) -> None:
         """No copy is pending any more."""
@@ -251,32 +253,11 @@ class Holding:
         private = max(keep, -(-self.tree_tokens // size))
         self._capacity.free_private(self._table[private : self.num_blocks], self.space.group)
         if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
-            node = self._ancestor(keep * size)
-            self._move(node)
+            self._move(self._tree.cut_behind(self.node, keep * size))
         self.num_blocks = keep
         self.tokens = self.tokens[: num_tokens * TOKEN_BYTES]
         self.num_tokens = num_tokens
         self._own_from = min(self._own_from, self.tree_tokens)
-
-    def _ancestor(self, end: int) -> Node:
-        """The node of the path that ends at a whole block, split if need be."""
-        node = self.node
-        while node.parent is not None and node.start >= end:
-            node = node.parent
-        keep = end // self._tree.block_size - node.start // self._tree.block_size
-        return node if keep == len(node.blocks) else self._tree.split(node, keep)
-
-    def _top_from(self, cut: int) -> Node:
-        """The node of the path that begins with the block of token `cut`, split if need be."""
-        size = self._tree.block_size
-        cut -= cut % size
-        node = self.node
-        while node.start > cut:
-            assert node.parent is not None
-            node = node.parent
-        if node.start < cut:
-            self._tree.split(node, (cut - node.start) // size)
-        return node
 
     def _move(self, node: Node) -> None:
         """Hold another node instead of the present one."""
@@ -285,6 +266,36 @@ class Holding:
         release(self._capacity, old)
 
     # ------------------------------------------------------------------ committing
+
+    def _commit(self, num_tokens: int) -> int:
+        """Up to `num_tokens` tokens are computed; see `Lease.commit`."""
+        if self.sources or self.source_blocks:
+            self._drop_sources()
+        before = self.num_committed
+        if num_tokens <= before:
+            return 0
+        self.num_committed = num_tokens
+        tree_tokens = self.tree_tokens
+        if tree_tokens == before:
+            tree, node = self._tree, self.node
+            used = before % tree.block_size
+            fits = used and num_tokens - before <= tree.block_size - used
+            if fits and node.holders == 1 and len(node.blocks) > 1 and tree.listener is None:
+                tree.grow_run(node, self.tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
+                self.tree_tokens = num_tokens
+                return 0
+        shared_until = max(tree_tokens, self._sync())
+        return max(0, min(num_tokens, shared_until) - before)
+
+    def _take_back(self, num_tokens: int) -> Node | None:
+        """Tokens from `num_tokens` on are not committed; returns the node that this lease put there, if any.
+
+        O(path + blocks of a node).
+        """
+        self.num_committed = min(self.num_committed, max(0, num_tokens))
+        self._drop_sources()
+        cut = max(num_tokens, self._own_from)
+        return self._tree.cut_before(self.node, cut) if cut < self.tree_tokens else None
 
     def _sync(self) -> int:
         """Bring the tree from `tree_tokens` up to `num_committed`; returns where shared tokens end.
@@ -302,7 +313,7 @@ class Holding:
             end = start + size
             limit, space = self.num_committed, self.space
             if pos < self._public_tokens:
-                limit, space = min(limit, self._public_tokens), self._public
+                limit, space = min(limit, self._public_tokens), self._capacity.public
             node = self.node
             if pos == start or len(node.blocks) == 1:  # the next block is, or is to be, a child's first one
                 above = node if pos == start else node.parent
@@ -447,13 +458,7 @@ class Holding:
         start = -(-self.tree_tokens // size)
         pairs = zip(self._table[start:num_blocks], leader._table[start:num_blocks], strict=True)
         duplicates = array("i", [own for own, theirs in pairs if own != theirs])
-        place = leader.node
-        while place.start >= num_blocks * size:
-            assert place.parent is not None
-            place = place.parent
-        keep = num_blocks - place.start // size
-        if keep < len(place.blocks):
-            place = self._tree.split(place, keep)
+        place = self._tree.cut_behind(leader.node, num_blocks * size)
         self._table[:num_blocks] = leader._table[:num_blocks]
         self._move(place)
         self._capacity.free_private(duplicates, self.space.group)
@@ -475,8 +480,7 @@ class Holding:
             start = node.start
             node = node.parent
         self._tree.hold(node)
-        self._tree.drop_holder(self.node)
-        self._tree.unprotect(self.node)
+        self._tree.release(self.node)
         size = self._tree.block_size
         for block in self._table[start // size : -(-self.tree_tokens // size)]:
             moved.add(block, self.space.group)
@@ -516,9 +520,8 @@ class Holding:
         """Give everything back; tokens beyond `keep` that this lease contributed are forgotten."""
         if self._family is not None:
             self._family.remove(self)
-        private = self.private_blocks()
-        if private:
-            self._capacity.free_private(private, self.space.group)
+        if self.num_blocks > -(-self.tree_tokens // self._tree.block_size):
+            self._capacity.free_private(self.private_blocks(), self.space.group)
         node = self.node
         self._tree.use(node)
         release(self._capacity, node)

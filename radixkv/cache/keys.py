@@ -101,6 +101,8 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
 
 def encode_known(token_ids: TokenIds, known: bytes) -> bytes:
     """Like `encode_tokens`, and quicker where the tokens are the ones that `known` encodes. O(n)."""
+    if type(token_ids) is EncodedTokens:
+        return token_ids.data
     if (
         type(token_ids) is np.ndarray
         and token_ids.dtype is _INT32

@@ -17,8 +17,6 @@ from radixkv.cache.node import Node, Space
 from radixkv.cache.state import CacheState
 from radixkv.errors import LeaseError
 
-Copy = tuple[int, int, int]
-
 
 class Lease(Holding):
     """A request's block table and the locks that keep its blocks; made by `PrefixCache.acquire` and `fork`.
@@ -38,7 +36,6 @@ class Lease(Holding):
         "_is_released",
         "_report",
         "_state",
-        "copies",
         "id",
         "namespace",
         "num_cached_tokens",
@@ -58,9 +55,9 @@ class Lease(Holding):
         public_tokens: int,
         shares: bool,
     ) -> None:  # its maker fills the block table, see `begin` and `fork`
-        super().__init__(
+        Holding.__init__(  # quicker than super()
+            self,
             state.capacity,
-            state.public.space,
             space,
             tokens,
             node,
@@ -77,7 +74,6 @@ class Lease(Holding):
         self._is_released = False
         self._due: DueReport | None = None
         self._report: MissReport | None = None
-        self.copies: list[Copy] = []
 
     def __repr__(self) -> str:
         state = ", released" if self._is_released else ""
@@ -123,17 +119,6 @@ class Lease(Holding):
         """All tokens of the lease. O(n)."""
         return np.frombuffer(bytes(self.tokens), np.int32).tolist()
 
-    def take_copies(self) -> list[Copy]:
-        """The pending copies; the list is empty afterwards. Their sources stay held, see `copies_done`."""
-        copies, self.copies = self.copies, []
-        return copies
-
-    def begin(self, num_blocks: int, num_new: int, source: Node | None, slots: int) -> None:
-        """Fill the block table; list the copy of `slots` slots of `source`. For admission. O(blocks)."""
-        copy = self._fill(num_blocks, num_new, source)
-        if copy is not None:
-            self.copies.append((*copy, slots))
-
     # ------------------------------------------------------------------ growing
 
     def append(self, token_ids: TokenIds) -> None:
@@ -149,24 +134,19 @@ class Lease(Holding):
         if self._is_released:
             raise self._error("append to")
         data = encode_tokens(token_ids)
+        if self._append_in_place(data):
+            return
         size = self._tree.block_size
         old = self.num_tokens
-        new = old + len(data) // TOKEN_BYTES
-        missing = -(-new // size) - self.num_blocks
-        copies = bool(old % size and data) and self._must_copy_tail()
-        if missing > 0 or copies:
-            blocks = self._state.room.grow(self, missing + copies)
-            if copies:
-                copy = self._replace_tail(blocks.pop(0))
-                if copy is not None:
-                    self.copies.append(copy)
-            if missing > 0:
-                self._add_blocks(blocks)
-        tokens = self.tokens
-        if type(tokens) is bytes:
-            self.tokens = tokens = bytearray(tokens)
-        tokens += data
-        self.num_tokens = new
+        missing = -(-(old + len(data) // TOKEN_BYTES) // size) - self.num_blocks
+        copies = bool(old % size) and self._must_copy_tail()
+        blocks = self._state.room.grow(self, missing + copies)
+        if copies:
+            self._replace_tail(blocks.pop(0))
+        if missing > 0:
+            self._add_blocks(blocks)
+        is_in_place = self._append_in_place(data)
+        assert is_in_place
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from `num_tokens` on, which must not be committed, and their whole blocks.
@@ -217,23 +197,7 @@ class Lease(Holding):
             raise self._error("commit on")
         if num_tokens > self.num_tokens:
             raise LeaseError(f"{self!r}: commit({num_tokens}) is beyond its {self.num_tokens} tokens")
-        if self.sources or self.source_blocks:
-            self._drop_sources()
-        before = self.num_committed
-        if num_tokens <= before:
-            return 0
-        self.num_committed = num_tokens
-        tree_tokens = self.tree_tokens
-        if tree_tokens == before:
-            tree, node = self._tree, self.node
-            used = before % tree.block_size
-            fits = used and num_tokens - before <= tree.block_size - used
-            if fits and node.holders == 1 and len(node.blocks) > 1 and tree.listener is None:
-                tree.grow_run(node, self.tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
-                self.tree_tokens = num_tokens
-                return 0
-        shared_until = max(tree_tokens, self._sync())
-        return max(0, min(num_tokens, shared_until) - before)
+        return self._commit(num_tokens)
 
     # ------------------------------------------------------------------ sharing and ending
 
@@ -263,7 +227,6 @@ class Lease(Holding):
             self.shares,
         )
         self._share_with(child)
-        child.copies = self.copies[:]
         child._report = self.report if state.explains else None
         return child
 
@@ -278,11 +241,9 @@ class Lease(Holding):
         """
         if self._is_released:
             raise self._error("withdraw from")
-        self.num_committed = min(self.num_committed, max(0, num_tokens))
-        self._drop_sources()
-        cut = max(num_tokens, self._own_from)
-        if cut < self.tree_tokens:
-            detach(self._state, self._top_from(cut), self)
+        top = self._take_back(num_tokens)
+        if top is not None:
+            detach(self._state, top, self)
             self._sync()
 
     def release(self, discard: bool = False, keep: int | None = None) -> None:

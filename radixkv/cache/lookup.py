@@ -121,12 +121,18 @@ class Lookup:
 
     def still_holds(self, match: Match, data: bytes, space: Space) -> bool:
         """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""
-        return (
-            match.space is space
-            and match.data == data
-            and match._version_of_all == self.version
-            and match._is_untouched()
-        )
+        walk = match.walk
+        if match.space is not space or match.data != data or match._version_of_all != self.version:
+            return False
+        if walk is None or walk[0].version != match._version:
+            return False
+        source = walk[3]
+        return source is None or source.version == match._source_version
+
+    def space_of(self, match: Match, namespace: Namespace) -> Space | None:
+        """The namespace of that name, if it is the match's and there are nodes in it. O(1)."""
+        space = match.space
+        return space if match.namespace == namespace and space in self._tree.roots else None
 
     def found_elsewhere(self, data: bytes, space: Space) -> int:
         """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""

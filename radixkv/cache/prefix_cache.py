@@ -253,7 +253,9 @@ class PrefixCache:
         data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match.data)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._namespaces.obtain(namespace)
+        space = None if match is None else self._lookup.space_of(match, namespace)
+        if space is None:
+            space = self._namespaces.obtain(namespace)
         if skip is None and self.enabled:
             if match is None or not self._lookup.still_holds(match, data, space):
                 match = self._lookup.match(data, space)

@@ -92,6 +92,11 @@ class RadixTree(TreeNodes):
         else:
             self.protect(node)
 
+    def release(self, node: Node) -> None:
+        """A lease no longer ends at `node`. O(nodes that lose their last reference)."""
+        node.holders -= 1
+        self.unprotect(node)
+
     def drop_holder(self, node: Node) -> None:
         """A lease that ended at `node` is only one of its references now, to be dropped or kept. O(1)."""
         node.holders -= 1
@@ -309,6 +314,29 @@ class RadixTree(TreeNodes):
         self.num_nodes += 1
         self.policy.on_split(upper, node)
         return upper
+
+    def cut_behind(self, node: Node, end: int) -> Node:
+        """The node of the path to `node` that ends at token `end`, a whole block's; split if need be.
+
+        O(depth + tokens of a node).
+        """
+        while node.parent is not None and node.start >= end:
+            node = node.parent
+        keep = (end - node.start) // self.block_size
+        return node if keep == len(node.blocks) else self.split(node, keep)
+
+    def cut_before(self, node: Node, start: int) -> Node:
+        """The node of the path to `node` that begins with the block of token `start`; split if need be.
+
+        O(depth + tokens of a node).
+        """
+        start -= start % self.block_size
+        while node.start > start:
+            assert node.parent is not None
+            node = node.parent
+        if node.start < start:
+            self.split(node, (start - node.start) // self.block_size)
+        return node
 
     # ------------------------------------------------------------------ shrinking
 

@@ -43,7 +43,7 @@ class Capacity:
         self.groups = groups
         self.evicted_blocks = 0
         self._order = order
-        self._public = public
+        self.public = public
         self._on_evict = on_evict
         self._victim = hook(tree.policy, "victim")
         self._trim_limit = hook(tree.policy, "trim_limit")
@@ -77,7 +77,7 @@ class Capacity:
         self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int
     ) -> int:
         """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
-        if not kept_back or self._public not in self.tree.roots:
+        if not kept_back or self.public not in self.tree.roots:
             return 0
         path = set()
         while end is not None:
@@ -104,7 +104,7 @@ class Capacity:
 
         O(public nodes * namespaces below them).
         """
-        root = self.tree.roots.get(self._public)
+        root = self.tree.roots.get(self.public)
         if root is None:
             return []
         nodes = [root]
