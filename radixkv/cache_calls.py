@@ -7,6 +7,7 @@ on the engine's thread, or, in tests without an engine, on the spot.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -99,16 +100,16 @@ class CacheCalls:
 
     async def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
         follower = _Follower(asyncio.get_running_loop())
-        unsubscribe = await self._run(lambda cache: cache.subscribe(follower.tell, replay=replay))
-        self._followers.add(follower)
+        self._followers.add(follower)  # from before it is subscribed on: the engine may end at any moment
         try:
+            await self._run(lambda cache: follower.subscribe(cache, replay))
             while True:
                 for event in await follower.take():
                     yield event
         finally:
             self._followers.discard(follower)
-            if follower.error is None:
-                await self._run(lambda cache: unsubscribe())
+            with contextlib.suppress(EngineStoppedError):
+                await self._run(lambda cache: follower.unsubscribe())
 
     def fail_all(self, error: EngineStoppedError) -> None:
         """The engine has ended: followers of events get this error; on the engine's thread."""
@@ -130,6 +131,16 @@ class _Follower:
         self._missed = 0
         self._is_woken = False
         self._wake = asyncio.Event()
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def subscribe(self, cache: PrefixCache, replay: bool) -> None:
+        """On the engine's thread."""
+        self._unsubscribe = cache.subscribe(self.tell, replay=replay)
+
+    def unsubscribe(self) -> None:
+        """On the engine's thread, also where its reader left before it heard that it was subscribed."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
 
     def tell(self, event: CacheEvent) -> None:
         """On the engine's thread. Raises RuntimeError once the loop is closed; the cache then drops it."""

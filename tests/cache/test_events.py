@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from measuring import count_work
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.events import MOST_FAILURES, CacheEvent, Residency
+from radixkv.cache.insight.events import MOST_FAILURES, CacheEvent, Listener, Residency
+from radixkv.cache_calls import CacheCalls
+from radixkv.errors import EngineStoppedError
 
 
 def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
@@ -202,3 +208,44 @@ def explain_work(num_blocks: int) -> float:
 def test_explaining_evictions_from_a_long_leaf_costs_no_more_per_block() -> None:
     few, many = (explain_work(blocks) for blocks in (256, 2048))
     assert many < 1.2 * few
+
+
+async def test_an_engine_that_ends_before_a_follower_hears_that_it_is_one() -> None:
+    cache = PrefixCache(8, 4)
+
+    async def run(function: Callable[[PrefixCache], Any]) -> Any:
+        result = function(cache)
+        calls.fail_all(EngineStoppedError("over"))
+        return result
+
+    calls = CacheCalls(run)
+    with pytest.raises(EngineStoppedError, match="over"):
+        await asyncio.wait_for(anext(calls.events()), 30)
+
+
+async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
+    cache = PrefixCache(8, 4)
+    reached = asyncio.Event()
+    ended = 0
+
+    def subscribe(listener: Listener, *, replay: bool = True) -> Callable[[], None]:
+        def end() -> None:
+            nonlocal ended
+            ended += 1
+
+        return end
+
+    async def run(function: Callable[[PrefixCache], Any]) -> Any:
+        result = function(cache)
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return result
+
+    cache.subscribe = subscribe  # type: ignore[method-assign]
+    reader = asyncio.ensure_future(anext(CacheCalls(run).events()))
+    await reached.wait()
+    reader.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reader
+    assert ended == 1
