@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     )
     from radixkv.llm import LLM
     from radixkv.request import CompletionOutput, RequestOutput, SamplingParams
+    from radixkv.sampling.beam_search import BeamSearchParams
 
 _HOMES = {
     "AsyncEngine": "radixkv.async_engine",
+    "BeamSearchParams": "radixkv.sampling.beam_search",
     "CompletionOutput": "radixkv.request",
     "ConfigError": "radixkv.errors",
     "ContextLengthExceededError": "radixkv.errors",
@@ -50,6 +52,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
     "ContextLengthExceededError",

@@ -7,10 +7,10 @@ import pytest
 import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, make_engine
 
+from radixkv import BeamSearchParams
 from radixkv.errors import InvalidRequestError, RadixKVError, RequestFailedError
 from radixkv.llm import LLM
 from radixkv.request import SamplingParams
-from radixkv.sampling.beam_search import BeamSearchParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
