@@ -36,9 +36,9 @@ from radixkv.cache.forgetting import discard_from, drop_covered, release, unprot
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.retention.capacity import Capacity
 
-Copy = tuple[int, int, int]  # source block, target block, slots
 _NO_BLOCKS = array("i")
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
@@ -51,12 +51,10 @@ class Holding:
         tokens: the token ids as bytes.
         num_tokens: tokens that have slots.
         num_committed: leading tokens whose K/V exist or are computed in this step.
-        copies: (source block, target block, slots) to copy, in order, before computing.
         num_blocks: entries of the block table in use.
         node: where the tree's part of its path ends; the lease is one of its holders.
         tree_tokens: the tokens up to there.
-        sources: (node, block) that pending copies read in the tree, protected until they have run.
-        source_blocks: the same outside the tree.
+        pending: copies into its blocks that have not run.
         shares: whether what it commits may be matched.
     """
 
@@ -68,14 +66,12 @@ class Holding:
         "_table",
         "_tree",
         "_view",
-        "copies",
         "node",
         "num_blocks",
         "num_committed",
         "num_tokens",
+        "pending",
         "shares",
-        "source_blocks",
-        "sources",
         "space",
         "tokens",
         "tree_tokens",
@@ -106,9 +102,7 @@ class Holding:
         self._table = _NO_BLOCKS  # block ids and spare entries, see `begin`
         self._view: npt.NDArray[np.int32] | None = None  # the same as an array
         self.num_blocks = 0
-        self.copies: list[Copy] = []
-        self.sources: list[tuple[Node, int]] = []
-        self.source_blocks: list[int] = []
+        self.pending: PendingCopies | None = None
         self._family: list[Holding] | None = None  # the forks of one another, itself included
 
     @property
@@ -126,7 +120,21 @@ class Holding:
     @property
     def has_pending_copies(self) -> bool:
         """Whether copies have been listed that have not run yet."""
-        return bool(self.sources or self.source_blocks)
+        return self.pending is not None and self.pending.hold_something
+
+    @property
+    def copies(self) -> list[Copy]:
+        """(source block, target block, slots) to copy, in order, before computing."""
+        return [] if self.pending is None else self.pending.copies
+
+    def take_copies(self) -> list[Copy]:
+        """The pending copies; the list is empty afterwards. Their sources stay held until `copies_done`."""
+        return [] if self.pending is None else self.pending.take()
+
+    def _new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
+        if self.pending is None:
+            self.pending = PendingCopies(self._capacity, self.space.group)
+        self.pending.add(source, target, slots, node)
 
     # ------------------------------------------------------------------ beginning
 
@@ -142,30 +150,18 @@ class Holding:
         self._table = table
         self.num_blocks = num_blocks
         if source is not None:
-            block = source.blocks[0]  # the prefix was cut just before it
-            self.sources.append((source, block))
-            self.copies.append((block, table[num_blocks - num_new], slots))
-
-    def take_copies(self) -> list[Copy]:
-        """The pending copies; the list is empty afterwards. Their sources stay held until `copies_done`."""
-        copies, self.copies = self.copies, []
-        return copies
+            # The prefix was cut just before the block.
+            self._new_copy(source.blocks[0], table[num_blocks - num_new], slots, source)
 
     def _share_with(self, child: Holding) -> None:
         """Make a new holding of the same node a fork of this one. O(blocks)."""
-        pool = self._capacity.pool
         child._table = self._table[:]
         child.num_blocks = self.num_blocks
         child._own_from = self._own_from
         self._tree.hold(self.node)
-        pool.share(self.private_blocks())
-        # The copies may not have run yet: the child waits for them too, and keeps what they read.
-        for node, _ in self.sources:
-            self._tree.protect(node)
-        child.sources = self.sources[:]
-        pool.share(array("i", self.source_blocks))
-        child.source_blocks = self.source_blocks[:]
-        child.copies = self.copies[:]
+        self._capacity.pool.share(self.private_blocks())
+        if self.pending is not None:
+            child.pending = self.pending.for_fork()
         if self._family is None:
             self._family = [self]
         self._family.append(child)
@@ -226,25 +222,22 @@ class Holding:
             tree.drop_holder(tail)
             self.node, self.tree_tokens = upper, start
             if slots > 0:
-                self.sources.append((tail, source))  # keeps the reference that the lease had
+                self._new_copy(source, target, slots, tail)
             else:
                 unprotect(self._capacity, tail)
         elif slots > 0:
-            self.source_blocks.append(source)  # keeps the holder's count that the lease had
+            self._new_copy(source, target, slots, None)
         else:
             self._capacity.pool.drop_holder(source)
         self._table[self.num_blocks - 1] = target
-        if slots > 0:
-            self.copies.append((source, target, slots))
 
-    def _drop_sources(self) -> None:
-        """No copy is pending any more."""
-        nodes, self.sources = self.sources, []
-        for node, _ in nodes:
-            unprotect(self._capacity, node)
-        blocks, self.source_blocks = self.source_blocks, []
-        if blocks:
-            self._capacity.free_private(array("i", blocks), self.space.group)
+    def _end_copies(self) -> None:
+        """The pending copies have run, or never will. O(copies)."""
+        pending = self.pending
+        if pending is not None:
+            pending.done()
+            if not pending.copies:
+                self.pending = None
 
     def _truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and the blocks that they need."""
@@ -269,8 +262,8 @@ class Holding:
 
     def _commit(self, num_tokens: int) -> int:
         """Up to `num_tokens` tokens are computed; see `Lease.commit`."""
-        if self.sources or self.source_blocks:
-            self._drop_sources()
+        if self.pending is not None:
+            self._end_copies()
         before = self.num_committed
         if num_tokens <= before:
             return 0
@@ -293,7 +286,7 @@ class Holding:
         O(path + blocks of a node).
         """
         self.num_committed = min(self.num_committed, max(0, num_tokens))
-        self._drop_sources()
+        self._end_copies()
         cut = max(num_tokens, self._own_from)
         return self._tree.cut_before(self.node, cut) if cut < self.tree_tokens else None
 
@@ -348,7 +341,7 @@ class Holding:
             return False
         above = self.node if pos == start else self.node.parent
         assert above is not None
-        siblings = tree.children_of(above, self._public if is_public else self.space)
+        siblings = tree.children_of(above, self._capacity.public if is_public else self.space)
         block = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
         return siblings is not None and siblings.find(block) is not None
 
@@ -470,7 +463,8 @@ class Holding:
 
         Returns whether anything of the lease's path was among them.
         """
-        self._leave_sources(below, moved)
+        if self.pending is not None:
+            self.pending.leave(below, moved)
         if self.node not in below:
             return False
         node = self.node
@@ -487,25 +481,6 @@ class Holding:
         self.node, self.tree_tokens = node, start
         self._own_from = min(self._own_from, start)
         return True
-
-    def _leave_sources(self, below: Container[Node], moved: Moved) -> None:
-        """A pending copy reads one block at its source node, or above where that was split: hold that."""
-        sources, self.sources = self.sources, []
-        for node, block in sources:
-            if node not in below:
-                self.sources.append((node, block))
-                continue
-            home: Node = node
-            while block not in home.blocks:
-                assert home.parent is not None
-                home = home.parent
-            if home in below:
-                self.source_blocks.append(block)
-                moved.add(block, self.space.group)
-            else:
-                self._tree.protect(home)
-                self.sources.append((home, block))
-            self._tree.unprotect(node)
 
     def stop_sharing(self) -> None:
         """What the lease commits from now on can't be matched."""

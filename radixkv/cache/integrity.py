@@ -84,7 +84,8 @@ def _check_references(state: CacheState, nodes: list[Node]) -> None:
     pins_here: Counter[Node] = Counter(pin.node for pin in state.pins)
     for lease in state.leases:
         holders[lease.node] += 1
-        refs.update(node for node, _ in lease.sources)
+        if lease.pending is not None:
+            refs.update(node for node, _ in lease.pending.nodes)
     pins: Counter[Node] = Counter(pins_here)
     refs.update(holders)
     refs.update(pins_here)
@@ -136,7 +137,8 @@ def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
     private: Counter[int] = Counter()
     for lease in state.leases:
         private.update(lease.private_blocks().tolist())
-        private.update(lease.source_blocks)
+        if lease.pending is not None:
+            private.update(lease.pending.blocks)
     places = Counter(free)
     places.update(in_tree)
     places.update(private.keys())

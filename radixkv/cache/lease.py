@@ -171,7 +171,7 @@ class Lease(Holding):
 
         What was committed of the blocks copied to can be matched from now on.
         """
-        self._drop_sources()
+        self._end_copies()
         if self.tree_tokens < self.num_committed and not self._is_released:
             self._sync()
 
@@ -259,7 +259,7 @@ class Lease(Holding):
         if self._is_released:
             raise self._error("release")
         if self.has_pending_copies:  # what the copies would have made is not there
-            self._drop_sources()
+            self._end_copies()
         elif self.tree_tokens < self.num_committed:
             self._sync()
         self._is_released = True

@@ -452,7 +452,7 @@ class ModelledCache:
         blocks = set(run.lease.block_table.tolist())
         return any(
             (not r.shares and blocks & set(r.lease.block_table.tolist()))
-            or blocks & set(r.lease.source_blocks)
+            or (r.lease.pending is not None and blocks & set(r.lease.pending.blocks))
             for r in self.runs
         )
 

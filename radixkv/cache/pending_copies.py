@@ -1,0 +1,95 @@
+"""PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on what they read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container
+
+from radixkv.cache.forgetting import unprotect
+from radixkv.cache.moved_blocks import Moved
+from radixkv.cache.node import Node
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.quota import QuotaGroup
+
+Copy = tuple[int, int, int]  # source block, target block, slots
+
+
+class PendingCopies:
+    """Copies of one lease.
+
+    Args:
+        group: what the lease's own blocks count as.
+
+    Attributes:
+        copies: those that nobody has taken to make them, in order.
+        nodes: (node, block) that copies read in the tree, protected until they have run.
+        blocks: what they read outside the tree, with one holder more until then.
+    """
+
+    __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes")
+
+    def __init__(self, capacity: Capacity, group: QuotaGroup) -> None:
+        self._capacity = capacity
+        self._group = group
+        self.copies: list[Copy] = []
+        self.nodes: list[tuple[Node, int]] = []
+        self.blocks: list[int] = []
+
+    @property
+    def hold_something(self) -> bool:
+        """Whether some have not run yet."""
+        return bool(self.nodes or self.blocks)
+
+    def add(self, source: int, target: int, slots: int, node: Node | None) -> None:
+        """List a copy. A reference to `node`, which has the source, or a holder of the source goes along."""
+        self.copies.append((source, target, slots))
+        if node is not None:
+            self.nodes.append((node, source))
+        else:
+            self.blocks.append(source)
+
+    def take(self) -> list[Copy]:
+        """The copies; they are listed no longer, but hold what they read until they are `done`."""
+        copies, self.copies = self.copies, []
+        return copies
+
+    def for_fork(self) -> PendingCopies:
+        """The same for a fork: it waits for them, too, and keeps what they read. O(copies)."""
+        fork = PendingCopies(self._capacity, self._group)
+        for node, _ in self.nodes:
+            self._capacity.tree.protect(node)
+        self._capacity.pool.share(array("i", self.blocks))
+        fork.copies, fork.nodes, fork.blocks = self.copies[:], self.nodes[:], self.blocks[:]
+        return fork
+
+    def done(self) -> None:
+        """They have run, or never will: let go of what they read. O(copies)."""
+        nodes, self.nodes = self.nodes, []
+        for node, _ in nodes:
+            unprotect(self._capacity, node)
+        blocks, self.blocks = self.blocks, []
+        if blocks:
+            self._capacity.free_private(array("i", blocks), self._group)
+
+    def leave(self, below: Container[Node], moved: Moved) -> None:
+        """Nodes are about to leave the tree, see `Holding.leave`. O(copies * depth).
+
+        A copy reads one block at its source node, or above where that was split: hold that.
+        """
+        tree = self._capacity.tree
+        nodes, self.nodes = self.nodes, []
+        for node, block in nodes:
+            if node not in below:
+                self.nodes.append((node, block))
+                continue
+            home: Node = node
+            while block not in home.blocks:
+                assert home.parent is not None
+                home = home.parent
+            if home in below:
+                self.blocks.append(block)
+                moved.add(block, self._group)
+            else:
+                tree.protect(home)
+                self.nodes.append((home, block))
+            tree.unprotect(node)
