@@ -99,7 +99,7 @@ class Admission:
                 lease.report_due(DueReport(-1, walk, num_tokens, 0.0, 0, 0, skip))
             else:
                 state.reports.note(lease, space, data, walk, self._clock())
-        self._grant(lease, total, needed, source if slots else None, slots)
+        self._grant(lease, needed, source if slots else None, slots)
         self.admitted += 1
         self.queried_tokens += num_tokens
         self.hit_tokens += cached
@@ -109,7 +109,7 @@ class Admission:
             self._tell_ghost_hit(lease, data, walk)
         return lease
 
-    def _grant(self, lease: Lease, total: int, needed: int, source: Node | None, slots: int) -> None:
+    def _grant(self, lease: Lease, needed: int, source: Node | None, slots: int) -> None:
         """Protect the prefix and the source of a copy, and give the lease its blocks."""
         state, node = self._state, lease.node
         tree = state.tree
@@ -121,7 +121,7 @@ class Admission:
             tree.hit_path(node)
         if state.pins.by_key or state.pins.any_lapsed:
             state.pins.refresh(node)
-        lease.begin(total, needed, source, slots)
+        lease.begin(needed, source, slots)
 
     def _tell_ghost_hit(self, lease: Lease, data: bytes, walk: Walk) -> None:
         """Tell the policy if the first block that was missed had been removed."""

@@ -29,9 +29,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container
 
-import numpy as np
-import numpy.typing as npt
-
+from radixkv.cache.block_table import BlockTable
 from radixkv.cache.forgetting import discard_from, drop_covered, release, unprotect
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.moved_blocks import Moved
@@ -39,11 +37,8 @@ from radixkv.cache.node import Children, Node, Space
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.retention.capacity import Capacity
 
-_NO_BLOCKS = array("i")
-_SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
-
-class Holding:
+class Holding(BlockTable):
     """What one lease holds. Its fields are written here only; `Lease` is the public face of it.
 
     Attributes:
@@ -51,7 +46,6 @@ class Holding:
         tokens: the token ids as bytes.
         num_tokens: tokens that have slots.
         num_committed: leading tokens whose K/V exist or are computed in this step.
-        num_blocks: entries of the block table in use.
         node: where the tree's part of its path ends; the lease is one of its holders.
         tree_tokens: the tokens up to there.
         pending: copies into its blocks that have not run.
@@ -63,11 +57,8 @@ class Holding:
         "_family",
         "_own_from",
         "_public_tokens",
-        "_table",
         "_tree",
-        "_view",
         "node",
-        "num_blocks",
         "num_committed",
         "num_tokens",
         "pending",
@@ -99,23 +90,13 @@ class Holding:
         self.tree_tokens = self._own_from = tree_tokens
         self._public_tokens = public_tokens  # leading tokens that belong to a public prefix
         self.shares = shares
-        self._table = _NO_BLOCKS  # block ids and spare entries, see `begin`
-        self._view: npt.NDArray[np.int32] | None = None  # the same as an array
-        self.num_blocks = 0
+        BlockTable.__init__(self)  # filled by `begin` or `_share_with`
         self.pending: PendingCopies | None = None
         self._family: list[Holding] | None = None  # the forks of one another, itself included
 
-    @property
-    def block_table(self) -> npt.NDArray[np.int32]:
-        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
-        view = self._view
-        if view is None:
-            view = self._view = np.frombuffer(self._table, np.int32)
-        return view[: self.num_blocks]
-
     def private_blocks(self) -> array[int]:
         """The part of the block table that is not in the tree."""
-        return self._table[-(-self.tree_tokens // self._tree.block_size) : self.num_blocks]
+        return self.blocks(-(-self.tree_tokens // self._tree.block_size), self.num_blocks)
 
     @property
     def has_pending_copies(self) -> bool:
@@ -138,7 +119,7 @@ class Holding:
 
     # ------------------------------------------------------------------ beginning
 
-    def begin(self, num_blocks: int, num_new: int, source: Node | None, slots: int) -> None:
+    def begin(self, num_new: int, source: Node | None, slots: int) -> None:
         """Fill the block table: the path's blocks, then new ones; list the copy of `slots` slots of `source`.
 
         For admission: the path and `source` are protected already. O(path + blocks).
@@ -146,17 +127,14 @@ class Holding:
         table = self._tree.path_blocks(self.node)
         if num_new:
             table += self._capacity.allocate(num_new, self.space.group)
-        table += _SPARE_ENTRIES
-        self._table = table
-        self.num_blocks = num_blocks
+        self._fill(table)
         if source is not None:
             # The prefix was cut just before the block.
-            self._new_copy(source.blocks[0], table[num_blocks - num_new], slots, source)
+            self._new_copy(source.blocks[0], table[self.num_blocks - num_new], slots, source)
 
     def _share_with(self, child: Holding) -> None:
         """Make a new holding of the same node a fork of this one. O(blocks)."""
-        child._table = self._table[:]
-        child.num_blocks = self.num_blocks
+        child._fill(self.blocks(0, self.num_blocks))
         child._own_from = self._own_from
         self._tree.hold(self.node)
         self._capacity.pool.share(self.private_blocks())
@@ -175,7 +153,7 @@ class Holding:
         if self.tree_tokens > self.num_tokens - self.num_tokens % size:
             return self.node.holders > 1 or self.tree_tokens > self.num_tokens
         extra = self._capacity.pool.extra_holders
-        return bool(extra) and self._table[self.num_blocks - 1] in extra
+        return bool(extra) and self.blocks(self.num_blocks - 1, self.num_blocks)[0] in extra
 
     def _append_in_place(self, data: bytes) -> bool:
         """Append tokens if the lease's own blocks have slots for them; False: nothing was done.
@@ -197,22 +175,14 @@ class Holding:
         self.num_tokens = new
         return True
 
-    def _add_blocks(self, blocks: array[int]) -> None:
-        old = self.num_blocks
-        new = old + len(blocks)
-        if new > len(self._table):  # a view of it may be in use: it can't be resized
-            self._table = self._table + array("i", bytes(4 * max(new - old, old)))
-            self._view = None
-        self._table[old:new] = blocks
-        self.num_blocks = new
-
     def _replace_tail(self, target: int) -> None:
         """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
 
         What is computed of it is listed to be copied.
         """
         start = self.num_tokens - self.num_tokens % self._tree.block_size
-        source = self._table[self.num_blocks - 1]
+        last = self.num_blocks - 1
+        source = self.blocks(last, last + 1)[0]
         slots = min(self.num_committed, self.num_tokens) - start
         if self.tree_tokens > start:
             tail, tree = self.node, self._tree
@@ -229,7 +199,7 @@ class Holding:
             self._new_copy(source, target, slots, None)
         else:
             self._capacity.pool.drop_holder(source)
-        self._table[self.num_blocks - 1] = target
+        self._replace_blocks(last, array("i", [target]))
 
     def _end_copies(self) -> None:
         """The pending copies have run, or never will. O(copies)."""
@@ -244,10 +214,10 @@ class Holding:
         size = self._tree.block_size
         keep = -(-num_tokens // size)
         private = max(keep, -(-self.tree_tokens // size))
-        self._capacity.free_private(self._table[private : self.num_blocks], self.space.group)
+        self._capacity.free_private(self.blocks(private, self.num_blocks), self.space.group)
         if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
             self._move(self._tree.cut_behind(self.node, keep * size))
-        self.num_blocks = keep
+        self._keep_blocks(keep)
         self.tokens = self.tokens[: num_tokens * TOKEN_BYTES]
         self.num_tokens = num_tokens
         self._own_from = min(self._own_from, self.tree_tokens)
@@ -368,8 +338,8 @@ class Holding:
         count = same // tree.block_bytes
         target = tree.split(child, count) if count < len(child.blocks) else child
         first = start // size
-        own = self._table[-(-self.tree_tokens // size) : first + count]
-        self._table[first : first + count] = target.blocks
+        own = self.blocks(-(-self.tree_tokens // size), first + count)
+        self._replace_blocks(first, target.blocks)
         self._move(target)
         self._capacity.free_private(own, self.space.group)
         self._own_from = self.tree_tokens
@@ -383,7 +353,7 @@ class Holding:
         tree = self._tree
         size = tree.block_size
         first = pos // size
-        blocks = self._table[first : -(-end // size)]
+        blocks = self.blocks(first, -(-end // size))
         followers: list[tuple[Holding, int]] = []
         if self._capacity.pool.extra_holders:
             count = self._sharable_blocks(blocks, first, followers)
@@ -429,7 +399,7 @@ class Holding:
         holders = [0] * len(blocks)
         for other in self._family or ():
             if other is not self and other.shares:
-                theirs = other._table[first : min(other.num_blocks, first + len(blocks))]
+                theirs = other.blocks(first, first + len(blocks))
                 equal = [i for i, block in enumerate(theirs) if block == blocks[i]]
                 if equal:
                     sharers.append((other, equal))
@@ -449,10 +419,10 @@ class Holding:
         """A fork has put blocks into the tree that this lease shares: hold its path's first `num_blocks`."""
         size = self._tree.block_size
         start = -(-self.tree_tokens // size)
-        pairs = zip(self._table[start:num_blocks], leader._table[start:num_blocks], strict=True)
+        pairs = zip(self.blocks(start, num_blocks), leader.blocks(start, num_blocks), strict=True)
         duplicates = array("i", [own for own, theirs in pairs if own != theirs])
         place = self._tree.cut_behind(leader.node, num_blocks * size)
-        self._table[:num_blocks] = leader._table[:num_blocks]
+        self._replace_blocks(0, leader.blocks(0, num_blocks))
         self._move(place)
         self._capacity.free_private(duplicates, self.space.group)
 
@@ -476,7 +446,7 @@ class Holding:
         self._tree.hold(node)
         self._tree.release(self.node)
         size = self._tree.block_size
-        for block in self._table[start // size : -(-self.tree_tokens // size)]:
+        for block in self.blocks(start // size, -(-self.tree_tokens // size)):
             moved.add(block, self.space.group)
         self.node, self.tree_tokens = node, start
         self._own_from = min(self._own_from, start)

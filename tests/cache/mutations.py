@@ -76,7 +76,7 @@ MUTATIONS = [
     Mutation("write into a fork's shared block", "Holding._must_copy_tail", "_.holders > 1", "False"),
     Mutation("keep the duplicate after deduping", "Holding._dedupe", "_.free_private(_, _)", "None"),
     Mutation(
-        "do not remap the block table after deduping", "Holding._dedupe", "_._table[_:_] = _.blocks", "pass"
+        "do not remap the block table after deduping", "Holding._dedupe", "_._replace_blocks(_, _)", "None"
     ),
     Mutation(
         "split one block too late",

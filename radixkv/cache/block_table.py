@@ -1,0 +1,62 @@
+"""BlockTable: the blocks of one lease in order, with spare entries so that appending need not move them."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+_NO_BLOCKS = array("i")
+_SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
+
+
+class BlockTable:
+    """A growing array of block ids, int32. Its fields are written here only.
+
+    Attributes:
+        num_blocks: entries in use.
+    """
+
+    __slots__ = ("_table", "_view", "num_blocks")
+
+    def __init__(self) -> None:
+        self._table = _NO_BLOCKS  # the entries in use, then spare ones
+        self._view: npt.NDArray[np.int32] | None = None  # the same as an array
+        self.num_blocks = 0
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]:
+        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
+        view = self._view
+        if view is None:
+            view = self._view = np.frombuffer(self._table, np.int32)
+        return view[: self.num_blocks]
+
+    def blocks(self, start: int, stop: int) -> array[int]:
+        """A copy of the entries [start, stop), as far as they are in use. O(stop - start)."""
+        return self._table[start : min(stop, self.num_blocks)]
+
+    def _fill(self, blocks: array[int]) -> None:
+        """The first entries; the table keeps `blocks` and appends to it. O(1)."""
+        self.num_blocks = len(blocks)
+        blocks += _SPARE_ENTRIES
+        self._table = blocks
+
+    def _add_blocks(self, blocks: array[int]) -> None:
+        """More entries at the end. Amortised O(new ones)."""
+        old = self.num_blocks
+        new = old + len(blocks)
+        if new > len(self._table):  # a view of it may be in use: it can't be resized
+            self._table = self._table + array("i", bytes(4 * max(new - old, old)))
+            self._view = None
+        self._table[old:new] = blocks
+        self.num_blocks = new
+
+    def _keep_blocks(self, count: int) -> None:
+        """Keep the first entries only. O(1)."""
+        self.num_blocks = count
+
+    def _replace_blocks(self, first: int, blocks: array[int]) -> None:
+        """Other blocks for the entries from `first` on. O(those)."""
+        self._table[first : first + len(blocks)] = blocks
