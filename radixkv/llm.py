@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -253,6 +253,10 @@ class LLM:
             )
         if dimensions == 1:
             return [prompts]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequestError(
+                f"a prompt is text or a sequence of token ids, not {prompts!r:.80}", param="prompts"
+            )
         several = list(prompts)
         # An id is an integer: one of Python's, or an array's without dimensions.
         is_id = several and (isinstance(several[0], int) or getattr(several[0], "ndim", None) == 0)

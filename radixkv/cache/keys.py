@@ -94,7 +94,7 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
         return b""
     try:
         converted = np.asarray(token_ids)
-    except (OverflowError, ValueError, TypeError) as error:
+    except (OverflowError, ValueError, TypeError, RuntimeError) as error:  # the last from torch
         raise InvalidRequestError(f"token ids must be integers: {error}", param="token_ids") from None
     return _encode_array(converted)
 

@@ -170,7 +170,19 @@ def test_a_matrix_of_ids_is_a_prompt_per_row(kind):
     assert [output.prompt_token_ids for output in outputs] == [[5, 6], [7, 8]]
 
 
-@pytest.mark.parametrize("bad", [np.array(5), np.array([1.5]), np.ones((1, 1, 1), int), [[[1]]], [1, "a"]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.array(5),
+        np.array([1.5]),
+        np.ones((1, 1, 1), int),
+        [[[1]]],
+        [1, "a"],
+        None,
+        5,
+        torch.ones(2, requires_grad=True),
+    ],
+)
 def test_what_is_no_prompt_is_refused(bad):
     llm = llm_of()
     with pytest.raises(InvalidRequestError):
