@@ -100,6 +100,7 @@ class Admission:
             else:
                 state.reports.note(lease, space, data, walk, self._clock())
         self._grant(lease, needed, source if slots else None, slots)
+        state.ghosts.free_some()
         self.admitted += 1
         self.queried_tokens += num_tokens
         self.hit_tokens += cached

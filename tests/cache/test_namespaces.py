@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from measuring import count_work
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.keys import Namespace
+from radixkv.cache.node import Space
 
 
 def store(cache: PrefixCache, tokens: list[int], namespace: Namespace) -> None:
@@ -126,3 +128,21 @@ def test_an_administrator_among_many_namespaces_is_answered_as_quickly() -> None
         assert cache.explain([1, 2, 3, namespaces - 1, 5], "me", admin=True).reason == "namespace"
         work.append(count_work(lambda cache=cache: cache.explain([7, 7, 7], "me", admin=True)).instructions)
     assert work[1] < 1.2 * work[0]
+
+
+def num_spaces() -> int:
+    gc.collect()
+    return sum(type(thing) is Space for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("options", [{}, {"ghost_blocks": 0}, {"explain": False}, {"ghost_blocks": 40}])
+def test_many_resets_of_a_cache_that_never_gets_full_leave_nothing_behind(options: dict[str, Any]) -> None:
+    """Nothing is ever evicted from it."""
+    before = num_spaces()
+    cache = PrefixCache(200, 4, **options)
+    for i in range(2000):
+        store(cache, [i, *range(9)], ("tenant", f"salt {i}"))
+        if i % 5 == 0:
+            cache.reset()
+    cache.check()
+    assert num_spaces() - before < 500

@@ -83,7 +83,7 @@ class RemovedRun:
         self.hashes: RunHashes | None = None  # None: none of its notes has been hashed
 
 
-# Run, first, count, end, GhostRecord's; for a whole tree None, 0, 0, 0, GhostRecord's with the tree as data.
+# Run, first, count, end, GhostRecord's; for a whole tree None, 0, count, blocks, GhostRecord's with the tree.
 Note = tuple[RemovedRun | None, int, int, int, str, float, str, Any]
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 
@@ -130,12 +130,16 @@ class GhostIndex:
     # ------------------------------------------------------------------ writing
 
     def remember_all(self, tree: Former, num_blocks: int, reason: str, at: float, by: str) -> None:
-        """A whole tree was forgotten: it is kept, and asked, instead of hashing its blocks. O(1)."""
+        """A whole tree was forgotten: it is kept, and asked, instead of hashing it. Amortised O(1)."""
         if not self.capacity:
             self._leaving.append(tree)
             return
-        self._notes.append((None, 0, 0, num_blocks, reason, at, by, tree))
+        size = max(1, num_blocks)
+        self._notes.append((None, 0, size, num_blocks, reason, at, by, tree))
         self.count += 1
+        self._noted_blocks += size
+        if self._noted_blocks > self.capacity:
+            self._make_room()
 
     def _replace_former(self, tree: Former | None, num_blocks: int = 0) -> None:
         if self._former is not None:
@@ -211,12 +215,12 @@ class GhostIndex:
     def _take_first(self) -> Note:
         note = self._notes.popleft()
         run = note[0]
+        self._noted_blocks -= note[2]
         if run is None:
             return note
         run.notes -= 1
         if not run.notes:
             self._noted_bytes -= len(run.key) + len(run.state[1])
-        self._noted_blocks -= note[2]
         return note
 
     def catch_up(self, moment: int | None = None) -> None:
