@@ -103,6 +103,15 @@ SETTINGS = [
 
 
 class TestConfigurations:
+    @pytest.mark.parametrize("number", [10**9, 0, -1])
+    def test_impossible_numbers_of_layers_are_refused_before_they_are_made(
+        self, folder: Path, number: int
+    ) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": number}))
+        with pytest.raises(ModelLoadError, match=f"num_hidden_layers {number}"):
+            load(folder)
+
     @few_examples
     @given(name=st.sampled_from(SETTINGS), value=any_setting)
     def test_any_setting(self, folder: Path, name: str, value: Any) -> None:

@@ -80,6 +80,10 @@ def architecture_name(config: Any) -> str:
     return str(classes[0]) if classes else str(getattr(config, "model_type", "unknown"))
 
 
+#: More layers than any model has: beyond it, the number is damaged.
+MAX_LAYERS = 4096
+
+
 def check_config(name: str, config: Any, max_model_len: int | None) -> int:
     """Refuse configurations that can't be served correctly.
 
@@ -105,6 +109,12 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             "does not read: name the file model.safetensors and take the setting out."
         )
     text_config = config.get_text_config(decoder=True)
+    num_layers = getattr(text_config, "num_hidden_layers", 1)
+    if not 1 <= num_layers <= MAX_LAYERS:  # they would be made before the weights are looked at
+        raise ModelLoadError(
+            f"The config.json of {name} has num_hidden_layers {num_layers}; from 1 to {MAX_LAYERS} can be "
+            "loaded. Correct it, or fetch the file again."
+        )
     kinds = set(getattr(text_config, "layer_types", None) or ()) - set(_ATTENTION_LAYERS)
     if kinds:
         raise unsupported(
