@@ -101,17 +101,12 @@ class Admission:
                 state.reports.note(lease, space, data, walk, self._clock())
         self._grant(lease, needed, source if slots else None, slots)
         state.ghosts.free_some()
-        self.admitted += 1
-        self.queried_tokens += num_tokens
-        self.hit_tokens += cached
-        if self._on_acquire is not None:
-            self._on_acquire(num_tokens, cached)
         if found < num_tokens and tree.policy.uses_ghosts:
             self._tell_ghost_hit(lease, data, walk)
         return lease
 
     def _grant(self, lease: Lease, needed: int, source: Node | None, slots: int) -> None:
-        """Protect the prefix and the source of a copy, and give the lease its blocks."""
+        """Protect the prefix and the source of a copy, give the lease its blocks, and count it."""
         state, node = self._state, lease.node
         tree = state.tree
         tree.hold(node)
@@ -123,6 +118,12 @@ class Admission:
         if state.pins.by_key or state.pins.any_lapsed:
             state.pins.refresh(node)
         lease.begin(needed, source, slots)
+        num_tokens, cached = lease.num_tokens, lease.num_cached_tokens
+        self.admitted += 1
+        self.queried_tokens += num_tokens
+        self.hit_tokens += cached
+        if self._on_acquire is not None:
+            self._on_acquire(num_tokens, cached)
 
     def _tell_ghost_hit(self, lease: Lease, data: bytes, walk: Walk) -> None:
         """Tell the policy if the first block that was missed had been removed."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from radixkv.scheduling.batch import Batch, Copy
+    from radixkv.cache.pending_copies import Copy
+    from radixkv.scheduling.batch import Batch
 
 
 class Runner(Protocol):

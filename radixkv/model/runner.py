@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from radixkv.cache.pending_copies import Copy
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.cpu_paths import rewrite_layers
 from radixkv.model.cuda_graphs import DecodeGraphs
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
-from radixkv.scheduling.batch import Batch, Copy
+from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 
 if TYPE_CHECKING:

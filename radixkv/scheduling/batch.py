@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.cache.pending_copies import Copy
 from radixkv.scheduling.request_state import Namespace, Request
-
-Copy = tuple[int, int, int]  # (source block, target block, number of slots)
 
 
 @dataclass(slots=True)
