@@ -158,3 +158,10 @@ class TestPlaces:
     def test_config_that_names_weights(self, folder: Path) -> None:
         change(folder / "config.json", transformers_weights="other.safetensors")
         assert "transformers_weights" in refusal(folder)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_code_of_a_repository_is_refused(folder, key):
+    change(folder / "config.json", **{key: "owner/kernel"})
+    assert "'owner/kernel'" in refusal(folder)
+    assert "take attn_implementation out of the file" in refusal(folder)

@@ -84,6 +84,17 @@ def architecture_name(config: Any) -> str:
 MAX_LAYERS = 4096
 
 
+def _refuse_fetched_attention(name: str, *configs: Any) -> None:
+    """Refuse a config.json that names attention code of a repository: transformers would fetch and run it."""
+    for config in configs:
+        chosen = getattr(config, "_attn_implementation", None)
+        if isinstance(chosen, str) and "/" in chosen:
+            raise ModelLoadError(
+                f"The config.json of {name} names attention code of a repository ({chosen!r}), which "
+                "would be fetched and run. radixkv brings its own: take attn_implementation out of the file."
+            )
+
+
 def check_config(name: str, config: Any, max_model_len: int | None) -> int:
     """Refuse configurations that can't be served correctly.
 
@@ -109,6 +120,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             "does not read: name the file model.safetensors and take the setting out."
         )
     text_config = config.get_text_config(decoder=True)
+    _refuse_fetched_attention(name, config, text_config)
     num_layers = getattr(text_config, "num_hidden_layers", 1)
     if not 1 <= num_layers <= MAX_LAYERS:  # they would be made before the weights are looked at
         raise ModelLoadError(
