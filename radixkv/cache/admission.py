@@ -100,7 +100,8 @@ class Admission:
             else:
                 state.reports.note(lease, space, data, walk, self._clock())
         self._grant(lease, needed, source if slots else None, slots)
-        state.ghosts.free_some()
+        if state.ghosts.leaving:
+            state.ghosts.free_some()
         if found < num_tokens and tree.policy.uses_ghosts:
             self._tell_ghost_hit(lease, data, walk)
         return lease

@@ -7,12 +7,11 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-_NO_BLOCKS = array("i")
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
 
 
 class BlockTable:
-    """A growing array of block ids, int32. Its fields are written here only.
+    """A growing array of block ids, int32. Its fields are written here only, the first time by `_fill`.
 
     Attributes:
         num_blocks: entries in use.
@@ -20,10 +19,9 @@ class BlockTable:
 
     __slots__ = ("_table", "_view", "num_blocks")
 
-    def __init__(self) -> None:
-        self._table = _NO_BLOCKS  # the entries in use, then spare ones
-        self._view: npt.NDArray[np.int32] | None = None  # the same as an array
-        self.num_blocks = 0
+    _table: array[int]  # the entries in use, then spare ones
+    _view: npt.NDArray[np.int32] | None  # the same as an array
+    num_blocks: int
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -42,6 +40,7 @@ class BlockTable:
         self.num_blocks = len(blocks)
         blocks += _SPARE_ENTRIES
         self._table = blocks
+        self._view = None
 
     def _add_blocks(self, blocks: array[int]) -> None:
         """More entries at the end. Amortised O(new ones)."""

@@ -79,7 +79,7 @@ class Holding(BlockTable):
         num_committed: int,
         public_tokens: int,
         shares: bool,
-    ) -> None:
+    ) -> None:  # the block table is filled by `begin` or `_share_with`
         self._capacity = capacity
         self._tree = capacity.tree
         self.space = space
@@ -90,7 +90,6 @@ class Holding(BlockTable):
         self.tree_tokens = self._own_from = tree_tokens
         self._public_tokens = public_tokens  # leading tokens that belong to a public prefix
         self.shares = shares
-        BlockTable.__init__(self)  # filled by `begin` or `_share_with`
         self.pending: PendingCopies | None = None
         self._family: list[Holding] | None = None  # the forks of one another, itself included
 

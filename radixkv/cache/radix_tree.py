@@ -185,9 +185,14 @@ class RadixTree(TreeNodes):
 
     # ------------------------------------------------------------------ growth
 
-    def add_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
-        """Hang a new run of blocks below `parent`; `key` and `blocks` become its own. O(log siblings)."""
+    def add_held_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
+        """Hang a new run below a node and move one lease's hold down to it. O(log siblings).
+
+        `key` and `blocks` become the node's own.
+        """
         node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks)
+        node.refs = node.holders = 1  # `parent` keeps its count of references
+        parent.holders -= 1
         siblings = parent.children if parent.space is space else self.children_of(parent, space)
         if siblings is None:
             siblings = Children(self.block_bytes, self.hash_function)
@@ -197,25 +202,15 @@ class RadixTree(TreeNodes):
                 if parent.namespace_children is None:
                     parent.namespace_children = {}
                 parent.namespace_children[space] = siblings
-        if parent.entry is not None:
-            parent.space.group.index.remove(parent)
         siblings.add(node)
         parent.version += 1
         self.num_nodes += 1
-        space.group.count_tree(len(blocks), 0)
+        space.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
         if self.listener is not None and siblings.find(bytes(key[: self.block_bytes])) is node:
             self.listener.stored(node, 0)
         return node
-
-    def add_held_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
-        """Hang a new run below a node and move one lease's hold down to it. O(log siblings)."""
-        child = self.add_child(parent, space, key, blocks)
-        child.refs = child.holders = 1  # `parent` keeps its count of references
-        parent.holders -= 1
-        space.group.count_tree(0, len(blocks))
-        return child
 
     def grow_run(self, leaf: Node, key: bytes | bytearray) -> None:
         """Append tokens to the partial last block of several, while nobody listens. O(1)."""

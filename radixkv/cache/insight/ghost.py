@@ -97,6 +97,7 @@ class GhostIndex:
 
     Attributes:
         count: removals noted since the start, the moment now; 0: there is nothing to find.
+        leaving: trees that nobody asks about any more, to be freed by `free_some`.
         before_reading: called before notes are hashed or forgotten: the last chance to `watch`.
     """
 
@@ -117,7 +118,7 @@ class GhostIndex:
         self._former_record = GhostRecord("", 0.0, "")
         self._former_blocks = 0
         self._former_left = 0  # removals, in blocks, after which it is forgotten
-        self._leaving: deque[Former] = deque()  # trees that nobody asks about any more
+        self.leaving: deque[Former] = deque()
 
     def __len__(self) -> int:
         """Blocks remembered; one removed several times may count as often. O(1)."""
@@ -132,7 +133,7 @@ class GhostIndex:
     def remember_all(self, tree: Former, num_blocks: int, reason: str, at: float, by: str) -> None:
         """A whole tree was forgotten: it is kept, and asked, instead of hashing it. Amortised O(1)."""
         if not self.capacity:
-            self._leaving.append(tree)
+            self.leaving.append(tree)
             return
         size = max(1, num_blocks)
         self._notes.append((None, 0, size, num_blocks, reason, at, by, tree))
@@ -143,15 +144,15 @@ class GhostIndex:
 
     def _replace_former(self, tree: Former | None, num_blocks: int = 0) -> None:
         if self._former is not None:
-            self._leaving.append(self._former)
+            self.leaving.append(self._former)
         self._former, self._former_blocks, self._former_left = tree, num_blocks, self.capacity
 
     def free_some(self) -> None:
         """Go on freeing what nobody asks about any more; to be called now and then. O(1)."""
-        if self._leaving and self._leaving[0].take_apart(_PIECE):
-            self._leaving.popleft()
-        elif self._leaving:
-            self._leaving.rotate()
+        if self.leaving and self.leaving[0].take_apart(_PIECE):
+            self.leaving.popleft()
+        elif self.leaving:
+            self.leaving.rotate()
 
     def remember(
         self, node: Node, num_blocks: int, reason: str, at: float, by: str, data: Any = None
@@ -210,7 +211,7 @@ class GhostIndex:
             self._partials.clear()
             self._replace_former(None)
             if note[0] is None:
-                self._leaving.append(note[7])
+                self.leaving.append(note[7])
 
     def _take_first(self) -> Note:
         note = self._notes.popleft()
