@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -199,6 +201,17 @@ class _Call(Command):
             self._loop.call_soon_threadsafe(unless_done)
 
 
+def _yield_to_steps() -> None:
+    """On Linux, let the calling thread have what the model's threads leave of the cores.
+
+    A step is as slow as its slowest thread: with equal shares, a megabyte of text being tokenised on two
+    cores made steps of 30 ms take up to 190; so they take at most 80, and the text as long as before.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
 class AsyncEngine:
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
 
@@ -219,7 +232,9 @@ class AsyncEngine:
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = _Streams()
-        self._huge_texts = ThreadPoolExecutor(1, thread_name_prefix="radixkv-huge-texts")
+        self._huge_texts = ThreadPoolExecutor(
+            1, thread_name_prefix="radixkv-huge-texts", initializer=_yield_to_steps
+        )
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all)
         self._engine = self._thread.engine
         self.cache = CacheCalls(self._run_on_cache, self._engine.model_fingerprint)
