@@ -366,9 +366,7 @@ class PrefixCache:
         data = encode_tokens(token_ids)
         if ttl is not None and not ttl > 0:
             raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
-        space = self._namespaces.known(namespace)
-        if space is None:
-            return 0
+        space = self._namespaces.obtain(namespace)  # what is pinned may all be public
         old = self._pins.get(data, space)
         if old is not None:
             self._pins.drop(old)
@@ -388,7 +386,7 @@ class PrefixCache:
         if pin is None:
             walk = self._lookup.match(data, space).walk
             if walk is not None and walk.depth + walk.partial == len(data) // TOKEN_BYTES:
-                pin = self._pins.ending_with(walk)
+                pin = self._pins.ending_with(walk, space)
         if pin is not None:
             self._pins.drop(pin)
         return pin is not None

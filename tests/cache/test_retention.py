@@ -324,3 +324,22 @@ def test_pins_are_listed_with_what_they_pin_and_unpinned_by_it() -> None:
     assert cache.unpin(list(range(5)), "a")
     assert not cache.pins()
     cache.check()
+
+
+def test_pins_of_a_public_prefix_are_their_namespaces_own():
+    cache = PrefixCache(num_blocks=64, block_size=4)
+    shared = list(range(8))
+    cache.publish(shared)
+    lease = cache.acquire([*shared, 9], "writer")
+    lease.commit(8)
+    lease.release(discard=False)
+    assert cache.pin([*shared, 1, 2], "a", ttl=60.0) == 8
+    assert cache.pin([*shared, 3], "b") == 8
+    gc.collect()
+    assert not cache.unpin(shared, "c")
+    assert cache.unpin(shared, "b")
+    assert [pin.namespace for pin in cache.pins()] == [("a",)]
+    assert not cache.unpin(shared, "b")
+    assert cache.unpin([*shared, 1, 2], "a")
+    assert not cache.pins()
+    cache.check()

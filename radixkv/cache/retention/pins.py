@@ -32,14 +32,26 @@ class _PinnedNode:
 
 
 class Pin:
-    """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed."""
+    """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed.
 
-    __slots__ = ("_place", "key", "node", "num_tokens", "set_at", "ttl")
+    Attributes:
+        space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
+    """
+
+    __slots__ = ("_place", "key", "node", "num_tokens", "set_at", "space", "ttl")
 
     def __init__(
-        self, key: PinKey, node: Node, num_tokens: int, ttl: float, set_at: float, place: _PinnedNode
+        self,
+        key: PinKey,
+        space: Space,
+        node: Node,
+        num_tokens: int,
+        ttl: float,
+        set_at: float,
+        place: _PinnedNode,
     ) -> None:
         self.key = key
+        self.space = space
         self.node = node
         self.num_tokens = num_tokens
         self.ttl = ttl
@@ -128,11 +140,12 @@ class PinBoard:
         """The pin that was set with these tokens, or None. O(tokens)."""
         return self.by_key.get(self._key(data, space))
 
-    def ending_with(self, walk: Walk) -> Pin | None:
-        """The oldest pin of exactly what a lookup found, or None. O(pins that end at the same node)."""
+    def ending_with(self, walk: Walk, space: Space) -> Pin | None:
+        """A namespace's oldest pin of exactly what a lookup found, or None. O(pins that end at that node)."""
         place = self._by_node.get(walk.node if walk.source is None else walk.source)
         pins = place.pins if place is not None else ()
-        return next((pin for pin in pins if pin.num_tokens == walk.depth + walk.partial), None)
+        found = walk.depth + walk.partial
+        return next((pin for pin in pins if pin.space is space and pin.num_tokens == found), None)
 
     def add(self, data: bytes, space: Space, walk: Walk, ttl: float | None) -> int:
         """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path)."""
@@ -142,7 +155,7 @@ class PinBoard:
         self.pinned_blocks += self._tree.pin(node)
         place = self._by_node.setdefault(node, _PinnedNode())
         life = float("inf") if ttl is None else float(ttl)
-        pin = Pin(self._key(data, space), node, num_tokens, life, self._clock(), place)
+        pin = Pin(self._key(data, space), space, node, num_tokens, life, self._clock(), place)
         self.by_key[pin.key] = pin
         place.pins[pin] = None
         self._serial += 1
