@@ -27,6 +27,7 @@ FLOORS = (
     ("errors",),
     ("config",),
     ("cache", "text"),
+    ("chat",),
     ("request",),
     ("scheduling", "sampling"),
     ("model",),

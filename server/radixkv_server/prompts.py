@@ -53,6 +53,7 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         options: Mapping[str, Any],
+        param: str = "messages",
     ) -> list[int]:
         """Token ids of a chat, through the model's chat template; their number is not checked.
 
@@ -60,12 +61,13 @@ class PromptEncoder:
             messages: the chat as JSON-like data, for its size.
             convert: makes of it what templates expect.
             options: further arguments of the template.
+            param: what the body calls the messages.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
             ContextLengthExceededError: they are far too long for the context; nothing was rendered.
         """
-        size = await self.check_size(messages, tools, options, param="messages")
+        size = await self.check_size(messages, tools, options, param=param)
         try:
             return await self._engine.render_chat(
                 await _off_loop(size, convert),

@@ -14,7 +14,7 @@ FLOORS = (
     ("dialect", "usage", "generation_request", "concurrency", "prompts"),
     ("http",),
     ("context", "generation"),
-    ("exchange",),
+    ("exchange", "chat"),
     ("apis",),
     ("app",),
 )
@@ -22,6 +22,9 @@ FLOORS = (
 ENGINE = {
     "radixkv",  # its version
     "radixkv.cache.insight.explain",  # the type of a miss report
+    "radixkv.chat.answer",
+    "radixkv.chat.format",
+    "radixkv.chat.formats",
     "radixkv.client",
     "radixkv.config",
     "radixkv.errors",

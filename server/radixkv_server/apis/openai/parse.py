@@ -12,6 +12,7 @@ from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.messages import as_data, template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
+from radixkv_server.chat import Chat, chat_job
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
@@ -24,12 +25,12 @@ async def parse_chat(
 ) -> tuple[GenerationRequest, ChatRenderer]:
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
-    ids = await _chat_prompt(context, body)
-    job = Job(ids, _chat_params(context, body, len(ids)))
+    options, renamed = _chat_sampling(body)
+    job, readers = await chat_job(context, _chat_of(context, body), options, renamed=renamed)
     request = _request(new_id("chatcmpl"), body, [job], "messages")
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
-    return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer))
+    return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), readers)
 
 
 async def parse_completion(
@@ -56,11 +57,8 @@ def _request(answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_par
     )
 
 
-async def _chat_prompt(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
-    """Token ids of the chat, checked against the context limit."""
-    limit = context.settings.max_messages
-    if len(body.messages) > limit:
-        raise bad_request(f"At most {limit} messages are allowed.", param="messages")
+def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
+    """The conversation of a body, with what its template is told."""
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.chat_template is not None:
         if not context.settings.trust_request_chat_template:
@@ -71,20 +69,18 @@ async def _chat_prompt(context: ServerContext, body: ChatCompletionRequest) -> l
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if body.continue_final_message:
         options["continue_final_message"] = True
-    ask_for_answer = body.add_generation_prompt is not False and not body.continue_final_message
-    ids = await context.prompts.render_chat(
-        as_data(body.messages),
-        lambda: template_messages(body.messages),
-        tools=body.template_tools,
-        add_generation_prompt=ask_for_answer,
+    return Chat(
+        source=as_data(body.messages),
+        convert=lambda: template_messages(body.messages),
+        tools=as_data(body.tools or []),
+        tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,
     )
-    return context.prompts.check_length(ids, "messages")
 
 
-def _chat_params(
-    context: ServerContext, body: ChatCompletionRequest, num_prompt_tokens: int
-) -> SamplingParams:
+def _chat_sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arguments of SamplingParams, and what the body calls those that differ."""
     options = body.sampling_options()
     options["max_tokens"] = body.max_output_tokens
     if body.logprobs:
@@ -92,7 +88,7 @@ def _chat_params(
     renamed = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
-    return _params(context, options, num_prompt_tokens, renamed)
+    return options, renamed
 
 
 async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[list[int]]:

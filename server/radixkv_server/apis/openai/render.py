@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import radixkv
+from radixkv.chat.answer import Answer, AnswerEvent, ContentDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump
 from radixkv_server.usage import Usage
 
@@ -97,9 +99,16 @@ class _ChunkWriter:
 
 
 class ChatRenderer:
-    """Answers of POST /v1/chat/completions: per choice a role, its text and a finish reason."""
+    """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason."""
 
-    def __init__(self, body: ChatCompletionRequest, envelope: Envelope, logprobs: LogprobsFormat) -> None:
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        envelope: Envelope,
+        logprobs: LogprobsFormat,
+        readers: AnswerReaders,
+    ) -> None:
+        self._readers = readers
         self._envelope = envelope
         self._logprobs = logprobs
         self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
@@ -109,7 +118,7 @@ class ChatRenderer:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                "message": {"role": "assistant", **_message(self._readers.answer(sample)), "refusal": None},
                 "logprobs": self._logprobs.chat(sample.logprobs),
                 "finish_reason": sample.finish_reason,
                 "stop_reason": sample.stop_reason,
@@ -133,11 +142,26 @@ class ChatRenderer:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             choices.append(choice({"role": "assistant", "content": "", "refusal": None}))
-        if delta.text or delta.logprobs:
-            choices.append(choice({"content": delta.text}, logprobs=self._logprobs.chat(delta.logprobs)))
+        said = [_delta(event) for event in self._readers.read(delta)] or [{"content": ""}] * bool(
+            delta.logprobs
+        )
+        for number, content in enumerate(said):
+            logprobs = None if number else self._logprobs.chat(delta.logprobs)
+            choices.append(choice(content, logprobs=logprobs))
         if delta.finish_reason is not None:
             choices.append(choice({}, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
         return choices
+
+
+def _message(answer: Answer) -> Json:
+    """What a whole answer says."""
+    return {"content": answer.content}
+
+
+def _delta(event: AnswerEvent) -> Json:
+    """What one event adds to a choice."""
+    assert isinstance(event, ContentDelta)
+    return {"content": event.text}
 
 
 class TextRenderer:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_STOP_STRINGS
-from radixkv_server.apis.openai.messages import ChatMessage, as_data
+from radixkv_server.apis.openai.messages import ChatMessage
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_LOGIT_BIAS = 1024
@@ -259,13 +259,6 @@ class ChatCompletionRequest(TemplateFields, CommonFields):
     @property
     def max_output_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as the template gets them; none when the client forbids their use."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return as_data(self.tools)
 
 
 class CompletionRequest(CommonFields):

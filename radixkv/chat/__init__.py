@@ -1,0 +1,1 @@
+"""Chats: what an assistant's answer consists of, and how model families write it down."""

@@ -1,0 +1,108 @@
+"""An assistant's answer: its parts as they come from a parser, and the whole put together from them.
+
+Every API says an answer in these terms. The text between a model and an API goes through one `AnswerParser`
+per sample, made by the chat format of the model's family.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of what the assistant says."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the assistant thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegin:
+    """A tool call begins; `index` counts the calls of one answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments: JSON text, whose pieces concatenate to what the model wrote."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The call's arguments are complete."""
+
+    index: int
+
+
+AnswerEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments | ToolCallEnd
+
+
+class AnswerParser(Protocol):
+    """Reads one sample's text as it comes. Never raises: what is malformed comes back as content."""
+
+    def push(self, text: str) -> list[AnswerEvent]:
+        """What further text says; text that could still become markup is held back."""
+
+    def finish(self) -> list[AnswerEvent]:
+        """What was held back, once the sample has ended."""
+
+
+class PlainParser:
+    """All text is content: the parser of models without a known format."""
+
+    def push(self, text: str) -> list[AnswerEvent]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[AnswerEvent]:
+        return []
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call of a tool; `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer, put together from its events."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, events: Iterable[AnswerEvent]) -> None:
+        """Add what a parser gave."""
+        for event in events:
+            if isinstance(event, ContentDelta):
+                self.content += event.text
+            elif isinstance(event, ReasoningDelta):
+                self.reasoning += event.text
+            elif isinstance(event, ToolCallBegin):
+                self.tool_calls.append(ToolCall(event.id, event.name))
+            elif isinstance(event, ToolCallArguments):
+                self.tool_calls[event.index].arguments += event.text
+
+
+def new_call_id() -> str:
+    """A fresh id of a tool call."""
+    return f"call_{uuid.uuid4().hex[:24]}"
