@@ -56,8 +56,10 @@ install-lint: $(VENV)/.installed-lint
 serve: install
 	@$(BIN)/radixkv serve $(MODEL) $(ARGS)
 
+# Two processes, a file's tests in one of them: most tests use one core. WORKERS=0 for one process.
+WORKERS ?= 2
 test: install-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The fast tier: what finds most mistakes in under a minute on two idle cores. Nothing here needs a model, a
 # compiler or the network. What grows slow is marked `slow`, or its file named in SLOW.
