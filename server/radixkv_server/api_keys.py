@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from radixkv.errors import ConfigError
+from radixkv_server.tenants import Tenant
 
 ENV_VARIABLE = "RADIXKV_API_KEY"
 
@@ -19,9 +20,9 @@ _NAMED_KEY = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,63})=(.*[^=].*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One accepted key: the tenant's name and the digest of the secret (the secret is not kept)."""
+    """One accepted key: whose it is and the digest of the secret (the secret is not kept)."""
 
-    tenant: str
+    tenant: Tenant
     digest: bytes = field(repr=False)
 
 
@@ -41,7 +42,9 @@ def split_api_key(text: str) -> tuple[str | None, str]:
 
 
 def parse_api_key(text: str) -> ApiKey:
-    """Parse `NAME=KEY` or `KEY`; a bare key gets a name derived from its digest, stable over restarts.
+    """Parse `NAME=KEY`, a user's, or `KEY`, which is the operator's own: an admin's.
+
+    A bare key gets a name derived from its digest, stable over restarts.
 
     Raises:
         ConfigError: the key is empty or holds white space or characters beyond ASCII.
@@ -53,7 +56,8 @@ def parse_api_key(text: str) -> ApiKey:
             f"(flag --api-key, or {ENV_VARIABLE})"
         )
     digest = digest_of(secret)
-    return ApiKey(name or f"key-{digest.hex()[:12]}", digest)
+    tenant = Tenant(name, "user") if name else Tenant(f"key-{digest.hex()[:12]}", "admin")
+    return ApiKey(tenant, digest)
 
 
 def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str,
 
 
 class KeyRing:
-    """The accepted keys. Without any, everyone is the tenant "" and no key is asked for."""
+    """The accepted keys. Without any, everyone is `EVERYBODY` and no key is asked for."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys = [parse_api_key(text) for text in keys]
@@ -71,14 +75,14 @@ class KeyRing:
     def is_open(self) -> bool:
         return not self._keys
 
-    def tenant_of(self, secret: str) -> str | None:
+    def tenant_of(self, secret: str) -> Tenant | None:
         """The tenant who owns `secret`, or None.
 
         Digests of fixed length are compared in constant time, and all of them, so that the time taken
         says nothing about the keys.
         """
         digest = digest_of(secret)
-        found: str | None = None
+        found: Tenant | None = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
                 found = key.tenant

@@ -20,8 +20,9 @@ class ServerSettings:
     Args:
         host: address to listen on; a name is resolved once.
         port: TCP port; 0 picks a free one.
-        api_keys: `KEY` or `NAME=KEY` each; empty: no key is asked for. Keys with the same name share one
-            namespace of the prefix cache, so a key can be rotated without losing what is cached.
+        api_keys: `KEY` (an admin's) or `NAME=KEY` (a user's) each; empty: no key is asked for, and everybody
+            is an admin. Keys with the same name share one namespace of the prefix cache, so a key can be
+            rotated without losing what is cached.
         served_model_names: names that clients may use; empty: the model's own name.
         allowed_hosts: names accepted in the Host header besides the address listened on; `*` accepts all.
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
@@ -81,8 +82,9 @@ class ServerSettings:
             object.__setattr__(self, name, tuple(value))
         owners: dict[bytes, str] = {}
         for key in map(parse_api_key, self.api_keys):
-            if owners.setdefault(key.digest, key.tenant) != key.tenant:
-                raise ConfigError(f"the same API key is given to {owners[key.digest]!r} and {key.tenant!r}")
+            name = key.tenant.name
+            if owners.setdefault(key.digest, name) != name:
+                raise ConfigError(f"the same API key is given to {owners[key.digest]!r} and {name!r}")
         for name in (
             "max_body_bytes",
             "max_header_bytes",

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from fastapi import APIRouter, Request
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.errors import ConfigError
 from radixkv_server.api_keys import keys_from_environment, parse_api_key
+from radixkv_server.app import APIS
+from radixkv_server.dialect import Api
+from radixkv_server.http.auth import require_admin
+from radixkv_server.http.request_record import record_of
 from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenants import Tenant
 
 KEYS = ("alice=key-a", "alice=key-a2", "bob=key-b", "bare-key")
 MESSAGES = [{"role": "user", "content": "say:hello"}]
@@ -107,11 +113,33 @@ def test_without_keys_any_key_will_do() -> None:
         assert open_server.engine.requests[-1].owner == ("", "")
 
 
+def admin_api() -> Api:
+    router = APIRouter()
+
+    @router.get("/admin")
+    async def admin(request: Request) -> dict[str, str]:
+        require_admin(request.scope)
+        return {"name": record_of(request.scope).caller.name}
+
+    return Api(router)
+
+
+def test_what_only_an_admin_may_do() -> None:
+    apis = (*APIS, admin_api())
+    with live_server(ScriptedEngine(), apis=apis, api_keys=KEYS) as running, running.http() as client:
+        refused = client.get("/admin", headers={"x-api-key": "key-a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+        assert client.get("/admin", headers={"x-api-key": "bare-key"}).status_code == 200
+    with live_server(ScriptedEngine(), apis=apis) as running, running.http() as client:
+        assert client.get("/admin").json() == {"name": ""}, "without keys everybody is the admin"
+
+
 def test_parsing_keys() -> None:
-    assert parse_api_key("team-a=s3cret").tenant == "team-a"
+    assert parse_api_key("team-a=s3cret").tenant == Tenant("team-a", "user")
     assert parse_api_key("team-a=s3cret").digest == parse_api_key("s3cret").digest
     padded = parse_api_key("c2VjcmV0==")
-    assert padded.tenant.startswith("key-"), "base64 padding is not a name"
+    assert padded.tenant.name.startswith("key-"), "base64 padding is not a name"
+    assert padded.tenant.is_admin, "a key without a name is the operator's"
     assert parse_api_key("c2VjcmV0==").tenant == padded.tenant, "stable over restarts"
     for bad in ("", "with space", "tab\t", "ümlaut", "name=with space"):
         with pytest.raises(ConfigError):

@@ -9,7 +9,8 @@ SERVER = "radixkv_server"
 
 #: From the ground up: a room imports from lower floors and from itself.
 FLOORS = (
-    ("errors", "api_keys"),
+    ("errors", "tenants"),
+    ("api_keys",),
     ("settings",),
     ("dialect", "usage", "generation_request", "concurrency", "prompts"),
     ("http",),

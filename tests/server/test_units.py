@@ -26,6 +26,7 @@ from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.hosts import HostOriginMiddleware, split_host
 from radixkv_server.http.observation import access_line
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.tenants import Tenant
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
@@ -185,7 +186,7 @@ async def test_allowed_hosts_and_origins() -> None:
 
 
 def test_access_lines_can_not_be_forged() -> None:
-    record = RequestRecord("req_1", tenant="alice", status=200, prompt_tokens=9, cached_tokens=8)
+    record = RequestRecord("req_1", caller=Tenant("alice"), status=200, prompt_tokens=9, cached_tokens=8)
     scope = {"client": ("10.0.0.1", 5), "method": "GET", "path": "/x\n10.0.0.2 GET /y 200"}
     line = access_line(scope, record)
     assert "\n" not in line

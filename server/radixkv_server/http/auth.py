@@ -44,4 +44,14 @@ class AuthMiddleware:
         tenant = self.keys.tenant_of(secret)
         if tenant is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
-        record_of(scope).tenant = tenant
+        record_of(scope).caller = tenant
+
+
+def require_admin(scope: Scope) -> None:
+    """Let only admins on: for routes that show or change what belongs to others, or to all.
+
+    Raises:
+        ApiError: 403; the key is a user's.
+    """
+    if not record_of(scope).caller.is_admin:
+        raise ApiError(403, "This needs an admin's API key; yours is a user's.", code="admin_only")

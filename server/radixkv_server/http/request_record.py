@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from radixkv_server.tenants import EVERYBODY, Tenant
+
 _RECORD = "radixkv.record"
 
 
@@ -16,7 +18,7 @@ class RequestRecord:
 
     Attributes:
         request_id: the `x-request-id` of the response: the client's own if it sent a sound one.
-        tenant: name of the API key, or "" when no keys are configured.
+        caller: who asks, by the API key; `EVERYBODY` when no keys are configured.
         started: `time.monotonic` at arrival, the clock of `RequestTimes`.
         status: HTTP status sent; 499 when the client left first; None before either.
         prompt_tokens, cached_tokens, completion_tokens: as in `usage`.
@@ -25,7 +27,7 @@ class RequestRecord:
     """
 
     request_id: str
-    tenant: str = ""
+    caller: Tenant = EVERYBODY
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
     prompt_tokens: int = 0
@@ -33,6 +35,11 @@ class RequestRecord:
     completion_tokens: int = 0
     failed: bool = False
     error_code: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The caller's name, "" when no keys are configured."""
+        return self.caller.name
 
     @property
     def age_s(self) -> float:
