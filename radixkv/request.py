@@ -292,6 +292,9 @@ class RequestOutput:
 
     Attributes:
         num_cached_tokens: prompt tokens whose K/V came from the cache when the request was first admitted.
+        num_cache_write_tokens: prompt tokens that the cache did not hold when the request was first admitted,
+            and holds because of it; 0 when prefix caching is off. What is computed although it is cached (the
+            last token of a prompt that is cached whole) counts neither as this nor as cached.
         cache_report: why the rest of the prompt missed; None when prefix caching is off.
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
@@ -305,6 +308,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    num_cache_write_tokens: int = 0
     cache_report: MissReport | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_preemptions: int = 0
@@ -319,8 +323,8 @@ class OutputDelta:
     """What one step added to one sample of a request; the stream of these concatenates to the whole.
 
     `text` may be empty: text is held back while it could be part of a stop string or of an incomplete
-    character. `num_cached_tokens` and `cache_report` are as in `RequestOutput`; the last delta of each sample
-    carries its `finish_reason`.
+    character. `num_cached_tokens`, `num_cache_write_tokens` and `cache_report` are as in `RequestOutput`; the
+    last delta of each sample carries its `finish_reason`.
     """
 
     request_id: str
@@ -333,5 +337,6 @@ class OutputDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     cache_report: MissReport | None = None
+    num_cache_write_tokens: int = 0
     error: str | None = None
     error_code: str | None = None

@@ -226,6 +226,7 @@ class InputProcessor:
             fork.output = self._output(fork)
             fork.times.first_scheduled = parent.times.first_scheduled
             fork.num_cached_tokens = parent.num_cached_tokens
+            fork.num_cache_write_tokens = parent.num_cache_write_tokens
             fork.cache_report = parent.cache_report
             fork.group = parent.group
             forks.append(fork)

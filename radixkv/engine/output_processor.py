@@ -166,6 +166,7 @@ def _delta(
         request.num_prompt_tokens,
         request.num_cached_tokens,
         request.cache_report,
+        request.num_cache_write_tokens,
         group.failure.message if failed and group.failure is not None else None,
         group.failure.code if failed and group.failure is not None else None,
     )
@@ -219,6 +220,7 @@ def _collect(group: RequestGroup) -> RequestOutput:
         prompt_token_ids=first.tokens.view(0, first.num_prompt_tokens).tolist(),
         outputs=outputs,
         num_cached_tokens=first.num_cached_tokens,
+        num_cache_write_tokens=first.num_cache_write_tokens,
         cache_report=first.cache_report,
         prompt_logprobs=first.prompt_logprobs,
         num_generated_tokens=sum(request.output.num_tokens for request in group.samples),

@@ -130,10 +130,10 @@ class Admission:
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         if skip is None and self._running.num_decodes:
             self._share_decodes(plan, request)
+        match = self._matches.match(request)
+        known = match.num_tokens
         try:
-            lease = self._cache.acquire(
-                request.tokens.encoded, request.namespace, match=self._matches.match(request), skip=skip
-            )
+            lease = self._cache.acquire(request.tokens.encoded, request.namespace, match=match, skip=skip)
         except OutOfBlocks:
             return AdmissionResult.NO_BLOCKS
         self._waiting.remove(request)
@@ -148,6 +148,7 @@ class Admission:
         if not request.was_admitted:
             request.was_admitted = True
             request.num_cached_tokens = lease.num_cached_tokens
+            request.num_cache_write_tokens = request.num_prompt_tokens - known if self._cache.enabled else 0
             request.cache_report = lease.report
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens

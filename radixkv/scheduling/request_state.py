@@ -96,6 +96,7 @@ class Request:
         "lease",
         "match",
         "namespace",
+        "num_cache_write_tokens",
         "num_cached_tokens",
         "num_computed",
         "num_forks",
@@ -145,6 +146,7 @@ class Request:
         self.num_scheduled = 0  # tokens computed once the step being built has run
         self.num_computed = 0
         self.num_cached_tokens = 0
+        self.num_cache_write_tokens = 0
         self.num_forks = 0
         self.num_preemptions = 0
         self.resumed_at = -1  # num_tokens when it was last resumed after a preemption

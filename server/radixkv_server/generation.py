@@ -55,6 +55,7 @@ class Generation:
             for sample in output.outputs:
                 _check_finish(sample.finish_reason, output.error, output.error_code)
             self.usage.cached_tokens += output.num_cached_tokens
+            self.usage.cache_write_tokens += output.num_cache_write_tokens
         self._note_first_token([output.times.first_token for output in outputs if output.times is not None])
         self._note_usage()
         return outputs
@@ -73,11 +74,12 @@ class Generation:
             for index, job in enumerate(self._request.jobs)
         ]
         last_token_at: dict[tuple[int, int], float] = {}
-        cached: dict[int, int] = {}
+        cached: dict[int, tuple[int, int]] = {}  # of each prompt; (0, 0) until it is admitted
         first = True
         try:
             async for index, delta in merge(streams):
-                cached[index] = max(cached.get(index, 0), delta.num_cached_tokens)
+                found = (delta.num_cached_tokens, delta.num_cache_write_tokens)
+                cached[index] = max(cached.get(index, (0, 0)), found)
                 self._note_cache_report(index, delta.cache_report)
                 if delta.token_ids:
                     self.usage.completion_tokens += len(delta.token_ids)
@@ -90,7 +92,8 @@ class Generation:
                         self._metrics.itl.observe((now - before) / len(delta.token_ids))
                     last_token_at[index, delta.index] = now
                 _check_finish(delta.finish_reason, delta.error, delta.error_code)
-                self.usage.cached_tokens = sum(cached.values())
+                self.usage.cached_tokens = sum(read for read, _ in cached.values())
+                self.usage.cache_write_tokens = sum(written for _, written in cached.values())
                 yield index, delta
         except ContextLengthExceededError as error:
             raise self._too_long(error) from None

@@ -12,10 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one HTTP request, summed over its prompts and samples."""
+    """Token counts of one HTTP request, summed over its prompts and samples.
+
+    Attributes:
+        cached_tokens: prompt tokens whose K/V came from the cache.
+        cache_write_tokens: prompt tokens that the cache holds because of this request, and did not before; 0
+            where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens
+            that had to be computed again although they are cached.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     completion_tokens: int = 0
     reports_by_prompt: dict[int, MissReport] = field(default_factory=dict)
 

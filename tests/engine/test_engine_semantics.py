@@ -66,6 +66,23 @@ def test_a_burst_computes_each_distinct_prefix_token_once():
     assert model.num_computed == len(distinct)
 
 
+def test_the_tokens_written_to_the_cache_are_those_it_did_not_hold():
+    system = prompt(0, 150)
+    prompts = [system + prompt(100 + i, 5 + i % 7) for i in range(6)]
+    distinct = {tuple(p[: i + 1]) for p in prompts for i in range(len(p))}
+    engine, _ = make_engine(num_blocks=600, budget=64)
+    for written in (len(distinct), 0):
+        for p in prompts:
+            engine.add_request(p, GREEDY)
+        assert sum(output.num_cache_write_tokens for output in run_all(engine).values()) == written
+    scored = engine.add_request(prompts[0], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    output = run_all(engine)[scored]
+    assert (output.num_cached_tokens, output.num_cache_write_tokens) == (0, 0), "computed, though cached"
+    off, _ = make_engine(num_blocks=600, enable_prefix_caching=False)
+    alone = off.add_request(prompts[0], GREEDY)
+    assert run_all(off)[alone].num_cache_write_tokens == 0
+
+
 def test_the_next_turn_computes_only_what_is_new():
     engine, _ = make_engine(num_blocks=200)
     first = prompt(5, 43)

@@ -31,6 +31,7 @@ def test_chat_answer_and_usage(server: LiveServer) -> None:
     assert usage.completion_tokens == 6
     assert usage.total_tokens == usage.prompt_tokens + 6
     assert usage.prompt_tokens_details.cached_tokens == len(asked.prompt) // 2
+    assert usage.prompt_tokens_details.cache_write_tokens == len(asked.prompt) - len(asked.prompt) // 2
     assert asked.params.max_tokens is None, "a chat goes on to the context limit by default"
 
 
@@ -57,6 +58,7 @@ def test_chat_stream_concatenates_to_the_answer(server: LiveServer) -> None:
     assert reasons == {0: "stop", 1: "stop"}
     assert chunks[-1].choices == []
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
+    assert chunks[-1].usage.prompt_tokens_details.cache_write_tokens > 0
     assert chunks[-1].usage.completion_tokens == 12
     assert len({chunk.id for chunk in chunks}) == 1
 

@@ -289,6 +289,7 @@ class ScriptedEngine:
                     finish_reason=reason,
                     num_prompt_tokens=len(asked.prompt),
                     num_cached_tokens=len(asked.prompt) // 2,
+                    num_cache_write_tokens=len(asked.prompt) - len(asked.prompt) // 2,
                     error="scripted failure" if reason == "error" else None,
                 )
             if reason == "error":
@@ -311,11 +312,11 @@ class ScriptedEngine:
             request_id = f"req-{next(self._ids)}"
         arrival = time.monotonic()
         outputs = [CompletionOutput(index) for index in range(params.num_samples)]
-        cached = 0
+        cached = written = 0
         first: float | None = None
         async for delta in self.stream(prompt, params, request_id=request_id, **options):
             first = first or time.monotonic()
-            cached = delta.num_cached_tokens
+            cached, written = delta.num_cached_tokens, delta.num_cache_write_tokens
             output = outputs[delta.index]
             output.text += delta.text
             output.token_ids += delta.token_ids
@@ -334,6 +335,7 @@ class ScriptedEngine:
             prompt_token_ids=ids,
             outputs=outputs[: params.n],
             num_cached_tokens=cached,
+            num_cache_write_tokens=written,
             prompt_logprobs=prompt_logprobs,
             num_generated_tokens=sum(len(output.token_ids) for output in outputs),
             times=RequestTimes(arrival, arrival, first, time.monotonic()),

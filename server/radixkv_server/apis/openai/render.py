@@ -55,7 +55,7 @@ def usage_json(usage: Usage) -> Json:
     other requests' prompts contain.
     """
     misses = [_miss(report) for report in usage.cache_reports]
-    details: Json = {"cached_tokens": usage.cached_tokens}
+    details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
     return {
