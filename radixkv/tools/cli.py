@@ -96,6 +96,14 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY or NAME=KEY of an admin, who may look at and change what belongs to others or to all; "
+            "repeat for several.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model in the API.", rich_help_panel="Server")
     ] = None,
@@ -131,6 +139,7 @@ def serve(
         host=host,
         port=port,
         api_keys=api_key,
+        admin_keys=admin_key,
         served_model_name=served_model_name,
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from radixkv.errors import ConfigError
-from radixkv_server.tenants import Tenant
+from radixkv_server.tenants import Role, Tenant
 
 ENV_VARIABLE = "RADIXKV_API_KEY"
 
@@ -41,10 +41,8 @@ def split_api_key(text: str) -> tuple[str | None, str]:
     return (named.group(1), named.group(2)) if named else (None, text)
 
 
-def parse_api_key(text: str) -> ApiKey:
-    """Parse `NAME=KEY`, a user's, or `KEY`, which is the operator's own: an admin's.
-
-    A bare key gets a name derived from its digest, stable over restarts.
+def parse_api_key(text: str, role: Role = "user") -> ApiKey:
+    """Parse `NAME=KEY` or `KEY`; a bare key gets a name derived from its digest, stable over restarts.
 
     Raises:
         ConfigError: the key is empty or holds white space or characters beyond ASCII.
@@ -53,11 +51,10 @@ def parse_api_key(text: str) -> ApiKey:
     if not secret or not all(33 <= ord(char) <= 126 for char in secret):
         raise ConfigError(
             "an API key must be printable ASCII without spaces, given as KEY or NAME=KEY "
-            f"(flag --api-key, or {ENV_VARIABLE})"
+            f"(flags --api-key and --admin-key, or {ENV_VARIABLE})"
         )
     digest = digest_of(secret)
-    tenant = Tenant(name, "user") if name else Tenant(f"key-{digest.hex()[:12]}", "admin")
-    return ApiKey(tenant, digest)
+    return ApiKey(Tenant(name or f"key-{digest.hex()[:12]}", role), digest)
 
 
 def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -66,10 +63,31 @@ def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str,
 
 
 class KeyRing:
-    """The accepted keys. Without any, everyone is `EVERYBODY` and no key is asked for."""
+    """The accepted keys. Without any, everyone is `EVERYBODY` and no key is asked for.
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = [parse_api_key(text) for text in keys]
+    Args:
+        keys: of users, as `parse_api_key` takes them.
+        admin_keys: of admins.
+
+    Raises:
+        ConfigError: a key is malformed, or given to two tenants or with two roles.
+    """
+
+    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+        self._keys = [
+            *(parse_api_key(text) for text in keys),
+            *(parse_api_key(text, "admin") for text in admin_keys),
+        ]
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        owners: dict[bytes, Tenant] = {}
+        for key in self._keys:
+            owner = owners.setdefault(key.digest, key.tenant)
+            if owner.name != key.tenant.name:
+                raise ConfigError(f"the same API key is given to {owner.name!r} and {key.tenant.name!r}")
+            if owner.role != key.tenant.role:
+                raise ConfigError(f"an API key of {owner.name!r} is given as an admin's and as a user's")
 
     @property
     def is_open(self) -> bool:

@@ -79,7 +79,7 @@ def create_app(
         app.include_router(api.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(AuthMiddleware, keys=KeyRing(settings.api_keys))
+    app.add_middleware(AuthMiddleware, keys=KeyRing(settings.api_keys, settings.admin_keys))
     app.add_middleware(
         HostOriginMiddleware,
         host=settings.host,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import keys_from_environment, parse_api_key, split_api_key
+from radixkv_server.api_keys import KeyRing, keys_from_environment, split_api_key
 
 MIB = 1024 * 1024
 
@@ -20,9 +20,10 @@ class ServerSettings:
     Args:
         host: address to listen on; a name is resolved once.
         port: TCP port; 0 picks a free one.
-        api_keys: `KEY` (an admin's) or `NAME=KEY` (a user's) each; empty: no key is asked for, and everybody
-            is an admin. Keys with the same name share one namespace of the prefix cache, so a key can be
-            rotated without losing what is cached.
+        api_keys: `KEY` or `NAME=KEY` each, of users. Keys with the same name share one namespace of the
+            prefix cache, so a key can be rotated without losing what is cached. Without any key, neither of
+            users nor of admins, none is asked for, and everybody is an admin.
+        admin_keys: as `api_keys`, of admins, who may look at and change what belongs to others or to all.
         served_model_names: names that clients may use; empty: the model's own name.
         allowed_hosts: names accepted in the Host header besides the address listened on; `*` accepts all.
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
@@ -49,6 +50,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     served_model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -74,17 +76,13 @@ class ServerSettings:
 
         require(isinstance(self.host, str) and bool(self.host), "host", "an address or a name")
         require(_is_int(self.port) and 0 <= self.port <= 65535, "port", "an integer from 0 to 65535")
-        for name in ("api_keys", "served_model_names", "allowed_hosts", "allowed_origins"):
+        for name in ("api_keys", "admin_keys", "served_model_names", "allowed_hosts", "allowed_origins"):
             value = getattr(self, name)
             good = isinstance(value, list | tuple) and all(isinstance(item, str) and item for item in value)
             if not good:  # the values may be secrets: do not print them
                 raise ConfigError(f"{name} must be a list of non-empty strings")
             object.__setattr__(self, name, tuple(value))
-        owners: dict[bytes, str] = {}
-        for key in map(parse_api_key, self.api_keys):
-            name = key.tenant.name
-            if owners.setdefault(key.digest, name) != name:
-                raise ConfigError(f"the same API key is given to {owners[key.digest]!r} and {name!r}")
+        KeyRing(self.api_keys, self.admin_keys)  # refuses what is malformed or given to two tenants
         for name in (
             "max_body_bytes",
             "max_header_bytes",
@@ -105,7 +103,8 @@ class ServerSettings:
     @property
     def first_api_key(self) -> str | None:
         """The secret of the first key, without its name; None without keys."""
-        return split_api_key(self.api_keys[0])[1] if self.api_keys else None
+        keys = self.api_keys + self.admin_keys
+        return split_api_key(keys[0])[1] if keys else None
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> ServerSettings:

@@ -126,10 +126,12 @@ def admin_api() -> Api:
 
 def test_what_only_an_admin_may_do() -> None:
     apis = (*APIS, admin_api())
-    with live_server(ScriptedEngine(), apis=apis, api_keys=KEYS) as running, running.http() as client:
-        refused = client.get("/admin", headers={"x-api-key": "key-a"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
-        assert client.get("/admin", headers={"x-api-key": "bare-key"}).status_code == 200
+    keys = {"api_keys": KEYS, "admin_keys": ["boss=key-boss"]}
+    with live_server(ScriptedEngine(), apis=apis, **keys) as running, running.http() as client:
+        for user in ("key-a", "bare-key"):
+            refused = client.get("/admin", headers={"x-api-key": user})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+        assert client.get("/admin", headers={"x-api-key": "key-boss"}).json() == {"name": "boss"}
     with live_server(ScriptedEngine(), apis=apis) as running, running.http() as client:
         assert client.get("/admin").json() == {"name": ""}, "without keys everybody is the admin"
 
@@ -139,7 +141,6 @@ def test_parsing_keys() -> None:
     assert parse_api_key("team-a=s3cret").digest == parse_api_key("s3cret").digest
     padded = parse_api_key("c2VjcmV0==")
     assert padded.tenant.name.startswith("key-"), "base64 padding is not a name"
-    assert padded.tenant.is_admin, "a key without a name is the operator's"
     assert parse_api_key("c2VjcmV0==").tenant == padded.tenant, "stable over restarts"
     for bad in ("", "with space", "tab\t", "ümlaut", "name=with space"):
         with pytest.raises(ConfigError):
@@ -149,6 +150,8 @@ def test_parsing_keys() -> None:
 def test_settings_refuse_one_secret_for_two_names() -> None:
     with pytest.raises(ConfigError, match="given to 'a' and 'b'"):
         ServerSettings(api_keys=("a=same", "b=same"))
+    with pytest.raises(ConfigError, match="as an admin's and as a user's"):
+        ServerSettings(api_keys=("a=same",), admin_keys=("a=same",))
 
 
 def test_secrets_are_not_shown() -> None:
