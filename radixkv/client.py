@@ -9,7 +9,7 @@ Callers name who asks by `tenant` and `salt`; the engine makes the cache's key o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,12 +44,21 @@ class TextTokenizer(Protocol):
         """Whether `apply_chat_template` works without a template."""
         ...
 
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the chat template; None: there is none, or nobody can read it."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
-    def stream(self, skip_special_tokens: bool = True) -> TextDecoder:
-        """A decoder for one output; what it gives concatenates to what `decode` gives for all ids."""
+    def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder:
+        """A decoder for one output; what it gives concatenates to what `decode` gives for all ids.
+
+        Args:
+            kept: spellings of special tokens that are not skipped.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes: ...

@@ -69,6 +69,8 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
+        kept_special_tokens: spellings of special tokens that stay in the text all the same, such as those
+            that frame a tool call; the token that ends the output never does.
 
     Raises:
         InvalidRequestError: a value is out of range; names the field, the value and the range.
@@ -94,6 +96,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    kept_special_tokens: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._check_lengths()

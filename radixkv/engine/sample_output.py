@@ -6,7 +6,7 @@ while its end could be the beginning of a stop string.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class TextDecoder(Protocol):
 class TextSource(Protocol):
     """What of the tokenizer this module needs."""
 
-    def stream(self, skip_special_tokens: bool = True) -> TextDecoder: ...
+    def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder: ...
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -85,7 +85,9 @@ class SampleOutput:
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:
-            self._decoder = self.tokenizer.stream(skip_special_tokens=self.params.skip_special_tokens)
+            self._decoder = self.tokenizer.stream(
+                self.params.skip_special_tokens, kept=self.params.kept_special_tokens
+            )
 
     def push(self, token_id: int) -> str:
         """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now."""

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
@@ -26,6 +26,7 @@ from radixkv.text.incremental_decoding import (
     byte_level_bytes,
     is_byte_token,
 )
+from radixkv.text.json_text import JsonText, render_json_texts
 
 #: Deepest nesting of a message's or tool's JSON.
 _MAX_DEPTH = 100
@@ -81,7 +82,7 @@ class Tokenizer:
 
         added = backend.get_added_tokens_decoder()
         framing = {*self.eos_token_ids, hf_tokenizer.bos_token_id, hf_tokenizer.pad_token_id}
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._special_ids = {i: token.content for i, token in added.items() if token.special}
         self._controls = ControlTokens(
             backend, {i: token.content for i, token in added.items() if token.special or i in framing}
         )
@@ -96,6 +97,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Can `apply_chat_template` be used without giving a template?"""
         return self._chat_template is not None or bool(self._hf.chat_template)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that `apply_chat_template` uses when it is given tools; None: there is none."""
+        return self._template(None, [{}]) if self.has_chat_template else None
 
     # -- text to ids ------------------------------------------------------------------------------------
 
@@ -127,7 +133,8 @@ class Tokenizer:
 
         Args:
             messages: `{"role": ..., "content": ...}` and what else the template knows. Content given as text
-                parts is joined by line breaks where the template expects a string.
+                parts is joined by line breaks where the template expects a string. A `JsonText` is printed
+                as its text.
             tools: JSON schemas of functions, for templates that show them to the model.
             add_generation_prompt: end with the beginning of an assistant's message.
             continue_final_message: leave the last message open, for the model to go on with it.
@@ -151,7 +158,10 @@ class Tokenizer:
             data["messages"] = [_with_joined_parts(message) for message in data["messages"]]
 
         def render(values: dict[str, Any]) -> str:
-            return self._render(values, template, add_generation_prompt, continue_final_message)
+            return render_json_texts(
+                values,
+                lambda plain: self._render(plain, template, add_generation_prompt, continue_final_message),
+            )
 
         rendered = render(data)
         _require_encodable(rendered, "messages")
@@ -237,9 +247,15 @@ class Tokenizer:
         ids = [int(token) for token in token_ids]
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A decoder for one growing output; its pieces concatenate to what `decode` gives."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+    def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> IncrementalDecoder:
+        """A decoder for one growing output; its pieces concatenate to what `decode` gives.
+
+        Args:
+            kept: spellings of special tokens that are not skipped.
+        """
+        skipped = self._special_ids if skip_special_tokens else {}
+        if kept:
+            skipped = {token: text for token, text in skipped.items() if text not in kept}
         return self._decoders.decoder(self.token_bytes, skipped.__contains__)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -290,12 +306,13 @@ def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> An
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {
+        members = {
             change(key) if isinstance(key, str) else key: (
                 item if _is_structural(key, item) else _map_strings(item, change, depth + 1)
             )
             for key, item in value.items()
         }
+        return JsonText(members, change(value.text)) if isinstance(value, JsonText) else members
     if isinstance(value, list | tuple):
         return [_map_strings(item, change, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float):
@@ -317,6 +334,8 @@ def _any_string(value: Any, test: Callable[[str], bool]) -> bool:
     if isinstance(value, str):
         return test(value)
     if isinstance(value, Mapping):
+        if isinstance(value, JsonText) and test(value.text):
+            return True
         return any(
             (isinstance(key, str) and test(key))
             or (not _is_structural(key, item) and _any_string(item, test))

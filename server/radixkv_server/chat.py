@@ -26,8 +26,9 @@ class Chat:
     Args:
         source: the messages as JSON-like data, for their size alone.
         convert: makes of them what chat templates expect: OpenAI's messages, with the arguments of tool calls
-            as objects, reasoning as `reasoning_content`, and content as text. Called once, off the event loop
-            where they are long.
+            as objects (`read_json_text` where they come as text, so that they are printed as they were),
+            reasoning as `reasoning_content`, and content as text. Called once, off the event loop where they
+            are long.
         param: what the body calls the messages, for errors.
         tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
         tool_choice: `auto`, `none`, `required`, or the name of the one function to call.

@@ -279,7 +279,7 @@ async def test_a_panic_while_decoding_fails_that_request_only():
     bad = await reference(target, 3)
 
     class Panicking(LetterTokenizer):
-        def stream(self, skip_special_tokens: bool = True) -> Any:
+        def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> Any:
             decoder = super().stream(skip_special_tokens)
             given: list[int] = []
 

@@ -221,7 +221,7 @@ class BrokenTokenizer:
             raise self.error
         return "".join(f"<{token}>" for token in token_ids)
 
-    def stream(self, skip_special_tokens: bool = True) -> BrokenTokenizer:
+    def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> BrokenTokenizer:
         self.num_streams += 1
         return self if self.num_streams == 1 else BrokenTokenizer("nowhere")
 

@@ -30,6 +30,7 @@ ENGINE = {
     "radixkv.config",
     "radixkv.errors",
     "radixkv.request",
+    "radixkv.text.json_text",  # arguments of tool calls as they were written
     "radixkv.text.text_size",
 }
 FILES = sorted(name for name in modules() if name.startswith(SERVER + "."))

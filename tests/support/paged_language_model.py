@@ -52,6 +52,7 @@ class LetterTokenizer:
 
     vocab_size = VOCAB
     has_chat_template = True
+    chat_template: str | None = None
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class LetterTokenizer:
     ) -> list[int]:
         return self.encode("".join(message["content"] for message in messages))
 
-    def stream(self, skip_special_tokens: bool = True) -> LetterDecoder:
+    def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> LetterDecoder:
         return LetterDecoder(self)
 
 

@@ -43,6 +43,7 @@ class ByteTokenizer:
 
     vocab_size = 258
     has_chat_template = True
+    chat_template: str | None = None
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -55,7 +56,7 @@ class ByteTokenizer:
         kept = (i for i in token_ids if i < 256 or not skip_special_tokens)
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
-    def stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
+    def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> IncrementalDecoder:
         skipped = set(CONTROLS) if skip_special_tokens else set()
         return ByteLevelDecoder(lambda token: b"" if token in skipped else self.token_bytes(token))
 

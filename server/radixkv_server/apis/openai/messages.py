@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from radixkv.text.json_text import read_json_text
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError
 
@@ -114,7 +114,7 @@ class ChatMessage(BaseModel):
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     plain = call.model_dump(mode="json", exclude_none=True)
     try:
-        plain["function"]["arguments"] = json.loads(call.function.arguments or "{}")
+        plain["function"]["arguments"] = read_json_text(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         message = f"The arguments of the tool call {call.function.name[:64]!r} are not JSON."
         raise bad_request(message, param="messages") from None

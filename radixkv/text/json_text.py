@@ -1,0 +1,94 @@
+"""Objects that are printed as the JSON text they were read from.
+
+A chat template prints the arguments of a tool call as JSON in its own spacing. What the model had written,
+and the cache holds, may be spaced otherwise; a `JsonText` in a message is printed as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Draws a name that no text can know.
+_NAME_BYTES = 12
+
+
+class JsonText(dict[str, Any]):
+    """A JSON object with the text it was read from; to a template it is a mapping like any other.
+
+    Attributes:
+        text: the JSON text.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
+def read_json_text(text: str) -> Any:
+    """The value of a JSON text; an object whose spacing is not what templates print remembers its text.
+
+    >>> read_json_text('{"a": 1}'), type(read_json_text('{"a":1}')).__name__
+    ({'a': 1}, 'JsonText')
+
+    Raises:
+        ValueError, RecursionError: not JSON, or nested too deep.
+    """
+    value = json.loads(text)
+    if isinstance(value, dict) and json.dumps(value, ensure_ascii=False) != text:
+        return JsonText(value, text)
+    return value
+
+
+def render_json_texts(value: Any, render: Callable[[Any], str]) -> str:
+    """Render data so that each JsonText in it is printed as its text, where it is printed as JSON at all.
+
+    Args:
+        value: JSON-like data.
+        render: called with data of plain mappings. Where it takes one apart instead of printing it as JSON,
+            it is called again, and its own result stands. O(data + result).
+    """
+    name = f"json-{secrets.token_hex(_NAME_BYTES)}-"
+    texts: list[str] = []
+    named = _with_names(value, name, texts)
+    if texts:
+        rendered = _with_texts(render(named), name, texts)
+        if rendered is not None:
+            return rendered
+    return render(value)
+
+
+def _with_names(value: Any, name: str, texts: list[str]) -> Any:
+    """A copy in which each JsonText begins with a member of its own name."""
+    if isinstance(value, Mapping):
+        members = {key: _with_names(item, name, texts) for key, item in value.items()}
+        if not isinstance(value, JsonText):
+            return members
+        texts.append(value.text)
+        return {f"{name}{len(texts) - 1}.": 0, **members}
+    if isinstance(value, list | tuple):
+        return [_with_names(item, name, texts) for item in value]
+    return value
+
+
+def _with_texts(rendered: str, name: str, texts: list[str]) -> str | None:
+    """Each named object replaced by its text; None where a name stands outside of a JSON object."""
+    decoder = json.JSONDecoder()
+    pieces = []
+    last = 0
+    while (at := rendered.find(name, last)) >= 0:
+        start = rendered.rfind("{", last, at)
+        try:
+            value, end = decoder.raw_decode(rendered, start if start >= 0 else len(rendered))
+        except (ValueError, RecursionError):
+            return None
+        number = rendered[at + len(name) : rendered.index(".", at)]
+        if next(iter(value), None) != f"{name}{number}." or not number.isdecimal():
+            return None
+        pieces += [rendered[last:start], texts[int(number)]]
+        last = end
+    return "".join([*pieces, rendered[last:]])
