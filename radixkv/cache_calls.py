@@ -10,21 +10,27 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.events import CacheEvent
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.keys import TokenIds
+from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
+from radixkv.cache.insight.use_times import time_of
+from radixkv.cache.keys import TOKEN_BYTES, TokenIds, decode_tokens
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_key import CacheKey
-from radixkv.client import PinnedPrefix
+from radixkv.client import CachedNode, PinnedPrefix, TenantQuota, TreeSnapshot
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 T = TypeVar("T")
 
 # Events that may wait for a reader. A reader that is further behind would do better to read the cache anew.
 MOST_EVENTS = 100_000
+
+
+# Nodes that are made plain on the spot; more of them in a thread.
+_INLINE_NODES = 500
 
 
 class RunOnCache(Protocol):
@@ -70,18 +76,30 @@ class CacheCalls:
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin(token_ids, namespace))
 
-    async def pins(self, *, tenant: str | None = None) -> list[PinnedPrefix]:
-        def collect(cache: PrefixCache) -> list[PinnedPrefix]:
-            found = []
-            for pin in cache.pins():
-                key = CacheKey(*pin.namespace)
-                if tenant is None or key.tenant == tenant:
-                    found.append(
-                        PinnedPrefix(key.tenant, key.salt, pin.token_ids, pin.num_tokens, pin.expires_in_s)
-                    )
-            return found
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
-        return await self._run(collect)
+    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinnedPrefix]:
+        found = []
+        for pin in await self._run(lambda cache: cache.pins(most_tokens)):
+            key = CacheKey(*pin.namespace)
+            if tenant is None or key.tenant == tenant:
+                found.append(
+                    PinnedPrefix(
+                        key.tenant, key.salt, pin.token_ids, pin.num_tokens, pin.expires_in_s, pin.id
+                    )
+                )
+        return found
+
+    async def quotas(self) -> list[TenantQuota]:
+        usages = await self._run(lambda cache: cache.quota_usage())
+        return [
+            TenantQuota(
+                usage.namespace, usage.floor, usage.ceiling, usage.used_blocks, usage.protected_blocks
+            )
+            for usage in usages
+        ]
 
     async def publish(self, token_ids: TokenIds) -> int:
         return await self._run(lambda cache: cache.publish(token_ids))
@@ -92,8 +110,48 @@ class CacheCalls:
     async def reset(self) -> None:
         await self._run(lambda cache: cache.reset())
 
-    async def advice(self, limit: int = 10) -> list[BreakPoint]:
-        return await self._run(lambda cache: cache.advice(limit))
+    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        namespace = None if tenant is None else self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.advice(limit, namespace))
+
+    async def continuation(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+    ) -> list[int]:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.continuation(token_ids, namespace, limit))
+
+    async def nodes(
+        self,
+        *,
+        tenant: str | None = None,
+        salt: str = "",
+        shown_tokens: int = 0,
+        most_nodes: int = 50_000,
+        most_tokens: int = 1_000_000,
+    ) -> TreeSnapshot:
+        namespace = None if tenant is None else self.namespace(tenant, salt)
+
+        def begin(cache: PrefixCache) -> tuple[TreeWalk | None, _Facts]:
+            walk = cache.walk(
+                namespace,
+                shown_tokens=shown_tokens,
+                most_nodes=most_nodes,
+                most_bytes=most_tokens * TOKEN_BYTES,
+            )
+            now, readings = cache.use_times()
+            return walk, _Facts(now, readings, cache.counts_hits, cache.evicts_in_order)
+
+        walk, facts = await self._run(begin)
+        if walk is None:
+            return TreeSnapshot([], True, facts.evicts_in_order)
+        while await self._run(lambda cache: walk.advance()):
+            pass
+        seen, is_complete = walk.seen, walk.is_complete
+        if len(seen) <= _INLINE_NODES:
+            nodes = facts.nodes(seen)
+        else:
+            nodes = await asyncio.to_thread(facts.nodes, seen)
+        return TreeSnapshot(nodes, is_complete, facts.evicts_in_order)
 
     async def tree(self, max_lines: int = 50) -> str:
         return await self._run(lambda cache: cache.show(max_lines))
@@ -115,6 +173,49 @@ class CacheCalls:
         """The engine has ended: followers of events get this error; on the engine's thread."""
         for follower in list(self._followers):
             follower.fail(error)
+
+
+class _Facts(NamedTuple):
+    """What of a cache turns nodes that a walk saw into those that callers see.
+
+    Attributes:
+        now: clock seconds.
+        readings: see `UseTimes`.
+        counts_hits: whether nodes count their hits.
+        evicts_in_order: whether the policy keeps to the order of its index.
+    """
+
+    now: float
+    readings: list[tuple[int, float]]
+    counts_hits: bool
+    evicts_in_order: bool
+
+    def nodes(self, seen: list[NodeSeen]) -> list[CachedNode]:
+        """O(nodes log nodes)."""
+        candidates = sorted((node.order, node.id) for node in seen if node.order is not None)
+        ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
+        return [self._node(node, ranks) for node in seen]
+
+    def _node(self, node: NodeSeen, ranks: dict[int, int]) -> CachedNode:
+        used_at = time_of(node.last_use, self.readings)
+        owner = CacheKey(*node.namespace) if node.namespace else None
+        return CachedNode(
+            id=node.id,
+            parent=node.parent,
+            tenant=None if owner is None else owner.tenant,
+            salt=None if owner is None else owner.salt,
+            level=node.level,
+            start=node.start,
+            num_tokens=node.num_tokens,
+            num_blocks=node.num_blocks,
+            num_hits=node.hits if self.counts_hits else None,
+            num_leases=node.num_leases,
+            is_held=node.is_held,
+            is_pinned=node.is_pinned,
+            idle_s=None if used_at is None else max(0.0, self.now - used_at),
+            eviction_rank=ranks.get(node.id),
+            token_ids=tuple(decode_tokens(node.key)),
+        )
 
 
 class _Follower:

@@ -82,6 +82,7 @@ class PinnedPrefix:
         token_ids: what is pinned: of what was asked for, the leading tokens that were cached and fitted.
         num_pinned_tokens: how many that are.
         expires_in_s: seconds until it ends, unless a hit renews it; None: it stays until it is unpinned.
+        id: names it among the pins of its tenant and salt.
     """
 
     tenant: str
@@ -89,6 +90,78 @@ class PinnedPrefix:
     token_ids: tuple[int, ...]
     num_pinned_tokens: int
     expires_in_s: float | None
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedNode:
+    """A run of cached blocks without a branch inside.
+
+    Attributes:
+        id: unlike those of all other nodes at this time; stays while the node's first block is cached.
+        parent: the node above; None: prompts begin with this one.
+        tenant, salt: whose it is; None: it is public.
+        level: nodes above it.
+        start: tokens before it.
+        num_tokens, num_blocks: its own.
+        num_hits: requests that found it; None: the eviction policy does not count them.
+        num_leases: running requests that hold it as the last of theirs.
+        is_held: requests or pins protect it, or something below it.
+        is_pinned: a pin protects it.
+        idle_s: seconds since its last use, about; None: unknown, or longer than is remembered.
+        eviction_rank: 1: it is the next to be evicted among these nodes; None: it is no candidate.
+        token_ids: its leading tokens, as many as were asked for.
+    """
+
+    id: int
+    parent: int | None
+    tenant: str | None
+    salt: str | None
+    level: int
+    start: int
+    num_tokens: int
+    num_blocks: int
+    num_hits: int | None
+    num_leases: int
+    is_held: bool
+    is_pinned: bool
+    idle_s: float | None
+    eviction_rank: int | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSnapshot:
+    """Nodes of the cache, read between the engine's steps.
+
+    Attributes:
+        nodes: a node's parent before it.
+        is_complete: nothing was left out for its size, and nothing was reset meanwhile.
+        ranks_are_exact: the eviction policy takes the candidates strictly by their ranks.
+    """
+
+    nodes: list[CachedNode]
+    is_complete: bool
+    ranks_are_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """What a tenant (or a part of one) may keep in the cache, and what it does, in blocks.
+
+    Attributes:
+        owner: the tenant, or with further parts as (tenant, salt, ...).
+        floor: others can't push it under so many.
+        ceiling: it can't have more; None: the pool.
+        used_blocks: cached and held.
+        protected_blocks: of the cached ones, those that requests or pins protect.
+    """
+
+    owner: tuple[str, ...]
+    floor: int
+    ceiling: int | None
+    used_blocks: int
+    protected_blocks: int
 
 
 class CacheClient(Protocol):
@@ -119,8 +192,16 @@ class CacheClient(Protocol):
         """End a pin; False: there was none."""
         ...
 
-    async def pins(self, *, tenant: str | None = None) -> list[PinnedPrefix]:
-        """The pins of a tenant; None: of all."""
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        """End the pin of that id; False: there is none."""
+        ...
+
+    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinnedPrefix]:
+        """The pins of a tenant; None: of all. `most_tokens`: of each, show only so many leading ones."""
+        ...
+
+    async def quotas(self) -> list[TenantQuota]:
+        """The quotas, and how much of each is used."""
         ...
 
     async def publish(self, token_ids: TokenIds) -> int:
@@ -135,8 +216,32 @@ class CacheClient(Protocol):
         """Forget everything that is cached; running requests keep what they use."""
         ...
 
-    async def advice(self, limit: int = 10) -> list[BreakPoint]:
-        """Where prompts break off from cached ones."""
+    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        """Where prompts break off from cached ones: those of a tenant and salt; None: of all."""
+        ...
+
+    async def continuation(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+    ) -> list[int]:
+        """With what the tenant's nearest cached prompt goes on where this one's match ends."""
+        ...
+
+    async def nodes(
+        self,
+        *,
+        tenant: str | None = None,
+        salt: str = "",
+        shown_tokens: int = 0,
+        most_nodes: int = 50_000,
+        most_tokens: int = 1_000_000,
+    ) -> TreeSnapshot:
+        """The nodes of the cache as data, upper ones first, read in slices of about a millisecond.
+
+        Args:
+            tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
+            shown_tokens: leading tokens of each node to tell; -1: all.
+            most_nodes, most_tokens: nodes seen and tokens told after which the rest is left out.
+        """
         ...
 
     async def tree(self, max_lines: int = 50) -> str:

@@ -29,18 +29,22 @@ from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.forgetting import discard_from
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
+from radixkv.cache.insight.continuation import continuation
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.insight.report_queue import ReportQueue
 from radixkv.cache.insight.tree_text import show_tree
+from radixkv.cache.insight.tree_walk import TreeWalk
+from radixkv.cache.insight.use_times import UseTimes
 from radixkv.cache.integrity import check
 from radixkv.cache.keys import (
     TOKEN_BYTES,
     EncodedTokens,
     Namespace,
     TokenIds,
+    decode_tokens,
     encode_known,
     encode_tokens,
     frame_namespace,
@@ -54,7 +58,7 @@ from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.retention.quota import Quota, quota_groups
+from radixkv.cache.retention.quota import Quota, QuotaUsage, quota_groups
 from radixkv.cache.room import Room
 from radixkv.cache.state import CacheState
 from radixkv.cache.tree_nodes import Walk
@@ -135,7 +139,8 @@ class PrefixCache:
             self._ghosts, self._public, clock, enabled=enabled, partial_reuse=partial_reuse
         )
         self._advisor = Advisor(block_size)
-        self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
+        self._use_times = UseTimes(self.policy, clock())
+        self._reports = ReportQueue(self._ghosts, self._advisor, self._public, self._use_times)
         self.policy.attach(num_blocks, block_size, self._ghosts)
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
@@ -391,9 +396,28 @@ class PrefixCache:
             self._pins.drop(pin)
         return pin is not None
 
-    def pins(self) -> list[PinInfo]:
-        """The pins, oldest first. O(pins and their tokens)."""
-        return self._pins.listing()
+    def unpin_id(self, pin_id: str, namespace: Namespace = "") -> bool:
+        """End the pin of that id in a namespace; False: there is none. O(pins)."""
+        self._pins.expire()
+        pin = self._pins.of_id(pin_id, frame_namespace(namespace))
+        if pin is not None:
+            self._pins.drop(pin)
+        return pin is not None
+
+    def pins(self, most_tokens: int | None = None) -> list[PinInfo]:
+        """The pins, oldest first. O(pins and their tokens).
+
+        Args:
+            most_tokens: show only so many leading tokens of each.
+        """
+        return self._pins.listing(most_tokens)
+
+    def quota_usage(self) -> list[QuotaUsage]:
+        """What each quota allows and how much of it is used. O(quotas)."""
+        return [
+            QuotaUsage(key, group.floor, group.ceiling, group.used, group.protected)
+            for key, group in self._groups_by_key.items()
+        ]
 
     # ------------------------------------------------------------------ insight
 
@@ -465,10 +489,66 @@ class PrefixCache:
         elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
         return self._explainer.dry(data, space, walk, elsewhere)
 
-    def advice(self, limit: int = 10) -> list[BreakPoint]:
-        """Where recent prompts broke off from cached ones, and what moving that place would bring."""
+    def continuation(self, token_ids: TokenIds, namespace: Namespace = "", limit: int = 64) -> list[int]:
+        """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
+
+        Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
+        """
+        space = self._namespaces.known(namespace)
+        walk = self._lookup.match(encode_tokens(token_ids), space).walk
+        if walk is None or space is None:
+            return []
+        size = limit * TOKEN_BYTES
+        return decode_tokens(continuation(walk, size, space)[:size])
+
+    def walk(
+        self,
+        namespace: Namespace | None = None,
+        *,
+        shown_tokens: int = 0,
+        most_nodes: int = 50_000,
+        most_bytes: int = 8 * 1024 * 1024,
+    ) -> TreeWalk | None:
+        """A walk through the nodes of a namespace and the public ones, or of all; None: there are none.
+
+        The caller calls its `advance`, between calls of this cache; see `radixkv.cache.insight.tree_walk`.
+        """
         self._reports.flush()
-        return self._advisor.advice(limit)
+        space = None if namespace is None else self._namespaces.known(namespace)
+        if space is None and namespace is not None:
+            return None
+        return TreeWalk(
+            self._tree,
+            space,
+            self._public.space,
+            shown_tokens=shown_tokens,
+            most_nodes=most_nodes,
+            most_bytes=most_bytes,
+        )
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether nodes count the requests that find them: where the policy asks for it."""
+        return self.policy.tracks_path
+
+    @property
+    def evicts_in_order(self) -> bool:
+        """Whether eviction takes candidates strictly in the order of their priorities."""
+        return hook(self.policy, "victim") is None
+
+    def use_times(self) -> tuple[float, list[tuple[int, float]]]:
+        """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
+        self._reports.flush()
+        return self._clock(), self._use_times.readings()
+
+    def advice(self, limit: int = 10, namespace: Namespace | None = None) -> list[BreakPoint]:
+        """Where recent prompts broke off from cached ones, and what moving that place would bring.
+
+        Args:
+            namespace: whose prompts; None: everybody's.
+        """
+        self._reports.flush()
+        return self._advisor.advice(limit, None if namespace is None else frame_namespace(namespace))
 
     def check(self) -> None:
         """Assert every invariant of pool, tree, leases and index. O(blocks).

@@ -267,3 +267,41 @@ async def test_events_follow_the_cache(engine, replay):
     assert any(tokens[:1] == (90,) for _, tokens in residency.prefixes())
     assert all(event.namespace == engine.cache.namespace() for event in seen)
     await fill(engine, [91, *CACHED])  # nobody listens
+
+
+async def test_nodes_as_data(engine):
+    await fill(engine, CACHED, tenant="a", salt="s")
+    await fill(engine, [*CACHED[:32], *range(60, 70)], tenant="a", salt="s")
+    await fill(engine, CACHED, tenant="b")
+    snapshot = await engine.cache.nodes(tenant="a", salt="s", shown_tokens=3)
+    assert snapshot.is_complete
+    top, *leaves = snapshot.nodes
+    assert (top.parent, top.num_tokens, list(top.token_ids)) == (None, 32, CACHED[:3])
+    assert {node.parent for node in leaves} == {top.id}
+    assert {(node.tenant, node.salt) for node in snapshot.nodes} == {("a", "s")}
+    assert sorted(node.eviction_rank for node in leaves) == list(range(1, len(leaves) + 1))
+    assert not any(node.is_pinned or node.is_held for node in snapshot.nodes)
+    assert all(node.idle_s is not None and node.idle_s < 60 for node in leaves)
+    everything = await engine.cache.nodes()
+    assert {node.tenant for node in everything.nodes} == {"a", "b"}
+    assert not everything.nodes[0].token_ids
+    assert not (await engine.cache.nodes(most_nodes=1)).is_complete
+    assert (await engine.cache.nodes(tenant="nobody")).nodes == []
+
+
+async def test_what_a_cached_prompt_goes_on_with(engine):
+    await fill(engine, CACHED, tenant="a")
+    assert await engine.cache.continuation([*CACHED[:20], 90], tenant="a", limit=4) == CACHED[20:24]
+    assert await engine.cache.continuation([*CACHED[:20], 90], tenant="b") == []
+
+
+async def test_pins_have_ids_and_quotas_are_told(engine):
+    await fill(engine, CACHED, tenant="a")
+    assert await engine.cache.pin(CACHED[:32], tenant="a") == 32
+    (pin,) = await engine.cache.pins(most_tokens=2)
+    assert (list(pin.token_ids), pin.num_pinned_tokens) == (CACHED[:2], 32)
+    assert not await engine.cache.unpin_id(pin.id, tenant="b")
+    assert await engine.cache.unpin_id(pin.id, tenant="a")
+    assert not await engine.cache.unpin_id(pin.id, tenant="a")
+    assert await engine.cache.quotas() == []
+    assert await engine.cache.advice(tenant="a") == []

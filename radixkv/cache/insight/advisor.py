@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixkv.cache.keys import TOKEN_BYTES, decode_tokens
+from radixkv.cache.insight.continuation import continuation
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
+from radixkv.cache.node import Space
 from radixkv.cache.tree_nodes import Walk
 
 FAMILY_TOKENS = 4
+EXAMPLE_TOKENS = 16
 COMPARED_TOKENS = 4096
 _CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an acquire
 _EXACT = 512  # divergences of a window that are all looked at; of later ones every eighth, counted as eight
@@ -32,6 +35,9 @@ class BreakPoint:
         recoverable_tokens: estimate of the tokens, over all of them, that would have hit had it come later.
         family_tokens: the tokens that the family's prompts begin with.
         example_cached, example_new: tokens of one such place.
+        namespace: whose lookups: families of different namespaces are apart.
+        family_count: lookups of the family that parted anywhere.
+        example_before: the tokens in front of that place.
     """
 
     position: int
@@ -40,6 +46,9 @@ class BreakPoint:
     family_tokens: tuple[int, ...]
     example_cached: tuple[int, ...]
     example_new: tuple[int, ...]
+    namespace: NamespaceKey = ()
+    family_count: int = 0
+    example_before: tuple[int, ...] = ()
 
     @property
     def advice(self) -> str:
@@ -50,35 +59,33 @@ class BreakPoint:
         )
 
 
+_Place = tuple[NamespaceKey, bytes, int]  # whose, the family's first tokens, the block
+
+
 class _Tally:
-    __slots__ = ("cached", "count", "new", "next_sample", "position", "recoverable", "sampled")
+    __slots__ = ("before", "cached", "count", "new", "next_sample", "position", "recoverable", "sampled")
 
     def __init__(self, position: int) -> None:
         self.count = self.sampled = self.recoverable = 0
         self.next_sample = 1
         self.position = position
-        self.cached = self.new = b""
+        self.before = self.cached = self.new = b""
 
 
-def _sample(tally: _Tally, data: bytes, walk: Walk, found: int) -> bool:
+def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Space) -> bool:
     """Compare what follows with what is cached there; False: that has been evicted meanwhile. O(n)."""
-    node = walk.neighbour
-    while node is not None and node.start > found:  # it was split
-        node = node.parent
-    if node is None or node.end <= found:
+    known = continuation(walk, COMPARED_TOKENS * TOKEN_BYTES)
+    if not known:
         return False
-    parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
-    length = len(parts[0])
-    while node.children is not None and length < COMPARED_TOKENS * TOKEN_BYTES:
-        node = next(iter(node.children))
-        parts.append(bytes(node.key))
-        length += len(node.key)
-    cached = np.frombuffer(b"".join(parts), np.int32)
+    cached = np.frombuffer(known, np.int32)
     new = np.frombuffer(data, np.int32)[found:]
     count = min(len(cached), len(new))
     tally.sampled += 1
     tally.recoverable += int(np.count_nonzero(cached[:count] == new[:count]))
-    tally.cached, tally.new = cached[:8].tobytes(), new[:8].tobytes()
+    is_own = walk.neighbour is not None and walk.neighbour.space is space
+    tally.cached = cached[:EXAMPLE_TOKENS].tobytes() if is_own else b""  # the text of others is not told
+    tally.new = new[:EXAMPLE_TOKENS].tobytes()
+    tally.before = data[max(0, found - EXAMPLE_TOKENS) * TOKEN_BYTES : found * TOKEN_BYTES]
     return True
 
 
@@ -98,16 +105,16 @@ class Advisor:
     def __init__(self, block_size: int, window: int = 10_000) -> None:
         self.window = window
         self._size = block_size
-        self._now: dict[tuple[bytes, int], _Tally] = {}
-        self._before: dict[tuple[bytes, int], _Tally] = {}
+        self._now: dict[_Place, _Tally] = {}
+        self._before: dict[_Place, _Tally] = {}
         self._seen = 0
         self.to_skip = 0
         self._credit = 16.0  # comparisons that may be made at once
 
-    def observe(self, data: bytes, walk: Walk) -> None:
-        """A lookup of `data` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
+    def observe(self, data: bytes, walk: Walk, space: Space) -> None:
+        """A lookup of `data` in `space` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
         found = walk[1] + walk[2]
-        key = data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
+        key = space.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
         if tally is None:
             if self._seen > self.window:
@@ -122,18 +129,25 @@ class Advisor:
         if found < tally.position:
             tally.position = found
         self._credit += _CREDIT
-        if self._credit >= 1 and tally.count >= tally.next_sample and _sample(tally, data, walk, found):
+        if (
+            self._credit >= 1
+            and tally.count >= tally.next_sample
+            and _sample(tally, data, walk, found, space)
+        ):
             self._credit -= 1
             tally.next_sample *= 2  # the first, second, fourth, eighth, ..., as far as the credit goes
 
-    def advice(self, limit: int = 10) -> list[BreakPoint]:
-        """The places with the most to win, best first. O(places)."""
-        merged: dict[tuple[bytes, int], list[_Tally]] = {}
+    def advice(self, limit: int = 10, namespace: NamespaceKey | None = None) -> list[BreakPoint]:
+        """The places with the most to win, best first; of one namespace, or of all. O(places)."""
+        merged: dict[_Place, list[_Tally]] = {}
+        families: dict[tuple[NamespaceKey, bytes], int] = {}
         for generation in (self._now, self._before):
             for key, tally in generation.items():
-                merged.setdefault(key, []).append(tally)
+                if namespace is None or key[0] == namespace:
+                    merged.setdefault(key, []).append(tally)
+                    families[key[:2]] = families.get(key[:2], 0) + tally.count
         points = []
-        for (family, _), tallies in merged.items():
+        for key, tallies in merged.items():
             count = sum(t.count for t in tallies)
             sampled = sum(t.sampled for t in tallies)
             latest = tallies[0]
@@ -142,9 +156,12 @@ class Advisor:
                     position=min(t.position for t in tallies),
                     count=count,
                     recoverable_tokens=sum(t.recoverable for t in tallies) * count // max(1, sampled),
-                    family_tokens=tuple(decode_tokens(family)),
+                    family_tokens=tuple(decode_tokens(key[1])),
                     example_cached=tuple(decode_tokens(latest.cached)),
                     example_new=tuple(decode_tokens(latest.new)),
+                    namespace=key[0],
+                    family_count=families[key[:2]],
+                    example_before=tuple(decode_tokens(latest.before)),
                 )
             )
         points.sort(key=lambda p: (-p.recoverable_tokens, -p.count, p.position))

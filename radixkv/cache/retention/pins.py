@@ -21,6 +21,11 @@ PinKey = tuple[NamespaceKey, bytes]  # namespace, digest of the tokens it was se
 _SPARE_ENTRIES = 64  # of dropped pins that the heap may keep
 
 
+def pin_id(key: PinKey) -> str:
+    """Names a pin within its namespace: 24 hex digits."""
+    return key[1].hex()[:24]
+
+
 class _PinnedNode:
     """The pins that end at one node, and when a request last renewed them."""
 
@@ -75,12 +80,14 @@ class PinInfo:
         token_ids: what is pinned: as many leading tokens as were cached and fitted into the budget.
         num_tokens: how many that are.
         expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
+        id: names it within its namespace, as long as it is there: a hash of the tokens it was set with.
     """
 
     namespace: NamespaceKey
     token_ids: tuple[int, ...]
     num_tokens: int
     expires_in_s: float | None
+    id: str = ""
 
 
 class PinBoard:
@@ -115,19 +122,40 @@ class PinBoard:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self.by_key.values())
 
-    def listing(self) -> list[PinInfo]:
-        """What is pinned, oldest first. O(pins and their tokens)."""
+    def listing(self, most_tokens: int | None = None) -> list[PinInfo]:
+        """What is pinned, oldest first. O(pins and their tokens).
+
+        Args:
+            most_tokens: show only so many leading tokens of each.
+        """
         self.expire()
         now = self._clock()
         return [
             PinInfo(
                 pin.key[0],
-                tuple(decode_tokens(self._tree.prefix_bytes(pin.node)[: pin.num_tokens * TOKEN_BYTES])),
+                self._tokens_of(pin, most_tokens),
                 pin.num_tokens,
                 None if isinf(pin.expires) else pin.expires - now,
+                pin_id(pin.key),
             )
             for pin in self
         ]
+
+    def _tokens_of(self, pin: Pin, most: int | None) -> tuple[int, ...]:
+        count = pin.num_tokens if most is None else min(most, pin.num_tokens)
+        if not count:
+            return ()
+        parts, length = [], 0
+        for node in self._tree.path(pin.node):
+            parts.append(node.key[: (count - length) * TOKEN_BYTES])
+            length += len(parts[-1]) // TOKEN_BYTES
+            if length >= count:
+                break
+        return tuple(decode_tokens(b"".join(parts)))
+
+    def of_id(self, wanted: str, namespace: NamespaceKey) -> Pin | None:
+        """The pin of that id in a namespace, or None. O(pins)."""
+        return next((pin for pin in self if pin.key[0] == namespace and pin_id(pin.key) == wanted), None)
 
     def __repr__(self) -> str:
         return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"

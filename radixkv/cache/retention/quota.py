@@ -36,6 +36,23 @@ class Quota:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """A quota and what is used of it, in blocks.
+
+    Attributes:
+        namespace: whose: those that begin with it count here, too.
+        used_blocks: cached and held.
+        protected_blocks: of the cached ones, those that leases or pins protect.
+    """
+
+    namespace: NamespaceKey
+    floor: int
+    ceiling: int | None
+    used_blocks: int
+    protected_blocks: int
+
+
 class QuotaGroup:
     """The namespaces that share one quota, and the count of their blocks.
 

@@ -1,0 +1,163 @@
+"""The tree as data: slices, whose nodes, what changes between two slices."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from radixkv import PrefixCache
+from radixkv.cache.insight.tree_walk import TreeWalk
+from radixkv.cache.keys import decode_tokens
+
+
+def fill(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
+    lease = cache.acquire(tokens, namespace)
+    lease.commit(len(tokens))
+    lease.release()
+
+
+def finished(walk: TreeWalk | None, nodes: int = 1000) -> TreeWalk:
+    assert walk is not None
+    while walk.advance(nodes):
+        pass
+    return walk
+
+
+def families(num_families: int, num_leaves: int) -> PrefixCache:
+    cache = PrefixCache(num_families * (num_leaves + 2), 4)
+    for family in range(num_families):
+        for leaf in range(num_leaves):
+            fill(cache, [*[family] * 8, 1000 + leaf, 1, 2, 3])
+    return cache
+
+
+@pytest.mark.parametrize("slice_nodes", [1, 3, 1000])
+def test_slices_add_up_to_the_tree(slice_nodes: int) -> None:
+    cache = families(5, 4)
+    walk = finished(cache.walk(shown_tokens=-1), slice_nodes)
+    assert walk.is_complete
+    assert len(walk.seen) == cache.stats.num_nodes == 25
+    assert sum(node.num_blocks for node in walk.seen) == cache.stats.cached_blocks
+    known = {None}
+    for node in walk.seen:
+        assert node.parent in known
+        known.add(node.id)
+    assert len(known) == 26
+    tops = [node for node in walk.seen if node.parent is None]
+    assert sorted(decode_tokens(node.key)[0] for node in tops) == list(range(5))
+    assert all((node.order is None) == (node.parent is None) for node in walk.seen)
+
+
+def test_only_a_namespaces_own_nodes_and_public_ones() -> None:
+    cache = PrefixCache(100, 4)
+    cache.publish([1, 2, 3, 4])
+    fill(cache, [1, 2, 3, 4, 5, 6, 7, 8], "a")
+    fill(cache, [1, 2, 3, 4, 9, 9, 9, 9], "b")
+    fill(cache, [7] * 8, "b")
+    seen = finished(cache.walk("a", shown_tokens=2)).seen
+    assert [(node.namespace, decode_tokens(node.key)) for node in seen] == [((), [1, 2]), (("a",), [5, 6])]
+    assert cache.walk("nobody") is None
+    assert {node.namespace for node in finished(cache.walk()).seen} == {(), ("a",), ("b",)}
+
+
+def test_held_and_pinned_nodes_are_no_candidates() -> None:
+    cache = PrefixCache(100, 4)
+    fill(cache, [1] * 8)
+    fill(cache, [2] * 8)
+    fill(cache, [3] * 8)
+    cache.pin([1] * 8)
+    lease = cache.acquire([2] * 8)
+    by_token = {decode_tokens(node.key)[0]: node for node in finished(cache.walk(shown_tokens=1)).seen[:3]}
+    assert (by_token[1].is_pinned, by_token[1].is_held, by_token[1].order) == (True, True, None)
+    assert (by_token[2].is_pinned, by_token[2].is_held, by_token[2].order) == (False, True, None)
+    assert (by_token[3].is_held, by_token[3].order is None) == (False, False)
+    lease.release()
+
+
+def test_limits_end_a_walk_and_say_so() -> None:
+    cache = families(5, 4)
+    few = finished(cache.walk(most_nodes=7))
+    assert (len(few.seen), few.is_complete) == (7, False)
+    assert [node.level for node in few.seen] == [0] * 5 + [1] * 2
+    short = finished(cache.walk(shown_tokens=-1, most_bytes=100))
+    assert not short.is_complete
+    assert 100 <= sum(len(node.key) for node in short.seen) < 200
+
+
+def test_the_tree_may_change_between_slices() -> None:
+    cache = families(3, 3)
+    walk = cache.walk()
+    assert walk is not None
+    assert walk.advance(3)
+    fill(cache, [*[1] * 6, 7, 7, 7, 7])  # splits a node whose children wait to be visited
+    cache.evict(2)
+    finished(walk)
+    cache.check()
+    ids = {node.id for node in walk.seen}
+    assert len(ids) == len(walk.seen)
+    assert all(node.parent is None or node.parent in ids for node in walk.seen)
+
+
+def test_a_reset_ends_a_walk() -> None:
+    cache = families(3, 3)
+    walk = cache.walk()
+    assert walk is not None
+    assert walk.advance(3)
+    cache.reset()
+    fill(cache, [9] * 8)
+    finished(walk)
+    assert not walk.is_complete
+    assert len(walk.seen) == 3
+
+
+def test_uses_have_times() -> None:
+    now = [0.0]
+    cache = PrefixCache(1000, 4, clock=lambda: now[0])
+    for prompt in range(40):
+        now[0] = 10.0 * prompt
+        fill(cache, [prompt] * 4)
+    at, readings = cache.use_times()
+    assert at == 390.0
+    assert readings == sorted(readings)
+    assert readings[-1][1] == 390.0
+    assert len(readings) == 4  # the beginning, one for every 16 acquires, and one for what was asked here
+
+
+def test_a_slice_is_short() -> None:
+    """2,000 nodes in about 2 ms; ten times that here, for busy machines."""
+    cache = families(40, 50)
+    spent = []
+    for _ in range(5):
+        walk = cache.walk(shown_tokens=32)
+        assert walk is not None
+        started = time.thread_time()
+        walk.advance(2000)
+        spent.append(time.thread_time() - started)
+        assert len(walk.seen) == 2000
+    assert min(spent) < 0.02, spent
+
+
+def test_continuations_are_the_namespaces_own() -> None:
+    cache = PrefixCache(100, 4)
+    fill(cache, [*range(8), *range(20, 32)], "a")
+    assert cache.continuation([*range(8), 99], "a", limit=5) == [20, 21, 22, 23, 24]
+    assert cache.continuation([*range(6), 99], "a") == [6, 7, *range(20, 32)]
+    assert cache.continuation([*range(8), 99], "b") == []
+    assert cache.continuation([50], "a") == [*range(8), *range(20, 32)]
+    cache.publish(list(range(100, 108)))
+    fill(cache, [*range(100, 108), 1], "b")
+    assert cache.continuation([*range(100, 108), 1], "a") == []
+
+
+def test_advice_keeps_namespaces_apart() -> None:
+    cache = PrefixCache(1000, 4)
+    for namespace in ("a", "b"):
+        for time_token in range(20):
+            fill(cache, [1, 2, 3, 4, 50 + time_token, *range(10, 30)], namespace)
+    (point,) = cache.advice(namespace="a")
+    assert point.namespace == ("a",)
+    assert point.count == point.family_count == 19
+    assert point.example_before == (1, 2, 3, 4)
+    assert len(cache.advice()) == 2
+    assert cache.advice(namespace="c") == []
