@@ -67,10 +67,16 @@ class CacheCalls:
         return await self._run(lambda cache: cache.explain(token_ids, namespace, admin=admin))
 
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        ttl: float | None = None,
+        at_least: bool = False,
     ) -> int:
         namespace = self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
+        return await self._run(lambda cache: cache.pin(token_ids, namespace, ttl, at_least=at_least))
 
     async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
         namespace = self.namespace(tenant, salt)

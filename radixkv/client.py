@@ -183,9 +183,19 @@ class CacheClient(Protocol):
         ...
 
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        ttl: float | None = None,
+        at_least: bool = False,
     ) -> int:
-        """Keep what is cached of a prefix, for `ttl` seconds after each use; the tokens that are pinned."""
+        """Keep what is cached of a prefix, for `ttl` seconds after each use; the tokens that are pinned.
+
+        Args:
+            at_least: make no pin shorter than it was, and at most one pin of what is pinned.
+        """
         ...
 
     async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:

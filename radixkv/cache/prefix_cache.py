@@ -354,13 +354,22 @@ class PrefixCache:
 
     # ------------------------------------------------------------------ pins
 
-    def pin(self, token_ids: TokenIds, namespace: Namespace = "", ttl: float | None = None) -> int:
+    def pin(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace = "",
+        ttl: float | None = None,
+        *,
+        at_least: bool = False,
+    ) -> int:
         """Keep the cached part of a prefix from eviction; each hit renews the time.
 
         At most the pin budget is protected, leading blocks first. Pinning a prefix again extends and renews.
 
         Args:
             ttl: seconds; None: until `unpin`.
+            at_least: make no pin shorter than it was, and of a prefix that is pinned in part one of that part:
+                for those who ask often, and for prefixes that others may have pinned, too.
 
         Returns:
             Leading tokens that are pinned now; 0 when nothing of it is cached or the budget is spent.
@@ -373,12 +382,12 @@ class PrefixCache:
             raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
         space = self._namespaces.obtain(namespace)  # what is pinned may all be public
         old = self._pins.get(data, space)
-        if old is not None:
+        if old is not None and not at_least:
             self._pins.drop(old)
         walk = self._lookup.match(data, space).walk
         if walk is None:
             return 0
-        return self._pins.add(data, space, walk, ttl)
+        return self._pins.add(data, space, walk, ttl, at_least)
 
     def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
         """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""

@@ -197,6 +197,34 @@ def test_a_pin_takes_memory_for_what_it_pins_not_for_what_was_asked() -> None:
     cache.check()
 
 
+def test_a_pin_for_at_least_a_time_shortens_no_other() -> None:
+    clock = FakeClock()
+    cache = PrefixCache(8, 4, clock=clock)
+    store(cache, list(range(16)))
+    cache.pin(list(range(8)))
+    cache.pin(list(range(12)), ttl=300.0)
+    for end, left in ((8, None), (12, 300.0), (16, 60.0)):
+        assert cache.pin(list(range(end)), ttl=60.0, at_least=True) == end
+        cache.check()
+        assert [pin.expires_in_s for pin in cache.pins() if pin.num_tokens == end] == [left]
+    assert cache.pin(list(range(16)), ttl=3600.0, at_least=True) == 16
+    assert cache.stats.num_pins == 3
+    clock.now += 3000.0
+    assert [pin.num_tokens for pin in cache.pins()] == [8, 16]
+    cache.check()
+
+
+def test_pins_for_at_least_a_time_beyond_the_budget_are_one() -> None:
+    """Each hit of what they share renews them all: they would never go."""
+    cache = PrefixCache(16, 4, pin_budget=0.25)
+    store(cache, list(range(16)))
+    for i in range(20):
+        store(cache, [*range(16), 50 + i, 1, 2, 3])
+        assert cache.pin([*range(16), 50 + i, 1, 2], ttl=60.0, at_least=True) == 16
+        assert cache.stats.num_pins == 1
+        cache.check()
+
+
 def test_each_of_many_pins_at_one_place_has_its_own_time() -> None:
     clock = FakeClock()
     cache = PrefixCache(8, 4, clock=clock)

@@ -175,14 +175,26 @@ class PinBoard:
         found = walk.depth + walk.partial
         return next((pin for pin in pins if pin.space is space and pin.num_tokens == found), None)
 
-    def add(self, data: bytes, space: Space, walk: Walk, ttl: float | None) -> int:
-        """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path)."""
+    def add(
+        self, data: bytes, space: Space, walk: Walk, ttl: float | None, at_least: bool = False
+    ) -> int:
+        """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path).
+
+        Args:
+            at_least: as one pin of what is pinned, which takes the place of a shorter one.
+        """
         node, num_tokens = self._target(walk)
         if node is None:
             return 0
+        life = float("inf") if ttl is None else float(ttl)
+        if at_least:
+            data = data[: num_tokens * TOKEN_BYTES]
+            old = self.get(data, space)
+            if old is not None:
+                life = max(life, old.ttl)
+                self.drop(old)
         self.pinned_blocks += self._tree.pin(node)
         place = self._by_node.setdefault(node, _PinnedNode())
-        life = float("inf") if ttl is None else float(ttl)
         pin = Pin(self._key(data, space), space, node, num_tokens, life, self._clock(), place)
         self.by_key[pin.key] = pin
         place.pins[pin] = None
