@@ -368,8 +368,8 @@ class PrefixCache:
 
         Args:
             ttl: seconds; None: until `unpin`.
-            at_least: make no pin shorter than it was, and of a prefix that is pinned in part one of that part:
-                for those who ask often, and for prefixes that others may have pinned, too.
+            at_least: make no pin shorter than it was, and of a prefix that is pinned in part one pin of that
+                part: for those who ask often, and for prefixes that others may have pinned, too.
 
         Returns:
             Leading tokens that are pinned now; 0 when nothing of it is cached or the budget is spent.

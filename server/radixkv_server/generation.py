@@ -5,12 +5,13 @@ It knows no dialect: a `GenerationRequest` goes in, outputs or deltas come out.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from radixkv.client import EngineClient
-from radixkv.errors import ContextLengthExceededError, RequestFailedError
+from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.concurrency import gather_or_cancel, merge
 from radixkv_server.errors import ApiError
@@ -61,7 +62,9 @@ class Generation:
         return outputs
 
     async def _run_one(self, index: int, job: Job) -> RequestOutput:
-        return await self._engine.generate(job.prompt_ids, job.params, **self._options(index))
+        output = await self._engine.generate(job.prompt_ids, job.params, **self._options(index))
+        await self._keep(job)
+        return output
 
     async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Deltas of all jobs as they come, each with the index of its job.
@@ -75,6 +78,7 @@ class Generation:
         ]
         last_token_at: dict[tuple[int, int], float] = {}
         cached: dict[int, tuple[int, int]] = {}  # of each prompt; (0, 0) until it is admitted
+        kept: set[int] = set()
         first = True
         try:
             async for index, delta in merge(streams):
@@ -95,10 +99,21 @@ class Generation:
                 self.usage.cached_tokens = sum(read for read, _ in cached.values())
                 self.usage.cache_write_tokens = sum(written for _, written in cached.values())
                 yield index, delta
+                if index not in kept:
+                    kept.add(index)
+                    await self._keep(self._request.jobs[index])
         except ContextLengthExceededError as error:
             raise self._too_long(error) from None
         finally:
             self._note_usage()
+
+    async def _keep(self, job: Job) -> None:
+        """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""
+        owner = {"tenant": self._record.tenant, "salt": self._request.cache_salt or ""}
+        with contextlib.suppress(EngineStoppedError):  # what has been generated is still an answer
+            for prefix in job.kept:
+                ids = job.prompt_ids[: prefix.num_tokens]
+                await self._engine.cache.pin(ids, ttl=prefix.ttl, at_least=True, **owner)
 
     def _options(self, index: int) -> dict[str, Any]:
         return {

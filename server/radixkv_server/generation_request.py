@@ -18,11 +18,20 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 
 @dataclass(frozen=True, slots=True)
+class KeptPrefix:
+    """The first tokens of a prompt, to be pinned for `ttl` seconds after each use, within the budget."""
+
+    num_tokens: int
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt with its sampling parameters."""
+    """One prompt with its sampling parameters, and what of it the cache is asked to keep."""
 
     prompt_ids: list[int]
     params: SamplingParams
+    kept: tuple[KeptPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

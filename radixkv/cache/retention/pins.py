@@ -175,9 +175,7 @@ class PinBoard:
         found = walk.depth + walk.partial
         return next((pin for pin in pins if pin.space is space and pin.num_tokens == found), None)
 
-    def add(
-        self, data: bytes, space: Space, walk: Walk, ttl: float | None, at_least: bool = False
-    ) -> int:
+    def add(self, data: bytes, space: Space, walk: Walk, ttl: float | None, at_least: bool = False) -> int:
         """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path).
 
         Args:
