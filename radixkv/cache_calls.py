@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.cache.insight.advisor import BreakPoint
@@ -19,6 +19,7 @@ from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
 from radixkv.cache.insight.use_times import time_of
 from radixkv.cache.keys import TOKEN_BYTES, TokenIds, decode_tokens
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.retention.quota import Quota
 from radixkv.cache_key import CacheKey
 from radixkv.client import CachedNode, PinnedPrefix, TenantQuota, TreeSnapshot
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
@@ -112,6 +113,9 @@ class CacheCalls:
 
     async def unpublish(self, token_ids: TokenIds) -> bool:
         return await self._run(lambda cache: cache.unpublish(token_ids))
+
+    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))
 
     async def reset(self) -> None:
         await self._run(lambda cache: cache.reset())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from radixkv.cache.insight.events import CacheEvent
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.keys import TokenIds
+    from radixkv.cache.retention.quota import Quota
     from radixkv.config import EngineConfig
     from radixkv.engine.counters import EngineStats
     from radixkv.request import OutputDelta, RequestOutput, SamplingParams
@@ -220,6 +221,14 @@ class CacheClient(Protocol):
 
     async def unpublish(self, token_ids: TokenIds) -> bool:
         """End that; False: it was not shared."""
+        ...
+
+    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of all tenants; those not named are unbounded. Nothing changes if it raises.
+
+        Raises:
+            ConfigError: the floors together exceed the pool, or a tenant that has blocks gets its first one.
+        """
         ...
 
     async def reset(self) -> None:

@@ -163,7 +163,7 @@ def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
     if not state.ghosts.hasher.has_public:
         for group in state.capacity.groups:
-            assert group.ceiling is None or group.used <= group.ceiling, "a quota's ceiling is exceeded"
+            assert group.most is None or group.used <= group.most, "a quota's ceiling is exceeded"
 
 
 def _check_index(state: CacheState, nodes: list[Node]) -> None:

@@ -6,13 +6,12 @@ vanishes by itself. So any number of names may come and go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from weakref import ref
 
 from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
 from radixkv.cache.node import Space
-from radixkv.cache.retention.quota import QuotaGroup
+from radixkv.cache.retention.quota import QuotaGroups
 
 
 class _Reference(ref[Space]):
@@ -26,15 +25,13 @@ class Namespaces:
     """The namespaces in use.
 
     Args:
-        groups: the quota groups of those with a quota.
-        common: that of all others.
+        groups: what their blocks count in.
     """
 
-    __slots__ = ("__weakref__", "_common", "_groups", "_references")
+    __slots__ = ("__weakref__", "_groups", "_references")
 
-    def __init__(self, groups: Mapping[NamespaceKey, QuotaGroup], common: QuotaGroup) -> None:
+    def __init__(self, groups: QuotaGroups) -> None:
         self._groups = groups
-        self._common = common
         self._references: dict[Namespace, _Reference] = {}  # by plain name where the key has only one part
 
     def __len__(self) -> int:
@@ -64,7 +61,7 @@ class Namespaces:
         space = self.known(namespace)
         if space is None:
             key = frame_namespace(namespace)
-            space = Space(key, self.group(key), space_seed(key))
+            space = Space(key, self._groups.of(key), space_seed(key))
             reference = _Reference(space, self._forget)
             reference.name = _name(key)
             self._references[reference.name] = reference
@@ -75,9 +72,12 @@ class Namespaces:
         if self._references.get(reference.name) is reference:
             del self._references[reference.name]
 
-    def group(self, key: NamespaceKey) -> QuotaGroup:
-        """The quota group that a namespace counts in: its own, else its first part's (the tenant's). O(1)."""
-        return self._groups.get(key) or self._groups.get(key[:1], self._common)
+    def regroup(self) -> None:
+        """There are new groups: namespaces that have no blocks may count in them. O(namespaces in use)."""
+        for reference in list(self._references.values()):
+            space = reference()
+            if space is not None:
+                space.group = self._groups.of(space.key)
 
 
 def _name(key: NamespaceKey) -> Namespace:

@@ -58,7 +58,7 @@ from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard, PinInfo
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.retention.quota import Quota, QuotaUsage, quota_groups
+from radixkv.cache.retention.quota import Quota, QuotaGroups, QuotaUsage, framed_quotas
 from radixkv.cache.room import Room
 from radixkv.cache.state import CacheState
 from radixkv.cache.tree_nodes import Walk
@@ -126,14 +126,14 @@ class PrefixCache:
         self.policy = make_eviction_policy(policy)
         self._clock = clock
         self._tree = tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
-        self._common, self._groups_by_key, order = quota_groups(quotas, num_blocks, self.policy)
-        self._namespaces = Namespaces(self._groups_by_key, self._common)
-        everybody = Space((), self._common, space_seed(()), is_public=True)
+        self._groups = groups = QuotaGroups(num_blocks, self.policy)
+        groups.set(framed_quotas(quotas))
+        self._namespaces = Namespaces(groups)
+        everybody = Space((), groups.common, space_seed(()), is_public=True)
         self._public = PublicPrefixes(everybody, tree.block_bytes)
         self._lookup = Lookup(tree, self._public, enabled)
         self._last: Match | None = None  # a request is usually matched, then acquired
-        groups = [self._common, *self._groups_by_key.values()]
-        self._capacity = Capacity(BlockPool(num_blocks), tree, groups, order, everybody, self._on_evict)
+        self._capacity = Capacity(BlockPool(num_blocks), tree, groups, everybody, self._on_evict)
         self._ghosts = GhostIndex(tree.block_bytes, 4 * num_blocks if ghost_blocks is None else ghost_blocks)
         self._explainer = Explainer(
             self._ghosts, self._public, clock, enabled=enabled, partial_reuse=partial_reuse
@@ -289,8 +289,7 @@ class PrefixCache:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
-        group = self._namespaces.group(frame_namespace(namespace))
-        return self._capacity.available(group)
+        return self._capacity.available(self._groups.of(frame_namespace(namespace)))
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
@@ -341,7 +340,7 @@ class PrefixCache:
             clock=self._clock,
             ghost_blocks=self._ghosts.capacity,
             hash_function=self._tree.hash_function,
-            quotas={key: (group.floor, group.ceiling) for key, group in self._groups_by_key.items()},
+            quotas=self._groups.quotas,
             partial_reuse=self.partial_reuse,
             explain=self.explains,
         )
@@ -351,6 +350,30 @@ class PrefixCache:
         fresh._follow(self._events.listeners)
         self._follow(Listeners())
         return fresh
+
+    # ------------------------------------------------------------------ quotas
+
+    def set_quotas(self, quotas: Mapping[Namespace, Quota | tuple[int, int | None]]) -> None:
+        """Replace all quotas (see the constructor); nothing changes if it raises.
+
+        Above a ceiling that was lowered, what is cached goes at once; what requests hold, when they want more
+        or end. O(groups + namespaces in use), and as `evict`.
+
+        Raises:
+            ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
+                had a quota has blocks already, which count for all others (`reset` frees it of them).
+        """
+        framed = framed_quotas(quotas)
+        used = {space.key for space in self._tree.roots} | {lease.space.key for lease in self._state.leases}
+        for key in framed:
+            if not self._groups.is_known(key) and any(key in (name, name[:1]) for name in used):
+                raise ConfigError(
+                    f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
+                    "give its quota before its first request, or reset the cache"
+                )
+        self._groups.set(framed)
+        self._namespaces.regroup()
+        self._capacity.keep_ceilings()
 
     # ------------------------------------------------------------------ pins
 
@@ -423,10 +446,7 @@ class PrefixCache:
 
     def quota_usage(self) -> list[QuotaUsage]:
         """What each quota allows and how much of it is used. O(quotas)."""
-        return [
-            QuotaUsage(key, group.floor, group.ceiling, group.used, group.protected)
-            for key, group in self._groups_by_key.items()
-        ]
+        return self._groups.usage()
 
     # ------------------------------------------------------------------ insight
 

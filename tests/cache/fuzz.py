@@ -173,7 +173,7 @@ def _miscount_a_reference(cache: PrefixCache) -> None:
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:
-    cache._common.blocks += 1
+    cache._groups.common.blocks += 1
 
 
 DAMAGES = (_lose_a_block, _miscount_a_reference, _miscount_a_group)

@@ -118,7 +118,7 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "discard_from(_, _, _)", "None"),
-    Mutation("rebuild without the quotas", "PrefixCache.rebuilt", "(_.floor, _.ceiling)", "(0, None)"),
+    Mutation("rebuild without the quotas", "PrefixCache.rebuilt", "self._groups.quotas", "None"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation("rebuild without the public prefixes", "PrefixCache.rebuilt", "self._public.prefixes", "()"),
 ]

@@ -212,8 +212,7 @@ class ModelledCache:
     def _recount_room(self, available: int, namespace: Namespace, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
         cache = self.cache
-        key, groups = frame_namespace(namespace), cache._groups_by_key
-        own = groups.get(key) or groups.get(key[:1]) or cache._common
+        own = cache._groups.of(frame_namespace(namespace))
         left = {node: len(node.blocks) for node in cache._tree.nodes()}
         children = Counter(node.parent for node in left)
         used = {group: group.used for group in cache._capacity.groups}
@@ -397,9 +396,7 @@ class ModelledCache:
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
         assert fresh._pins.budget_blocks == old._pins.budget_blocks
         assert list(fresh._public.prefixes) == list(old._public.prefixes)
-        assert {key: (g.floor, g.ceiling) for key, g in fresh._groups_by_key.items()} == {
-            key: (g.floor, g.ceiling) for key, g in old._groups_by_key.items()
-        }
+        assert fresh._groups.quotas == old._groups.quotas
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()
         self.matches.clear()

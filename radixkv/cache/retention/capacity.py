@@ -14,7 +14,7 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import hook
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.quota import GroupOrder, QuotaGroup
+from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
 
 OnEvict = Callable[[Node, int, str], None]
 
@@ -24,7 +24,6 @@ class Capacity:
 
     Args:
         groups: all of them.
-        order: of several groups; None: there is only one.
         public: the namespace that public blocks belong to.
         on_evict: called as (node, number of its last blocks, what for) before they go.
     """
@@ -33,8 +32,7 @@ class Capacity:
         self,
         pool: BlockPool,
         tree: RadixTree,
-        groups: list[QuotaGroup],
-        order: GroupOrder | None,
+        groups: QuotaGroups,
         public: Space,
         on_evict: OnEvict,
     ) -> None:
@@ -42,7 +40,6 @@ class Capacity:
         self.tree = tree
         self.groups = groups
         self.evicted_blocks = 0
-        self._order = order
         self.public = public
         self._on_evict = on_evict
         self._victim = hook(tree.policy, "victim")
@@ -50,7 +47,8 @@ class Capacity:
 
     def evictable(self) -> int:
         """Blocks in the tree that nothing protects. O(1), amortised."""
-        return self.groups[0].evictable if self._order is None else self._order.evictable()
+        order = self.groups.order
+        return self.groups.common.evictable if order is None else order.evictable()
 
     def available(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
@@ -65,10 +63,11 @@ class Capacity:
             end, depth: the path to `end` up to token `depth`.
         """
         own = group.blocks - group.protected - locked
-        if self._order is None:
+        order = self.groups.order
+        if order is None:
             return self.pool.num_free + own
-        total = self.pool.num_free + own + self._order.yields_beside(group) - shared
-        total -= self._below_floors(self._order.kept_back(), group, end, depth)
+        total = self.pool.num_free + own + order.yields_beside(group) - shared
+        total -= self._below_floors(order.kept_back(), group, end, depth)
         if group.ceiling is not None:
             total = min(total, group.ceiling - group.used + own)
         return max(0, total)
@@ -158,11 +157,19 @@ class Capacity:
             while over > 0:
                 over -= self._evict_from(group, over, "quota")
         while self.pool.num_free < count:
-            victim_group = group if self._order is None else self._order.first_for(group)
+            order = self.groups.order
+            victim_group = group if order is None else order.first_for(group)
             limit = count - self.pool.num_free
             if victim_group is not group:
                 limit = min(limit, max(1, victim_group.yields()))
             self._evict_from(victim_group, limit, "capacity")
+
+    def keep_ceilings(self) -> None:
+        """Evict what is cached above ceilings that were lowered. O(groups), and as `evict`."""
+        for group in self.groups:
+            while group.ceiling is not None and group.used > group.ceiling and len(group.index):
+                self._evict_from(group, group.used - group.ceiling, "quota")
+            group.bound(Quota(group.floor, group.ceiling))
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
@@ -179,9 +186,9 @@ class Capacity:
 
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
-        freed = 0
+        freed, order = 0, self.groups.order
         while freed < count:
-            group = self.groups[0] if self._order is None else self._order.first()
+            group = self.groups.common if order is None else order.first()
             if group is None or not len(group.index):
                 break
             freed += self._evict_from(group, count - freed, by)

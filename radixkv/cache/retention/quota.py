@@ -6,7 +6,7 @@ cached and held together). Namespaces with a quota are counted and indexed apart
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,33 +59,79 @@ class QuotaGroup:
     The tree counts its blocks here, `Capacity` those used; both by the methods.
 
     Attributes:
+        most: blocks that it may be found with: its ceiling, or what it had when that was lowered.
         used: blocks in the tree and private to leases.
         blocks: blocks in the tree.
         protected: blocks in the tree that leases, pins or pending copies protect.
         index: the leaves that may be evicted.
+        standing: (entry, evictable, yields) as the `GroupOrder` last knew it.
     """
 
-    __slots__ = ("blocks", "ceiling", "floor", "index", "protected", "used")
+    __slots__ = (
+        "_changed",
+        "_number",
+        "blocks",
+        "ceiling",
+        "floor",
+        "index",
+        "most",
+        "protected",
+        "standing",
+        "used",
+    )
 
-    def __init__(self, policy: EvictionPolicy, floor: int = 0, ceiling: int | None = None) -> None:
+    def __init__(self, policy: EvictionPolicy) -> None:
         self.index = policy.new_index()
-        self.floor = floor
-        self.ceiling = ceiling
+        self.floor = 0
+        self.ceiling: int | None = None
+        self.most: int | None = None
         self.used = self.blocks = self.protected = 0
+        self.standing: tuple[Entry | None, int, int] = (None, 0, 0)
+        self._changed: dict[QuotaGroup, None] | None = None
+        self._number = 0
 
     @property
     def evictable(self) -> int:
         """Blocks that could be evicted, quotas aside."""
         return self.blocks - self.protected
 
+    def bound(self, quota: Quota) -> None:
+        """From now on it has this floor and this ceiling. O(1)."""
+        self.floor, self.ceiling = quota.floor, quota.ceiling
+        self.most = None if quota.ceiling is None else max(quota.ceiling, self.used)
+        self._note()
+
+    def watch(self, changed: dict[QuotaGroup, None], number: int) -> None:
+        """It is one of several from now on: it tells when its counts or its candidates change. O(1).
+
+        Args:
+            changed: where it says so.
+            number: its own among them.
+        """
+        self._changed, self._number = changed, number
+        self.index.on_change = self._note
+        self._note()
+
+    def _note(self) -> None:
+        if self._changed is not None:
+            self._changed[self] = None
+
+    def entry(self) -> Entry | None:
+        """Its place among the groups by the candidate that would go first; None: it has none."""
+        return (self.index.first_priority(), self._number, self) if len(self.index) else None
+
     def count_tree(self, blocks: int, protected: int) -> None:
         """So many more blocks are in the tree, and protected there; fewer if negative. O(1)."""
         self.blocks += blocks
         self.protected += protected
+        if self._changed is not None:
+            self._changed[self] = None
 
     def count_used(self, blocks: int) -> None:
         """So many more blocks are in the tree or private to leases; fewer if negative. O(1)."""
         self.used += blocks
+        if self._changed is not None:
+            self._changed[self] = None
 
     def forget(self) -> int:
         """The tree was reset: none of its blocks is the group's any more; returns how many were. O(1)."""
@@ -93,6 +139,7 @@ class QuotaGroup:
         self.used -= forgotten
         self.blocks = self.protected = 0
         self.index.clear()
+        self._note()
         return forgotten
 
     def yields(self) -> int:
@@ -101,50 +148,7 @@ class QuotaGroup:
         return min(evictable, max(0, self.used - self.floor)) if self.floor else evictable
 
 
-Entry = tuple[Any, int, "WatchedGroup"]  # lowest priority, the group's number, the group
-
-
-class WatchedGroup(QuotaGroup):
-    """One of several groups: says when its counts or its candidates change.
-
-    Attributes:
-        standing: (entry, evictable, yields) as the `GroupOrder` last knew it.
-    """
-
-    __slots__ = ("_changed", "_number", "standing")
-
-    def __init__(
-        self,
-        changed: dict[WatchedGroup, None],
-        policy: EvictionPolicy,
-        floor: int = 0,
-        ceiling: int | None = None,
-    ) -> None:
-        self._changed = changed
-        self._number = len(changed)
-        changed[self] = None
-        self.standing: tuple[Entry | None, int, int] = (None, 0, 0)
-        super().__init__(policy, floor, ceiling)
-        self.index.on_change = self._note
-
-    def _note(self) -> None:
-        self._changed[self] = None
-
-    def entry(self) -> Entry | None:
-        """Its place among the groups by the candidate that would go first; None: it has none."""
-        return (self.index.first_priority(), self._number, self) if len(self.index) else None
-
-    def count_tree(self, blocks: int, protected: int) -> None:
-        super().count_tree(blocks, protected)
-        self._note()
-
-    def count_used(self, blocks: int) -> None:
-        super().count_used(blocks)
-        self._note()
-
-    def forget(self) -> int:
-        self._note()
-        return super().forget()
+Entry = tuple[Any, int, QuotaGroup]  # lowest priority, the group's number, the group
 
 
 class GroupOrder:
@@ -156,7 +160,7 @@ class GroupOrder:
         changed: where the groups say that they changed.
     """
 
-    def __init__(self, changed: dict[WatchedGroup, None]) -> None:
+    def __init__(self, changed: dict[QuotaGroup, None]) -> None:
         self._changed = changed
         self._with_candidates: Any = SortedList()  # entries
         self._yielding: Any = SortedList()  # those of groups that others may take blocks from
@@ -207,7 +211,6 @@ class GroupOrder:
 
     def first_for(self, group: QuotaGroup) -> QuotaGroup:
         """The group whose candidate goes first to make room for `group`."""
-        assert isinstance(group, WatchedGroup)
         self._update()
         own, others = group.standing[0], self._yielding
         if own is None or (others and others[0][:2] < own[:2]):
@@ -216,25 +219,78 @@ class GroupOrder:
         return group
 
 
-def quota_groups(
+class QuotaGroups:
+    """The group of every namespace: of all without a quota, and one for each name that has ever had one.
+
+    Attributes:
+        common: the group of all others.
+        order: which of several gives first; None: there is only the common one.
+    """
+
+    def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
+        self.common = QuotaGroup(policy)
+        self.order: GroupOrder | None = None
+        self._num_blocks = num_blocks
+        self._policy = policy
+        self._by_key: dict[NamespaceKey, QuotaGroup] = {}
+        self._changed: dict[QuotaGroup, None] = {}
+
+    def __iter__(self) -> Iterator[QuotaGroup]:
+        """All of them, the common one first."""
+        return iter((self.common, *self._by_key.values()))
+
+    def of(self, key: NamespaceKey) -> QuotaGroup:
+        """The group that a namespace counts in: its own, else its first part's (the tenant's). O(1)."""
+        return self._by_key.get(key) or self._by_key.get(key[:1], self.common)
+
+    @property
+    def quotas(self) -> dict[NamespaceKey, Quota]:
+        """All quotas, also those that bound nothing any more."""
+        return {key: Quota(group.floor, group.ceiling) for key, group in self._by_key.items()}
+
+    def usage(self) -> list[QuotaUsage]:
+        """The quotas and what is used of them. O(groups)."""
+        return [
+            QuotaUsage(key, group.floor, group.ceiling, group.used, group.protected)
+            for key, group in self._by_key.items()
+        ]
+
+    def is_known(self, key: NamespaceKey) -> bool:
+        """Whether there is a group of just this name."""
+        return key in self._by_key
+
+    def set(self, quotas: Mapping[NamespaceKey, Quota]) -> None:
+        """Replace all quotas; one not named bounds nothing any more. Nothing changes if it raises. O(groups).
+
+        Raises:
+            ConfigError: the floors together exceed the pool.
+        """
+        floors = sum(quota.floor for quota in quotas.values())
+        if floors > self._num_blocks:
+            raise ConfigError(
+                f"the quotas' floors sum up to {floors} blocks; the pool has {self._num_blocks}: lower the "
+                "floors, or give the pool more blocks (--num-blocks, --kv-cache-memory)"
+            )
+        if quotas and self.order is None:
+            self.order = GroupOrder(self._changed)
+            self.common.watch(self._changed, 0)
+        for key in quotas:
+            if key not in self._by_key:
+                group = self._by_key[key] = QuotaGroup(self._policy)
+                group.watch(self._changed, len(self._by_key))
+        for key, group in self._by_key.items():
+            group.bound(quotas.get(key, Quota()))
+
+
+def framed_quotas(
     quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None,
-    num_blocks: int,
-    policy: EvictionPolicy,
-) -> tuple[QuotaGroup, dict[NamespaceKey, QuotaGroup], GroupOrder | None]:
-    """The group of all without a quota, one group per namespace with one, and their order if there are any.
+) -> dict[NamespaceKey, Quota]:
+    """Quotas by framed names.
 
     Raises:
-        ConfigError: the floors together exceed the pool, or one quota is malformed.
+        ConfigError: one is malformed.
     """
-    if not quotas:
-        return QuotaGroup(policy), {}, None
-    changed: dict[WatchedGroup, None] = {}
-    common = WatchedGroup(changed, policy)
-    groups: dict[NamespaceKey, QuotaGroup] = {}
-    for namespace, quota in quotas.items():
-        bounds = quota if isinstance(quota, Quota) else Quota(*quota)
-        groups[frame_namespace(namespace)] = WatchedGroup(changed, policy, bounds.floor, bounds.ceiling)
-    floors = sum(group.floor for group in groups.values())
-    if floors > num_blocks:
-        raise ConfigError(f"the quotas' floors sum up to {floors} blocks; the pool has {num_blocks}")
-    return common, groups, GroupOrder(changed)
+    return {
+        frame_namespace(namespace): quota if isinstance(quota, Quota) else Quota(*quota)
+        for namespace, quota in (quotas or {}).items()
+    }
