@@ -327,7 +327,8 @@ class OutputDelta:
 
     `text` may be empty: text is held back while it could be part of a stop string or of an incomplete
     character. `num_cached_tokens`, `num_cache_write_tokens` and `cache_report` are as in `RequestOutput`; the
-    last delta of each sample carries its `finish_reason`.
+    last delta of each sample carries its `finish_reason`. `times` are the sample's own,
+    complete when it has ended.
     """
 
     request_id: str
@@ -343,3 +344,4 @@ class OutputDelta:
     num_cache_write_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    times: RequestTimes | None = None

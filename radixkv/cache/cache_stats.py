@@ -16,6 +16,8 @@ class CacheStats:
         queried_tokens: prompt tokens of all acquires.
         hit_tokens: those of them found cached.
         evicted_blocks: evicted since the start (not those discarded or reset).
+        evicted_by_age: of these, by the seconds since their latest use; see `insight.ages.AGE_BOUNDS`.
+        evicted_age_s: sum of those seconds over the evicted blocks.
         out_of_blocks: how often OutOfBlocks was raised.
         ghost_blocks: removed blocks that are remembered; one removed several times may count as often.
     """
@@ -32,6 +34,8 @@ class CacheStats:
     queried_tokens: int
     hit_tokens: int
     evicted_blocks: int
+    evicted_by_age: tuple[int, ...]
+    evicted_age_s: float
     out_of_blocks: int
     resets: int
     pins_given_way: int

@@ -29,6 +29,7 @@ from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.forgetting import discard_from
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
+from radixkv.cache.insight.ages import EvictedAges, UseTimes
 from radixkv.cache.insight.continuation import continuation
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
@@ -125,7 +126,10 @@ class PrefixCache:
         self.explains = explain
         self.policy = make_eviction_policy(policy)
         self._clock = clock
-        self._tree = tree = RadixTree(block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy)
+        self._tree = tree = RadixTree(
+            block_size, hash_function or xxhash.xxh3_64_intdigest, self.policy, UseTimes(clock)
+        )
+        self._evicted_ages = EvictedAges()
         self._groups = groups = QuotaGroups(num_blocks, self.policy)
         groups.set(framed_quotas(quotas))
         self._namespaces = Namespaces(groups)
@@ -278,6 +282,7 @@ class PrefixCache:
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:
         if self._policy_on_evict is not None:
             self._policy_on_evict(node, num_blocks)
+        self._evicted_ages.add(self._tree.use_times.age_s(node.last_access), num_blocks)
         if self._ghosts.capacity:
             data = None if self._ghost_data is None else self._ghost_data(node)
             reason = "expired" if node.lapsed else "evicted"
@@ -470,6 +475,8 @@ class PrefixCache:
             queried_tokens=self._admission.queried_tokens,
             hit_tokens=self._admission.hit_tokens,
             evicted_blocks=self._capacity.evicted_blocks,
+            evicted_by_age=tuple(self._evicted_ages.counts),
+            evicted_age_s=self._evicted_ages.total_s,
             out_of_blocks=self._room.refused,
             resets=self._resets,
             pins_given_way=self._pins.given_way,

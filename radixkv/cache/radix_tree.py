@@ -24,7 +24,8 @@ from radixkv.cache.node import Children, HashFunction, Node, Space
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.events import EventStream
+    from radixkv.cache.insight.ages import UseTimes
+from radixkv.cache.insight.events import EventStream
 
 
 class RadixTree(TreeNodes):
@@ -37,13 +38,17 @@ class RadixTree(TreeNodes):
         block_size: tokens per block.
         hash_function: bytes -> int, for the lookup of children; any function is right, a good one is quick.
         policy: decides the order of eviction.
+        use_times: is told of every use.
     """
 
-    def __init__(self, block_size: int, hash_function: HashFunction, policy: EvictionPolicy) -> None:
+    def __init__(
+        self, block_size: int, hash_function: HashFunction, policy: EvictionPolicy, use_times: UseTimes
+    ) -> None:
         super().__init__(block_size, hash_function, {}, 0)
         self.policy = policy
         self._on_insert = hook(policy, "on_insert")
         self._on_remove = hook(policy, "on_remove")
+        self.use_times = use_times
         self._tick = 0
         self.listener: EventStream | None = None
 
@@ -105,6 +110,7 @@ class RadixTree(TreeNodes):
         """A request begins or ends here: this is the latest use. O(1)."""
         self._tick = tick = self._tick + 1
         self.policy.tick = node.last_access = tick
+        self.use_times.note(tick)
 
     def hit_path(self, node: Node) -> None:
         """Count a hit of every node of the path and tell the policy, deepest first. O(path)."""

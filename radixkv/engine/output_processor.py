@@ -169,6 +169,7 @@ def _delta(
         request.num_cache_write_tokens,
         group.failure.message if failed and group.failure is not None else None,
         group.failure.code if failed and group.failure is not None else None,
+        request.times,
     )
 
 

@@ -130,6 +130,14 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = 30.0,
+    vllm_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--vllm-metrics",
+            help="Give /metrics under vLLM's names, too, for its dashboards.",
+            rich_help_panel="Server",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     from radixkv_server.app import check_port_is_free, serve_engine
@@ -144,6 +152,7 @@ def serve(
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
         slow_client_timeout_s=slow_client_timeout,
+        vllm_metrics=vllm_metrics,
     )
     check_port_is_free(host, port)
     console = Console(stderr=True)

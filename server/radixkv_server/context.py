@@ -10,7 +10,7 @@ from starlette.requests import Request
 from radixkv.client import EngineClient
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
-from radixkv_server.http.metrics import ServerMetrics
+from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.settings import ServerSettings
 
@@ -37,7 +37,9 @@ class ServerContext:
             settings=settings,
             bodies=BodyReader(settings.max_json_depth),
             prompts=PromptEncoder(engine),
-            metrics=ServerMetrics(engine),
+            metrics=ServerMetrics(
+                engine, by_tenant=bool(settings.api_keys), vllm_names=settings.vllm_metrics
+            ),
         )
 
     def max_body_bytes(self, num_prompts: int = 1) -> int:

@@ -70,12 +70,17 @@ async def respond(
         frames = _frames(generation, renderer)
         return EventStream(frames, dialect, record, settings.ping_interval_s)
     outputs = await run_until_disconnect(request.receive, generation.run())
-    return json_response(renderer.answer(outputs, generation.usage))
+    answer = renderer.answer(outputs, generation.usage)
+    generation.meter.close()
+    return json_response(answer)
 
 
 async def _frames(generation: Generation, renderer: Renderer) -> AsyncGenerator[bytes, None]:
-    async for job, delta in generation.stream():
-        frames = renderer.chunk(job, delta, generation.usage)
-        if frames:
-            yield frames
-    yield renderer.ending(generation.usage)
+    try:
+        async for job, delta in generation.stream():
+            frames = renderer.chunk(job, delta, generation.usage)
+            if frames:
+                yield frames
+        yield renderer.ending(generation.usage)
+    finally:
+        generation.meter.close()

@@ -42,6 +42,7 @@ class ServerSettings:
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
         access_log: one line per request.
+        vllm_metrics: `/metrics` has the figures under vLLM's names, too.
 
     Raises:
         ConfigError: a value is out of range; names the setting, the value and the range.
@@ -68,6 +69,7 @@ class ServerSettings:
     shutdown_grace_s: float = 30.0
     trust_request_chat_template: bool = False
     access_log: bool = True
+    vllm_metrics: bool = False
 
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:

@@ -13,7 +13,8 @@ FLOORS = (
     ("api_keys",),
     ("settings",),
     ("dialect", "usage", "generation_request", "concurrency", "prompts"),
-    ("http",),
+    ("http", "metrics"),
+    ("metering",),
     ("context", "generation"),
     ("exchange", "chat"),
     ("apis",),
@@ -22,6 +23,7 @@ FLOORS = (
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
     "radixkv",  # its version
+    "radixkv.cache.insight.ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.chat.answer",
     "radixkv.chat.format",

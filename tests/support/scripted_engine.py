@@ -264,6 +264,7 @@ class ScriptedEngine:
         await self._at_gate(given)
         reason: FinishReason | None = None
         text = b""
+        times = RequestTimes(time.monotonic(), time.monotonic())
         while reason is None:
             fault = self.fail(asked, given)
             if isinstance(fault, BaseException):
@@ -280,6 +281,8 @@ class ScriptedEngine:
                 reason, piece = "stop", b""
             elif params.max_tokens is not None and given >= params.max_tokens:
                 reason = "length"
+            times.first_token = times.first_token or time.monotonic()
+            times.finished = None if reason is None else time.monotonic()
             for index in samples:
                 yield OutputDelta(
                     asked.request_id,
@@ -292,6 +295,7 @@ class ScriptedEngine:
                     num_cached_tokens=len(asked.prompt) // 2,
                     num_cache_write_tokens=len(asked.prompt) - len(asked.prompt) // 2,
                     error="scripted failure" if reason == "error" else None,
+                    times=times,
                 )
             if reason == "error":
                 raise RequestFailedError("scripted failure")

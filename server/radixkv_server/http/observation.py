@@ -10,8 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.http.metrics import ServerMetrics
 from radixkv_server.http.request_record import RequestRecord, attach_record
+from radixkv_server.metrics.request_metrics import ServerMetrics
 
 access_logger = logging.getLogger("radixkv.access")
 

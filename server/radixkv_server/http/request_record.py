@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from radixkv_server.tenants import EVERYBODY, Tenant
+from radixkv_server.usage import Usage
 
 _RECORD = "radixkv.record"
 
@@ -21,7 +22,7 @@ class RequestRecord:
         caller: who asks, by the API key; `EVERYBODY` when no keys are configured.
         started: `time.monotonic` at arrival, the clock of `RequestTimes`.
         status: HTTP status sent; 499 when the client left first; None before either.
-        prompt_tokens, cached_tokens, completion_tokens: as in `usage`.
+        prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens: as in `usage`.
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: of the error that was answered or sent; empty: none, or one without a code.
     """
@@ -32,6 +33,7 @@ class RequestRecord:
     status: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     completion_tokens: int = 0
     failed: bool = False
     error_code: str = ""
@@ -40,6 +42,13 @@ class RequestRecord:
     def tenant(self) -> str:
         """The caller's name, "" when no keys are configured."""
         return self.caller.name
+
+    def usage_is(self, usage: Usage) -> None:
+        """Note what the request used."""
+        self.prompt_tokens = usage.prompt_tokens
+        self.cached_tokens = usage.cached_tokens
+        self.cache_write_tokens = usage.cache_write_tokens
+        self.completion_tokens = usage.completion_tokens
 
     @property
     def age_s(self) -> float:

@@ -10,7 +10,7 @@ from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
 from radixkv_server.exchange import json_response
-from radixkv_server.http.metrics import CONTENT_TYPE
+from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
 router = APIRouter()
 

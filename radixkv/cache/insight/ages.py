@@ -1,0 +1,68 @@
+"""How long ago a node was used, in seconds, and how old what was evicted had become.
+
+Nodes carry a counter of uses, not a time: it orders them exactly and costs nothing to compare. `UseTimes`
+remembers when the counter stood where, coarsely.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+
+#: Upper bounds of the counted ages, seconds; what is older is counted behind the last.
+AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+
+_RESOLUTION_S = 0.25
+_MOST_MARKS = 4096
+
+
+class UseTimes:
+    """Maps the cache's use counter to the clock.
+
+    Args:
+        clock: seconds.
+    """
+
+    __slots__ = ("_clock", "_latest", "_ticks", "_times")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ticks = [0]
+        self._times = [clock()]
+        self._latest = self._times[0]
+
+    def note(self, tick: int) -> None:
+        """The counter has come to `tick` now. Amortised O(1)."""
+        now = self._clock()
+        if now - self._latest < _RESOLUTION_S:
+            return
+        self._latest = now
+        self._ticks.append(tick)
+        self._times.append(now)
+        if len(self._ticks) > _MOST_MARKS:  # the older half at half the resolution
+            half = _MOST_MARKS // 2
+            del self._ticks[1:half:2], self._times[1:half:2]
+
+    def age_s(self, tick: int) -> float:
+        """Seconds since the counter stood at `tick`: to 0.25 s, more coarsely long ago. O(log marks)."""
+        return max(0.0, self._clock() - self._times[bisect_right(self._ticks, tick) - 1])
+
+
+class EvictedAges:
+    """Counts evicted blocks by the seconds since they were last used.
+
+    Attributes:
+        counts: blocks by bucket: up to each of AGE_BOUNDS, then older.
+        total_s: sum of their ages, seconds x blocks.
+    """
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(AGE_BOUNDS) + 1)
+        self.total_s = 0.0
+
+    def add(self, age_s: float, num_blocks: int) -> None:
+        """Blocks of one age were evicted. O(1)."""
+        self.counts[bisect_left(AGE_BOUNDS, age_s)] += num_blocks
+        self.total_s += age_s * num_blocks

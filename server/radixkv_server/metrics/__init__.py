@@ -1,0 +1,1 @@
+"""What the server measures: requests as they end, the engine when it is asked, under names of Prometheus."""

@@ -1,0 +1,71 @@
+"""The engine's counters as Prometheus metrics, read when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+import radixkv
+from radixkv.cache.insight.ages import AGE_BOUNDS
+from radixkv.client import EngineClient
+
+
+class EngineCollector(Collector):
+    """Reads `engine.stats()` when scraped, so that the engine never pays for metrics between scrapes."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.engine.stats()
+        cache = stats.cache
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            return GaugeMetricFamily(f"radixkv_{name}", text, value=value)
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            return CounterMetricFamily(f"radixkv_{name}", text, value=value)
+
+        info = InfoMetricFamily("radixkv", "Version and model served.")
+        info.add_metric([], {"version": radixkv.__version__, "model": self.engine.model_name})
+        yield info
+        yield gauge("healthy", "1 while the engine accepts requests.", float(self.engine.is_healthy))
+        yield gauge("requests_waiting", "Requests in the queue.", stats.num_waiting)
+        yield gauge("requests_running", "Requests being computed.", stats.num_running)
+        yield counter("preemptions", "Requests preempted to free KV blocks.", stats.num_preemptions)
+        yield counter("computed_prompt_tokens", "Prompt tokens computed.", stats.computed_prompt_tokens)
+        yield counter("engine_queried_tokens", "Tokens looked up in the prefix cache.", cache.queried_tokens)
+        yield counter("engine_hit_tokens", "Of these, found there.", cache.hit_tokens)
+        yield counter("engine_steps", "Model calls.", stats.steps)
+        yield counter("model_seconds", "Time in the model, sampling included.", stats.model_time_s)
+        yield counter("step_gap_seconds", "Between model calls while work waited.", stats.gap_time_s)
+        yield counter("cache_rebuilds", "Broken invariants repaired by a rebuild.", stats.num_rebuilds)
+        ratio = stats.cached_prompt_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+        yield gauge("prefix_cache_hit_ratio", "Cached over all prompt tokens, since the start.", ratio)
+        blocks = GaugeMetricFamily(
+            "radixkv_kv_blocks", "KV blocks by state; their sum is the pool.", labels=["state"]
+        )
+        blocks.add_metric(["free"], cache.free_blocks)
+        blocks.add_metric(["cached"], cache.cached_blocks)
+        blocks.add_metric(["held"], cache.held_blocks)
+        yield blocks
+        yield gauge("kv_blocks_capacity", "KV blocks in the pool.", cache.total_blocks)
+        yield gauge("kv_blocks_pinned", "Of the held blocks, those that pins protect.", cache.pinned_blocks)
+        yield gauge("kv_cache_usage_ratio", "Held over all blocks.", cache.held_blocks / cache.total_blocks)
+        yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
+        ages = HistogramMetricFamily(
+            "radixkv_evicted_block_age_seconds", "From a block's latest use to its eviction."
+        )
+        bounds = [*map(str, AGE_BOUNDS), "+Inf"]
+        counts = accumulate(cache.evicted_by_age)
+        ages.add_metric([], list(zip(bounds, counts, strict=True)), cache.evicted_age_s)
+        yield ages

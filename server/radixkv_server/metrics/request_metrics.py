@@ -1,0 +1,172 @@
+"""Prometheus metrics of one app: what requests used and how long they took, by how much was cached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+
+from radixkv.client import EngineClient
+from radixkv.request import RequestTimes
+from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.metrics.engine_collector import EngineCollector
+from radixkv_server.metrics.tenant_labels import TenantLabels
+from radixkv_server.metrics.vllm_names import VllmNames
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_E2E_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_LENGTH_BUCKETS = tuple(float(2**power) for power in range(18))
+
+LAG_PROBE_S = 0.05
+
+#: Upper bounds of the share of a prompt that was cached, and the label of what is up to there.
+_HIT_CLASSES = ((0.0, "0"), (0.5, "0-50%"), (0.9, "50-90%"), (1.0, "90-100%"))
+
+
+M = TypeVar("M", Counter, Histogram)
+
+
+def hit_class(cached_tokens: int, prompt_tokens: int) -> str:
+    """The label `hit` of a request: the share of its prompt that was cached, in four classes.
+
+    >>> [hit_class(cached, 100) for cached in (0, 1, 50, 51, 90, 99)]
+    ['0', '0-50%', '0-50%', '50-90%', '50-90%', '90-100%']
+    """
+    share = cached_tokens / prompt_tokens if prompt_tokens else 0.0
+    return next(label for bound, label in _HIT_CLASSES if share <= bound)
+
+
+class ServerMetrics:
+    """The metrics of one app, in a registry of its own (two apps in one process do not mix).
+
+    Args:
+        by_tenant: give what tenants used and how long they waited a label `tenant` (at most 100 of them).
+        vllm_names: repeat them under the names that vLLM's dashboards ask for.
+    """
+
+    def __init__(self, engine: EngineClient, *, by_tenant: bool = False, vllm_names: bool = False) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(EngineCollector(engine))
+        if vllm_names:
+            self.registry.register(VllmNames(self.registry, engine.model_name))
+        ProcessCollector(registry=self.registry)
+        self._tenants = TenantLabels(by_tenant)
+        tenant = self._tenants.names
+
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"radixkv_{name}", text, labels, registry=self.registry)
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+        ) -> Histogram:
+            return Histogram(f"radixkv_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+        self._http_requests = counter(
+            "http_requests", "HTTP requests by route and status (499: the client left).", ["route", "status"]
+        )
+        self._failed_streams = counter("failed_streams", "Streams that an error ended after they had begun.")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, as in the answers' usage.", tenant)
+        self._cached_tokens = counter("cached_prompt_tokens", "Of these, found in the cache.", tenant)
+        self._written_tokens = counter("cache_write_tokens", "Of these, written to the cache.", tenant)
+        self._generated_tokens = counter("generated_tokens", "Generated, as in the answers' usage.", tenant)
+        self._missed_tokens = counter(
+            "missed_prompt_tokens",
+            "Prompt tokens not found in the cache, by the reason for the first of them.",
+            ["reason", *tenant],
+        )
+        self._finished = counter(
+            "finished_samples", "Samples by how they ended: stop, length, abort, error.", ["reason", *tenant]
+        )
+        by_hit = ["hit", *tenant]
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS, by_hit
+        )
+        self._itl = histogram("inter_token_latency_seconds", "Between tokens.", _ITL_BUCKETS, by_hit)
+        self._e2e = histogram(
+            "request_duration_seconds", "From arrival to the end of the answer.", _E2E_BUCKETS, by_hit
+        )
+        self._queue = histogram("queue_seconds", "Wait for the first step.", _QUEUE_BUCKETS, tenant)
+        self._prefill = histogram(
+            "prefill_seconds", "From a prompt's first step to its first token.", _TTFT_BUCKETS, by_hit
+        )
+        self._decode = histogram("decode_seconds", "From the first token to the last.", _E2E_BUCKETS, tenant)
+        self._prompt_length = histogram("request_prompt_tokens", "Prompt lengths.", _LENGTH_BUCKETS, tenant)
+        self._sample_length = histogram("sample_tokens", "Answer lengths.", _LENGTH_BUCKETS, tenant)
+        self._lag = histogram("event_loop_lag_seconds", "How late timers fire.", _LAG_BUCKETS)
+
+    def observe_request(self, route: str, record: RequestRecord) -> None:
+        """Count a finished HTTP request, and what it used as its usage says."""
+        status = "none" if record.status is None else str(record.status)
+        self._http_requests.labels(route, status).inc()
+        if record.failed:
+            self._failed_streams.inc()
+        if record.prompt_tokens:
+            tenant = self._tenants.values(record.tenant)
+            _child(self._prompt_tokens, tenant).inc(record.prompt_tokens)
+            _child(self._cached_tokens, tenant).inc(record.cached_tokens)
+            _child(self._written_tokens, tenant).inc(record.cache_write_tokens)
+            _child(self._generated_tokens, tenant).inc(record.completion_tokens)
+        if record.completion_tokens:
+            hit = hit_class(record.cached_tokens, record.prompt_tokens)
+            self._e2e.labels(hit, *self._tenants.values(record.tenant)).observe(record.age_s)
+
+    def observe_cache_report(self, tenant: str, report: MissReport) -> None:
+        """Count what one prompt missed (`hit`: the one token that is always computed)."""
+        labels = self._tenants.values(tenant)
+        self._missed_tokens.labels(report.reason, *labels).inc(report.num_missed_tokens)
+
+    def observe_first_token(self, tenant: str, hit: str, seconds: float) -> None:
+        """A request has its first token, that many seconds after it arrived. `hit`: see `hit_class`."""
+        self._ttft.labels(hit, *self._tenants.values(tenant)).observe(seconds)
+
+    def observe_tokens(self, tenant: str, hit: str, seconds: float, num_tokens: int) -> None:
+        """A sample got `num_tokens` more, all of them `seconds` after those before: one latency each."""
+        child = self._itl.labels(hit, *self._tenants.values(tenant))
+        for _ in range(num_tokens):
+            child.observe(seconds / num_tokens)
+
+    def observe_prompt(self, tenant: str, hit: str, num_tokens: int, times: RequestTimes | None) -> None:
+        """A prompt's samples have all ended."""
+        labels = self._tenants.values(tenant)
+        _child(self._prompt_length, labels).observe(num_tokens)
+        if times is None or times.first_scheduled is None:
+            return
+        _child(self._queue, labels).observe(max(0.0, times.first_scheduled - times.arrival))
+        if times.first_token is None:
+            return
+        self._prefill.labels(hit, *labels).observe(max(0.0, times.first_token - times.first_scheduled))
+        if times.finished is not None:
+            _child(self._decode, labels).observe(max(0.0, times.finished - times.first_token))
+
+    def observe_sample(self, tenant: str, reason: str, num_tokens: int) -> None:
+        """A sample has ended, for `reason`."""
+        labels = self._tenants.values(tenant)
+        self._finished.labels(reason, *labels).inc()
+        _child(self._sample_length, labels).observe(num_tokens)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    async def probe_event_loop(self) -> None:
+        """Run forever: measure how late a timer fires, the delay every other callback sees too."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_PROBE_S
+            await asyncio.sleep(LAG_PROBE_S)
+            self._lag.observe(max(0.0, loop.time() - due))
+
+
+def _child(metric: M, labels: Sequence[str]) -> M:
+    """The metric with these label values, which may be none."""
+    return metric.labels(*labels) if labels else metric
