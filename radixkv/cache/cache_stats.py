@@ -16,7 +16,7 @@ class CacheStats:
         queried_tokens: prompt tokens of all acquires.
         hit_tokens: those of them found cached.
         evicted_blocks: evicted since the start (not those discarded or reset).
-        evicted_by_age: of these, by the seconds since their latest use; see `insight.ages.AGE_BOUNDS`.
+        evicted_by_age: of these, by the seconds since their latest use; see `AGE_BOUNDS`.
         evicted_age_s: sum of those seconds over the evicted blocks.
         out_of_blocks: how often OutOfBlocks was raised.
         ghost_blocks: removed blocks that are remembered; one removed several times may count as often.

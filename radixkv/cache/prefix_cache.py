@@ -29,9 +29,9 @@ from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.forgetting import discard_from
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
-from radixkv.cache.insight.ages import EvictedAges, UseTimes
 from radixkv.cache.insight.continuation import continuation
 from radixkv.cache.insight.events import EventStream, Listener, Listeners
+from radixkv.cache.insight.evicted_ages import EvictedAges
 from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
@@ -143,8 +143,7 @@ class PrefixCache:
             self._ghosts, self._public, clock, enabled=enabled, partial_reuse=partial_reuse
         )
         self._advisor = Advisor(block_size)
-        self._use_times = UseTimes(self.policy, clock())
-        self._reports = ReportQueue(self._ghosts, self._advisor, self._public, self._use_times)
+        self._reports = ReportQueue(self._ghosts, self._advisor, self._public)
         self.policy.attach(num_blocks, block_size, self._ghosts)
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
@@ -575,7 +574,7 @@ class PrefixCache:
     def use_times(self) -> tuple[float, list[tuple[int, float]]]:
         """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
         self._reports.flush()
-        return self._clock(), self._use_times.readings()
+        return self._clock(), self._tree.use_times.readings()
 
     def advice(self, limit: int = 10, namespace: Namespace | None = None) -> list[BreakPoint]:
         """Where recent prompts broke off from cached ones, and what moving that place would bring.

@@ -23,7 +23,7 @@ FLOORS = (
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
     "radixkv",  # its version
-    "radixkv.cache.insight.ages",  # bounds of counted ages
+    "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.chat.answer",
     "radixkv.chat.format",

@@ -13,7 +13,6 @@ from weakref import ref
 from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import DueReport
 from radixkv.cache.insight.ghost import GhostIndex
-from radixkv.cache.insight.use_times import UseTimes
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Space
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
@@ -35,17 +34,14 @@ class ReportHolder(Protocol):
 class ReportQueue:
     """The latest acquires of one cache."""
 
-    __slots__ = ("_advisor", "_ghosts", "_latest", "_public", "_use_times")
+    __slots__ = ("_advisor", "_ghosts", "_latest", "_public")
 
-    def __init__(
-        self, ghosts: GhostIndex, advisor: Advisor, public: PublicPrefixes, use_times: UseTimes
-    ) -> None:
+    def __init__(self, ghosts: GhostIndex, advisor: Advisor, public: PublicPrefixes) -> None:
         # holder, namespace, prompt, where the lookup ended, clock seconds, removals before
         self._latest: list[tuple[ref[ReportHolder], Space, bytes, Walk, float, int]] = []
         self._ghosts = ghosts
         self._advisor = advisor
         self._public = public
-        self._use_times = use_times
         ghosts.before_reading = self.flush
 
     def note(self, holder: ReportHolder, space: Space, data: bytes, walk: Walk, at: float) -> None:
@@ -59,7 +55,6 @@ class ReportQueue:
         if not self._latest:
             return
         latest = self._latest[:]
-        self._use_times.note(latest[-1][4])
         self._latest.clear()
         public, advisor, watch = self._public, self._advisor, self._ghosts.watch
         for reference, space, data, walk, now, moment in latest:

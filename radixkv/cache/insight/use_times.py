@@ -1,52 +1,54 @@
 """UseTimes: about when the cache's use counter had a value, so that a node's latest use has an age.
 
-Nodes carry the counter, not the time: a clock reading for each use would be paid by every request. A reading
-for every few acquires is enough to say "seconds" or "hours".
+Nodes carry the counter, not a time: it orders them exactly and is compared for nothing. Every quarter of a
+second in which something is used has one reading of the clock.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from typing import Protocol
+from bisect import bisect_right
+from collections.abc import Callable
 
-MOST_READINGS = 4096
-
-
-class UseCounter(Protocol):
-    """Has the counter: an eviction policy."""
-
-    tick: int
+_RESOLUTION_S = 0.25
+_MOST_READINGS = 4096
 
 
 class UseTimes:
-    """The latest readings.
+    """Maps the cache's use counter to the clock.
 
     Args:
-        counter: whose `tick` is read.
-        at: clock seconds now, before any use.
+        clock: seconds.
     """
 
-    __slots__ = ("_counter", "_readings")
+    __slots__ = ("_clock", "_latest", "_ticks", "_times")
 
-    def __init__(self, counter: UseCounter, at: float) -> None:
-        self._counter = counter
-        self._readings: deque[tuple[int, float]] = deque([(0, at)], maxlen=MOST_READINGS)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ticks = [0]
+        self._times = [clock()]
+        self._latest = self._times[0]
 
-    def note(self, at: float) -> None:
-        """The counter stands where it stands at this clock reading. O(1)."""
-        self._readings.append((self._counter.tick, at))
+    def note(self, tick: int) -> None:
+        """The counter has come to `tick` now. Amortised O(1)."""
+        now = self._clock()
+        if now - self._latest < _RESOLUTION_S:
+            return
+        self._latest = now
+        self._ticks.append(tick)
+        self._times.append(now)
+        if len(self._ticks) > _MOST_READINGS:  # the older half at half the resolution
+            half = _MOST_READINGS // 2
+            del self._ticks[1:half:2], self._times[1:half:2]
 
     def readings(self) -> list[tuple[int, float]]:
         """(counter, clock seconds), oldest first. O(readings)."""
-        return list(self._readings)
+        return list(zip(self._ticks, self._times, strict=True))
+
+    def age_s(self, tick: int) -> float:
+        """Seconds since the counter stood at `tick`: to 0.25 s, more coarsely long ago. O(log readings)."""
+        return max(0.0, self._clock() - self._times[bisect_right(self._ticks, tick) - 1])
 
 
-def time_of(tick: int, readings: list[tuple[int, float]]) -> float | None:
-    """When the counter had this value, at the latest; None: before the first reading. O(log readings)."""
-    place = bisect_left(readings, (tick, float("-inf")))
-    if place == len(readings):
-        return readings[-1][1] if readings else None
-    if place == 0 and tick < readings[0][0]:
-        return None
-    return readings[place][1]
+def time_of(tick: int, readings: list[tuple[int, float]]) -> float:
+    """When the counter had this value, to 0.25 s, more coarsely long ago. O(log readings)."""
+    return readings[bisect_right(readings, (tick, float("inf"))) - 1][1]
