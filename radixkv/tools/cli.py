@@ -105,7 +105,11 @@ def serve(
         ),
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in the API.", rich_help_panel="Server")
+        list[str] | None,
+        typer.Option(
+            help="Name of the model in the API; repeat for several, the first of which answers carry.",
+            rich_help_panel="Server",
+        ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -138,6 +142,15 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = False,
+    response_store: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLite file that keeps the answers of /v1/responses, for previous_response_id and "
+            "retrieval; without it memory does, until the server ends.",
+            metavar="FILE",
+            rich_help_panel="Server",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     from radixkv_server.app import check_port_is_free, serve_engine
@@ -148,11 +161,12 @@ def serve(
         port=port,
         api_keys=api_key,
         admin_keys=admin_key,
-        served_model_name=served_model_name,
+        served_model_names=served_model_name,
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
         slow_client_timeout_s=slow_client_timeout,
         vllm_metrics=vllm_metrics,
+        response_store=response_store,
     )
     check_port_is_free(host, port)
     console = Console(stderr=True)

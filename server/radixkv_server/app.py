@@ -28,6 +28,7 @@ from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
 from radixkv_server.api_keys import KeyRing
 from radixkv_server.apis.openai.routes import API as OPENAI_API
+from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
@@ -41,7 +42,7 @@ from radixkv_server.settings import ServerSettings, make_settings
 
 OnReady = Callable[[str, int], None]
 
-APIS = (OPENAI_API, SERVICE_API)
+APIS = (OPENAI_API, RESPONSES_API, SERVICE_API)
 
 
 def create_app(
@@ -53,7 +54,7 @@ def create_app(
         apis: what it speaks; one of them has the dialect of `/`.
 
     Raises:
-        ConfigError: an API key is malformed or given to two tenants.
+        ConfigError: an API key is malformed or given to two tenants, or the response store can't be opened.
     """
     settings = settings or ServerSettings()
     context = ServerContext.for_engine(engine, settings)
@@ -66,6 +67,7 @@ def create_app(
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
+            await context.responses.close()
 
     app = FastAPI(
         title="radixkv",

@@ -12,6 +12,7 @@ from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.prompts import PromptEncoder
+from radixkv_server.response_store import ResponseStore, make_store
 from radixkv_server.settings import ServerSettings
 
 # A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
@@ -28,6 +29,7 @@ class ServerContext:
     bodies: BodyReader
     prompts: PromptEncoder
     metrics: ServerMetrics
+    responses: ResponseStore
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -39,6 +41,9 @@ class ServerContext:
             prompts=PromptEncoder(engine),
             metrics=ServerMetrics(
                 engine, by_tenant=bool(settings.api_keys), vllm_names=settings.vllm_metrics
+            ),
+            responses=make_store(
+                settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
         )
 

@@ -53,8 +53,12 @@ async def respond(
     parse: Parse[Body],
     *,
     takes_many_prompts: bool = False,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
     """Serve a request of a generation route.
+
+    Args:
+        before_end: run once the whole answer is rendered, before the client can see its end.
 
     Raises:
         ApiError, RadixKVError: the request is refused, or failed before its answer began.
@@ -67,20 +71,27 @@ async def respond(
     wanted, renderer = await parse(context, body)
     generation = Generation(context.engine, context.metrics, record, wanted)
     if wanted.stream:
-        frames = _frames(generation, renderer)
+        frames = _frames(generation, renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)
     outputs = await run_until_disconnect(request.receive, generation.run())
     answer = renderer.answer(outputs, generation.usage)
     generation.meter.close()
+    if before_end is not None:
+        await before_end()
     return json_response(answer)
 
 
-async def _frames(generation: Generation, renderer: Renderer) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    generation: Generation, renderer: Renderer, before_end: Callable[[], Awaitable[None]] | None
+) -> AsyncGenerator[bytes, None]:
     try:
         async for job, delta in generation.stream():
             frames = renderer.chunk(job, delta, generation.usage)
             if frames:
                 yield frames
-        yield renderer.ending(generation.usage)
+        ending = renderer.ending(generation.usage)
+        if before_end is not None:
+            await before_end()
+        yield ending
     finally:
         generation.meter.close()

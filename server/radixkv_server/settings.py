@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -41,6 +42,10 @@ class ServerSettings:
         shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
+        response_store: file that keeps the answers of the Responses API, for `previous_response_id` and
+            retrieval; None: memory does.
+        max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
+        max_stored_bytes: most bytes of one tenant's.
         access_log: one line per request.
         vllm_metrics: `/metrics` has the figures under vLLM's names, too.
 
@@ -68,6 +73,9 @@ class ServerSettings:
     ping_interval_s: float = 15.0
     shutdown_grace_s: float = 30.0
     trust_request_chat_template: bool = False
+    response_store: str | None = None
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * MIB
     access_log: bool = True
     vllm_metrics: bool = False
 
@@ -92,6 +100,8 @@ class ServerSettings:
             "max_messages",
             "max_prompts",
             "max_samples",
+            "max_stored_responses",
+            "max_stored_bytes",
             "keep_alive_s",
         ):
             value = getattr(self, name)
@@ -99,6 +109,9 @@ class ServerSettings:
         for name in ("header_timeout_s", "body_timeout_s", "slow_client_timeout_s", "ping_interval_s"):
             value = getattr(self, name)
             require(_is_number(value) and value > 0, name, "a number of seconds above 0")
+        store = self.response_store
+        is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
+        require(is_file, "response_store", "a file in a folder that exists")
         grace = self.shutdown_grace_s
         require(_is_number(grace) and grace >= 0, "shutdown_grace_s", "a number of seconds of at least 0")
 
@@ -123,22 +136,17 @@ class ServerSettings:
         return cls(**options)
 
 
-def make_settings(
-    *, api_keys: Sequence[str] | None = None, served_model_name: str | None = None, **options: Any
-) -> ServerSettings:
+def make_settings(*, api_keys: Sequence[str] | None = None, **options: Any) -> ServerSettings:
     """Settings from what a command line gives: None stands for the default.
 
     Args:
         api_keys: `KEY` or `NAME=KEY` each; None or empty: those in the environment variable RADIXKV_API_KEY.
-        served_model_name: the only name clients may use.
         options: further fields of ServerSettings.
 
     Raises:
         ConfigError: a value is wrong, or a key is malformed or given to two tenants.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if served_model_name is not None:
-        given["served_model_names"] = (served_model_name,)
     return ServerSettings.from_options({**given, "api_keys": tuple(api_keys or keys_from_environment())})
 
 

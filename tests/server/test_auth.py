@@ -166,7 +166,7 @@ def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_settings(host="127.0.0.1").api_keys == ("from-env",)
     assert make_settings(api_keys=["given"]).api_keys == ("given",), "flags win over the environment"
     monkeypatch.delenv("RADIXKV_API_KEY")
-    assert make_settings(port=0, api_keys=None, served_model_name=None, allowed_hosts=None).api_keys == ()
+    assert make_settings(port=0, api_keys=None, served_model_names=None, allowed_hosts=None).api_keys == ()
 
 
 @pytest.mark.parametrize(

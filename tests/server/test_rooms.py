@@ -11,7 +11,7 @@ SERVER = "radixkv_server"
 FLOORS = (
     ("errors", "tenants"),
     ("api_keys",),
-    ("settings",),
+    ("settings", "response_store"),
     ("dialect", "usage", "generation_request", "concurrency", "prompts"),
     ("http", "metrics"),
     ("metering",),

@@ -1,8 +1,9 @@
 """An engine for server tests: an `EngineClient` without a model, with answers and faults that a test scripts.
 
-It answers a prompt whose text holds `say:TEXT` with TEXT (else with "ok"), one byte a token, and obeys
-the parts of SamplingParams that a server test can see: max_tokens, n, stop strings, logprobs. Tests hold it
-(`gate`) to look at requests in flight, make it fail at a token, and read what was asked and aborted.
+It answers a prompt whose text holds `say:TEXT` (the last of them) with TEXT (else with "ok"), one byte a
+token, and obeys the parts of SamplingParams that a server test can see: max_tokens, n, stop strings,
+logprobs. Tests hold it (`gate`) to look at requests in flight, make it fail at a token, and read what was
+asked and aborted.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ class ScriptedEngine:
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         params = asked.params
-        found = re.search(r"say:(.*?)(?:assistant\n)?$", asked.text, re.DOTALL)
+        found = re.search(r".*say:(.*?)(?:assistant\n)?$", asked.text, re.DOTALL)
         answer = (found.group(1) if found else "ok").encode()
         samples = range(params.num_samples)
         given = 0

@@ -49,7 +49,17 @@ class Envelope:
 
 
 def usage_json(usage: Usage) -> Json:
-    """OpenAI's `usage`, with the cached tokens always given, and why the others were not found.
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": usage_details(usage),
+    }
+
+
+def usage_details(usage: Usage) -> Json:
+    """What the cache did for the prompts: tokens found and written, and why the others were not found.
 
     `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
     other requests' prompts contain.
@@ -58,12 +68,7 @@ def usage_json(usage: Usage) -> Json:
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": details,
-    }
+    return details
 
 
 def _miss(report: MissReport) -> Json:

@@ -9,7 +9,7 @@ these are refused as unknown, as OpenAI does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -58,16 +58,13 @@ class StreamOptions(StrictModel):
     include_obfuscation: NoOp = None
 
 
-class CommonFields(StrictModel):
-    """What chat and text completions share."""
+class SamplingFields(StrictModel):
+    """What every route that generates takes: from which model, and how its tokens are chosen."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
@@ -105,22 +102,11 @@ class CommonFields(StrictModel):
             raise ValueError("priority must be a 32-bit signed integer.")
         return value
 
-    @model_validator(mode="after")
-    def _options_need_stream(self) -> CommonFields:
-        if self.stream_options is not None and not self.stream:
-            raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
-        return self
-
-    @property
-    def wants_stream_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
     def sampling_options(self) -> dict[str, Any]:
         """The fields that go to SamplingParams as they are, where the client gave them."""
         names = (
             "temperature",
             "top_p",
-            "n",
             "seed",
             "presence_penalty",
             "frequency_penalty",
@@ -140,6 +126,28 @@ class CommonFields(StrictModel):
         if self.logit_bias:
             options["logit_bias"] = parse_logit_bias(self.logit_bias)
         return options
+
+
+class CommonFields(SamplingFields):
+    """What chat and text completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> CommonFields:
+        if self.stream_options is not None and not self.stream:
+            raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
+        return self
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling_options(self) -> dict[str, Any]:
+        options = super().sampling_options()
+        return options if self.n is None else {**options, "n": self.n}
 
 
 def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
@@ -186,9 +194,7 @@ class TemplateFields(StrictModel):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _free_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in value or {}:
-            if name in RESERVED_TEMPLATE_KWARGS or not _IDENTIFIER.fullmatch(name):
-                raise ValueError(f"{name[:100]!r} can't be set through chat_template_kwargs.")
+        check_template_kwargs(value or {})
         return value
 
     @model_validator(mode="after")
@@ -313,6 +319,13 @@ class CompletionRequest(CommonFields):
     @property
     def num_samples(self) -> int:
         return max(self.n or 1, self.best_of or 1)
+
+
+def check_template_kwargs(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that is no template's variable, but an argument of the call around it."""
+    for name in names:
+        if name in RESERVED_TEMPLATE_KWARGS or not _IDENTIFIER.fullmatch(name):
+            raise ValueError(f"{name[:100]!r} can't be set through chat_template_kwargs.")
 
 
 def unsupported(param: str, what: str) -> ParamError:

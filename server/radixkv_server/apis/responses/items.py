@@ -1,0 +1,254 @@
+"""Items of a conversation: what clients may send, the plain form that is stored, and messages for templates.
+
+An item has one plain form, whether a client sent it or the model wrote it, and only these forms become
+messages: what a turn said renders to the same tokens in every later one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from radixkv_server.dialect import Json
+from radixkv_server.errors import bad_request
+from radixkv_server.http.body import FAIL_FAST, ParamError
+
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+MAX_ID = 128
+
+Id = Annotated[str, Field(max_length=MAX_ID)]
+
+
+class _Item(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    id: Id | None = None
+    status: str | None = None
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    type: str
+
+    @model_validator(mode="after")
+    def _text_only(self) -> TextPart:
+        if self.type not in _PARTS:
+            raise ParamError(
+                f"content of type {self.type[:40]!r} is not supported: this server takes text, and fetches "
+                "nothing.",
+                code="unsupported_content",
+            )
+        if not isinstance((self.model_extra or {}).get(_PARTS[self.type]), str):
+            raise ParamError(f"content of type {self.type!r} needs its text.")
+        return self
+
+    @property
+    def text(self) -> str:
+        return str((self.model_extra or {})[_PARTS[self.type]])
+
+
+# Tags in brackets are left out of the field names in error messages.
+_Text = Annotated[
+    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], FAIL_FAST, Tag("[parts]")],
+    Discriminator(lambda value: "[text]" if isinstance(value, str) else "[parts]"),
+]
+
+
+def _join(text: str | list[TextPart]) -> str:
+    return text if isinstance(text, str) else "\n".join(part.text for part in text)
+
+
+class MessageItem(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Text
+
+    def plain(self, item_id: str) -> Json:
+        text = _join(self.content)
+        return {
+            "id": item_id,
+            "type": "message",
+            "role": self.role,
+            "status": "completed",
+            "content": [
+                output_text(text) if self.role == "assistant" else {"type": "input_text", "text": text}
+            ],
+        }
+
+
+class FunctionCallItem(_Item):
+    type: Literal["function_call"]
+    call_id: Id
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+    def plain(self, item_id: str) -> Json:
+        return function_call(item_id, self.call_id, self.name, self.arguments, "completed")
+
+
+class FunctionOutputItem(_Item):
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: _Text
+
+    def plain(self, item_id: str) -> Json:
+        return {
+            "id": item_id,
+            "type": "function_call_output",
+            "call_id": self.call_id,
+            "output": _join(self.output),
+            "status": "completed",
+        }
+
+
+class ReasoningText(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    text: str
+
+
+class ReasoningItem(_Item):
+    """What the assistant thought. Its summary, and what is encrypted of it, tell this model nothing."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], FAIL_FAST] | None = None
+
+    def plain(self, item_id: str) -> Json:
+        return reasoning(item_id, "".join(part.text for part in self.content or ()), "completed")
+
+
+class ItemReference(_Item):
+    type: Literal["item_reference"] | None = None
+    id: Id
+
+
+class _UnknownItem(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ParamError("an item of the input must be an object.", code="invalid_type")
+        raise ParamError(
+            f"items of type {str(value.get('type'))[:40]!r} are not supported: this server knows message, "
+            "function_call, function_call_output, reasoning and item_reference.",
+            code="unsupported_content",
+        )
+
+
+def _tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind is None and isinstance(value, dict):
+        kind = "message" if "role" in value else "item_reference" if "id" in value else None
+    return f"[{kind}]" if kind in _KINDS else "[unknown]"
+
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")]
+    | Annotated[ItemReference, Tag("[item_reference]")]
+    | Annotated[_UnknownItem, Tag("[unknown]")],
+    Discriminator(_tag),
+]
+
+
+# ---------------------------------------------------------------------- plain forms
+
+
+def output_text(text: str, logprobs: list[Json] | None = None) -> Json:
+    """What the assistant says, as a part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def message(item_id: str, content: list[Json], status: str) -> Json:
+    """A message of the assistant's."""
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def reasoning(item_id: str, text: str, status: str) -> Json:
+    """What the assistant thinks."""
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def function_call(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Json:
+    """A call of a function."""
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def item_id(response_id: str, kind: str, number: int) -> str:
+    """The id of an item of a response; says which response it belongs to."""
+    return f"{PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{number}"
+
+
+def response_of(item: str) -> str:
+    """The id of the response that an item belongs to, if `item_id` made its id."""
+    return "resp_" + item.partition("_")[2].partition("_")[0]
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def messages_of(instructions: str | None, items: Iterable[Json]) -> list[Json]:
+    """A conversation in the form that chat templates expect.
+
+    What the assistant thought, said and called in a turn becomes one message.
+
+    Raises:
+        ApiError: 400; the arguments of a function call are not JSON.
+    """
+    messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    turn: Json | None = None  # of the assistant, as long as it goes on
+    for item in items:
+        kind = item["type"]
+        if kind == "function_call_output":
+            turn = None
+            messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+        elif kind == "message" and item["role"] != "assistant":
+            turn = None
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": item["content"][0]["text"]})
+        else:
+            if turn is None or not _continues(turn, kind):
+                turn = {"role": "assistant", "content": ""}
+                messages.append(turn)
+            _add_to_turn(turn, item)
+    return messages
+
+
+def _continues(turn: Json, kind: str) -> bool:
+    """Whether an item of this kind still belongs to the assistant's message: thoughts, words, calls."""
+    if kind == "function_call":
+        return True
+    return "tool_calls" not in turn and not turn["content"] and (kind == "message" or len(turn) == 2)
+
+
+def _add_to_turn(turn: Json, item: Json) -> None:
+    if item["type"] == "message":
+        turn["content"] = "".join(part["text"] for part in item["content"])
+    elif item["type"] == "reasoning":
+        turn["reasoning_content"] = "".join(part["text"] for part in item["content"])
+    else:
+        try:
+            arguments = json.loads(item["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            text = f"The arguments of the function call {item['name'][:64]!r} are not JSON."
+            raise bad_request(text, param="input") from None
+        called = {"name": item["name"], "arguments": arguments}
+        call = {"id": item["call_id"], "type": "function", "function": called}
+        turn.setdefault("tool_calls", []).append(call)

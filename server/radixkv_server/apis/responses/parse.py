@@ -1,0 +1,124 @@
+"""From the body of POST /v1/responses to what the engine shall do, how it is answered, and what is kept."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.messages import as_data
+from radixkv_server.apis.responses.errors import ResponsesDialect
+from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
+from radixkv_server.apis.responses.render import ResponseRenderer, base_response
+from radixkv_server.apis.responses.schemas import FunctionTool, ResponseRequest
+from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
+from radixkv_server.chat import Chat, chat_job
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+from radixkv_server.errors import ApiError
+from radixkv_server.generation_request import GenerationRequest
+
+_RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
+
+class Creation(ResponsesDialect):
+    """The making of one response; also the dialect of its stream, whose errors continue its events.
+
+    Args:
+        stored: the caller's responses.
+    """
+
+    def __init__(self, stored: StoredResponses) -> None:
+        self._stored = stored
+        self._conversation: list[Json] = []
+        self._renderer: ResponseRenderer | None = None
+        self._is_stored = False
+
+    async def parse(
+        self, context: ServerContext, body: ResponseRequest
+    ) -> tuple[GenerationRequest, ResponseRenderer]:
+        """The prompt: the conversation so far, with the new input behind it."""
+        model = context.resolve_model(body.model)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        before: list[Json] = []
+        if body.previous_response_id is not None:
+            previous = await self._stored.get(body.previous_response_id, "previous_response_id")
+            before = previous.conversation
+        new = await self._new_items(response_id, body)
+        conversation = self._conversation = [*before, *new]
+        job, readers = await chat_job(
+            context, _chat_of(body, conversation), _sampling_of(body), renamed=_RENAMED
+        )
+        self._is_stored = body.store is not False
+        base = base_response(response_id, model, body, job.params)
+        self._renderer = ResponseRenderer(
+            base,
+            len(new),
+            LogprobsFormat(context.engine.tokenizer),
+            readers,
+            skip_special_tokens=job.params.skip_special_tokens,
+            with_logprobs=body.wants_logprobs,
+        )
+        wanted = GenerationRequest(
+            id=response_id,
+            jobs=(job,),
+            stream=bool(body.stream),
+            prompt_param="input",
+            cache_salt=body.cache_salt,
+            priority=body.priority or 0,
+        )
+        return wanted, self._renderer
+
+    async def _new_items(self, response_id: str, body: ResponseRequest) -> list[Json]:
+        """The input in its plain form."""
+        if body.input is None:
+            return []
+        if isinstance(body.input, str):
+            given: Sequence[Any] = [MessageItem(role="user", content=body.input)]
+        else:
+            given = body.input
+        items = []
+        for number, item in enumerate(given):
+            if isinstance(item, ItemReference):
+                items.append(await self._stored.item(item.id))
+            else:
+                items.append(item.plain(item.id or item_id(response_id, item.type, number)))
+        return items
+
+    async def keep(self) -> None:
+        """Store the response, unless the client does not want that."""
+        assert self._renderer is not None
+        if self._is_stored:
+            await self._stored.add(StoredResponse(self._renderer.response, self._conversation))
+
+    def error_event(self, error: ApiError, request_id: str | None) -> bytes:
+        assert self._renderer is not None, "a stream begins with its first event"
+        return self._renderer.failure(error)
+
+
+def _chat_of(body: ResponseRequest, conversation: Sequence[Json]) -> Chat:
+    options = dict(body.chat_template_kwargs or {})
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        options.setdefault("reasoning_effort", body.reasoning.effort)
+    return Chat(
+        source=[body.instructions, *conversation],
+        convert=lambda: messages_of(body.instructions, conversation),
+        param="input",
+        tools=[{"type": "function", "function": _function_of(tool)} for tool in body.tools or ()],
+        tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        options=options,
+    )
+
+
+def _function_of(tool: FunctionTool) -> Json:
+    """A function in the form of chat completions, which templates know."""
+    return {name: value for name, value in as_data(tool).items() if name != "type" and value is not None}
+
+
+def _sampling_of(body: ResponseRequest) -> dict[str, Any]:
+    options = {**body.sampling_options(), "max_tokens": body.max_output_tokens}
+    if body.wants_logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    return options

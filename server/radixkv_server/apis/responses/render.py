@@ -1,0 +1,180 @@
+"""Answers of POST /v1/responses: the response as a whole, and the typed events that lead to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from radixkv.chat.answer import ReasoningDelta
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.render import usage_details
+from radixkv_server.apis.responses.errors import error_json, frame
+from radixkv_server.apis.responses.items import item_id
+from radixkv_server.apis.responses.output import OutputItems
+from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.chat import AnswerReaders
+from radixkv_server.dialect import Json
+from radixkv_server.errors import ApiError
+from radixkv_server.usage import Usage
+
+
+def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
+    """The Responses API's `usage`; `input_tokens_details` is what `prompt_tokens_details` is elsewhere."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": usage_details(usage),
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def base_response(response_id: str, model: str, body: ResponseRequest, params: SamplingParams) -> Json:
+    """What of a response is known before its answer begins."""
+    reasoning = body.reasoning
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool.model_dump(mode="json") for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+class ResponseRenderer:
+    """One answer of the Responses API.
+
+    Args:
+        base: see `base_response`.
+        first_item: the number of the answer's first item among the response's, for its id.
+        skip_special_tokens: whether they are left out of the text.
+        with_logprobs: show them with the text.
+
+    Attributes:
+        response: as it is known so far.
+    """
+
+    def __init__(
+        self,
+        base: Json,
+        first_item: int,
+        logprobs: LogprobsFormat,
+        readers: AnswerReaders,
+        *,
+        skip_special_tokens: bool,
+        with_logprobs: bool,
+    ) -> None:
+        self.response = base
+        self._skip_special_tokens = skip_special_tokens
+        self._logprobs = logprobs
+        self._with_logprobs = with_logprobs
+        self._readers = readers
+        self._items = OutputItems(lambda kind, number: item_id(base["id"], kind, first_item + number))
+        self._num_events = 0
+        self._num_tokens = 0
+        self._reasoning_tokens = 0
+        self._finish_reason: str | None = None
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        sample = outputs[0].outputs[0]
+        whole = OutputDelta("", 0, sample.text, sample.token_ids, sample.logprobs, sample.finish_reason)
+        for _ in self._events_of(whole):
+            pass
+        if self._reasoning_tokens:
+            self._reasoning_tokens = self._count_reasoning_tokens(sample)
+        self._conclude(usage)
+        return self.response
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        begin: list[Json] = []
+        if not self._num_events:
+            begin = [
+                {"type": f"response.{name}", "response": {**self.response}}
+                for name in ("created", "in_progress")
+            ]
+        return self._frames([*begin, *self._events_of(delta)])
+
+    def ending(self, usage: Usage) -> bytes:
+        self._conclude(usage)
+        return self._frames([{"type": f"response.{self.response['status']}", "response": self.response}])
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that can't go on: an `error` event, then the response as failed."""
+        events = list(self._items.end("incomplete"))
+        told = {"code": "server_error", "message": error.message, "param": error.param}
+        failed = {**self.response, "status": "failed", "output": self._items.items, "error": told}
+        frames = self._frames(events) + frame(error_json(error, self._num_events))
+        self._num_events += 1
+        return frames + self._frames([{"type": "response.failed", "response": failed}])
+
+    def _events_of(self, delta: OutputDelta) -> Iterable[Json]:
+        self._num_tokens += len(delta.token_ids)
+        if self._with_logprobs and delta.logprobs:
+            shown = self._logprobs.chat(delta.logprobs)
+            assert shown is not None
+            self._items.add_logprobs(shown["content"])
+        for event in self._readers.read(delta):
+            if isinstance(event, ReasoningDelta):
+                self._reasoning_tokens = self._num_tokens
+            yield from self._items.add(event)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            yield from self._items.finish("incomplete" if delta.finish_reason == "length" else "completed")
+
+    def _count_reasoning_tokens(self, sample: CompletionOutput) -> int:
+        """How many tokens an answer had when its reasoning ended. O(tokens)."""
+        thoughts = [item["content"] for item in self._items.items if item["type"] == "reasoning"]
+        last = "".join(part["text"] for part in thoughts[-1])
+        missing = sample.text.rfind(last) + len(last)
+        decoder = self._logprobs.tokenizer.stream(self._skip_special_tokens)
+        for number, token_id in enumerate(sample.token_ids):
+            if missing <= 0:
+                return number
+            missing -= len(decoder.push([token_id]))
+        return len(sample.token_ids)
+
+    def _conclude(self, usage: Usage) -> None:
+        """The response as it is now that the answer is complete."""
+        is_cut = self._finish_reason == "length"
+        self.response |= {
+            "status": "incomplete" if is_cut else "completed",
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items.items,
+            "usage": usage_json(usage, self._reasoning_tokens),
+        }
+
+    def _frames(self, events: Iterable[Json]) -> bytes:
+        frames = b""
+        for event in events:
+            event["sequence_number"] = self._num_events
+            self._num_events += 1
+            frames += frame(event)
+        return frames

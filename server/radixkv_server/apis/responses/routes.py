@@ -1,0 +1,91 @@
+"""The routes of the Responses API."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from radixkv_server.apis.responses.errors import ResponsesDialect
+from radixkv_server.apis.responses.parse import Creation
+from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.stored import StoredResponses
+from radixkv_server.context import context_of
+from radixkv_server.dialect import Api, Json
+from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.exchange import json_response, respond
+from radixkv_server.http.request_record import record_of
+
+router = APIRouter()
+
+MOST_ITEMS = 100
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of typed events, and keep the answer."""
+    creation = Creation(_stored(request))
+    return await respond(request, creation, ResponseRequest, creation.parse, before_end=creation.keep)
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(request: Request, response_id: str) -> Response:
+    """A stored response."""
+    if request.query_params.get("stream") == "true":
+        raise bad_request("A stored response can't be streamed: leave stream out.", param="stream")
+    return json_response((await _stored(request).get(response_id)).response)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response; later ones that build on it stay."""
+    await _stored(request).delete(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """The items that a stored response was given, those of the turns before included."""
+    stored = await _stored(request).get(response_id)
+    return json_response(_page(list(stored.input), request))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str) -> Response:
+    """Refused."""
+    raise ApiError(
+        400,
+        "Only responses that run in the background can be cancelled, and this server runs none there: close "
+        "the connection of a response to end it.",
+        code="unsupported_endpoint",
+    )
+
+
+def _stored(request: Request) -> StoredResponses:
+    return StoredResponses(context_of(request).responses, record_of(request.scope).tenant)
+
+
+def _page(items: list[Json], request: Request) -> Json:
+    """A page of a list, by `order` (newest first unless `asc`), `after` and `limit`."""
+    asked = request.query_params
+    order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
+    if order not in ("asc", "desc"):
+        raise bad_request("order must be 'asc' or 'desc'.", param="order")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MOST_ITEMS):
+        raise bad_request(f"limit must be an integer from 1 to {MOST_ITEMS}.", param="limit")
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise bad_request(f"after: there is no item {after[:200]!r}.", param="after")
+        items = items[places[0] + 1 :]
+    page = items[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > len(page),
+    }
+
+
+API = Api(router, {"/v1/responses": ResponsesDialect()})

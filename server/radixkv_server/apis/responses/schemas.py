@@ -1,0 +1,196 @@
+"""The body of POST /v1/responses: a pydantic model of the request, checked strictly.
+
+As in the other OpenAI routes, a field works, or it is a documented one that changes nothing here (NoOp), or
+it is refused by name because ignoring it would change what the answer means.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from radixkv_server.apis.openai.schemas import (
+    MAX_LOGPROBS,
+    MAX_TOOLS,
+    NoOp,
+    SamplingFields,
+    check_template_kwargs,
+    unsupported,
+)
+from radixkv_server.apis.responses.items import InputItem
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+LOGPROBS = "message.output_text.logprobs"
+# What else may be asked for belongs to tools that run at OpenAI, but for the encrypted reasoning: here an
+# answer's reasoning is its item's content, in plain.
+_INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+_REFUSED = {
+    "access_programs": "this field",
+    "context_management": "compaction (leave out old items yourself)",
+    "conversation": "a stored conversation (use previous_response_id)",
+    "image": "image input",
+    "moderation": "moderation",
+    "prompt": "a stored prompt template (send input and instructions)",
+}
+
+
+class FunctionTool(BaseModel):
+    """A function that the client runs; `strict` changes nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: Annotated[str, Field(min_length=1, max_length=256)] = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _is_function(self) -> FunctionTool:
+        if self.type != "function":
+            raise ParamError(
+                f"tools of type {self.type[:40]!r} are not supported: this server runs no tools itself; give "
+                "functions, which your program runs.",
+                code="unsupported_parameter",
+            )
+        if not self.name:
+            raise ParamError("a function needs its name.", code="missing_required_parameter")
+        return self
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+
+
+class TextConfig(StrictModel):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(StrictModel):
+    effort: str | None = None
+    summary: NoOp = None
+    generate_summary: NoOp = None
+    context: NoOp = None
+    mode: NoOp = None
+
+
+class StreamOptions(StrictModel):
+    include_obfuscation: NoOp = None
+
+
+class ResponseRequest(SamplingFields):
+    """Body of POST /v1/responses."""
+
+    input: Annotated[list[InputItem], Field(min_length=1), FAIL_FAST] | str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    stream_options: StreamOptions | None = None
+    access_programs: Any = None
+    context_management: Any = None
+    conversation: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    max_tool_calls: NoOp = None
+    prompt_cache_key: NoOp = None
+    prompt_cache_options: NoOp = None
+    prompt_cache_retention: NoOp = None
+    safety_identifier: NoOp = None
+    service_tier: NoOp = None
+    # Beyond OpenAI.
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _input_shape(cls, value: Any) -> Any:
+        # By hand: a union reports the errors of the branch that the client did not mean.
+        if value is not None and not isinstance(value, str | list):
+            raise ParamError("input must be a string or a list of items.", "input", "invalid_type")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _small_metadata(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        if value is not None and len(value) > MAX_METADATA:
+            raise ValueError(f"at most {MAX_METADATA} pairs are allowed, not {len(value)}.")
+        for key, text in (value or {}).items():
+            if len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
+                raise ValueError(
+                    f"keys have at most {MAX_METADATA_KEY} characters and values {MAX_METADATA_VALUE}; "
+                    f"{key[:MAX_METADATA_KEY]!r} has more."
+                )
+        return value
+
+    @field_validator("include")
+    @classmethod
+    def _known_includes(cls, value: list[str] | None) -> list[str] | None:
+        for name in value or ():
+            if name not in _INCLUDABLE:
+                raise ValueError(f"{name[:80]!r} is none of {', '.join(sorted(_INCLUDABLE))}.")
+        return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_template_kwargs(value or {})
+        return value
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> ResponseRequest:
+        if self.input is None and self.previous_response_id is None:
+            raise ParamError(
+                "Missing required parameter: 'input'.", "input", code="missing_required_parameter"
+            )
+        for name, what in _REFUSED.items():
+            if getattr(self, name) is not None:
+                raise unsupported(name, what)
+        if self.background:
+            raise unsupported("background", "answering in the background (stream the answer instead)")
+        if self.truncation == "auto":
+            raise unsupported("truncation", "'auto' (leave out old items yourself, and see usage)")
+        # Structured output plugs in here, and says in `Chat` what the answer must be.
+        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
+            raise unsupported("text.format", f"type {self.text.format.type[:40]!r} (only 'text')")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise unsupported("text.verbosity", "anything but 'medium'")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise unsupported("tool_choice", "forcing or restricting tool calls (only 'none' and 'auto')")
+        if self.stream_options is not None and not self.stream:
+            raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise ParamError(f"top_logprobs must be from 0 to {MAX_LOGPROBS}.", "top_logprobs")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())

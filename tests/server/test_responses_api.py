@@ -1,0 +1,539 @@
+"""The Responses API as the real openai client sees it, over the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from live_server import LiveServer, live_server
+from openai import OpenAI
+from scripted_engine import Asked, ScriptedEngine
+
+from radixkv.chat.answer import (
+    AnswerEvent,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from radixkv.errors import EngineOverloadedError, RequestFailedError
+from radixkv_server.apis.responses import parse
+from radixkv_server.chat import AnswerReaders, chat_job
+from radixkv_server.generation_request import Job
+
+URL = "/v1/responses"
+
+
+def fail(asked: Asked, given: int) -> BaseException | None:
+    last = asked.text.rpartition("user\n")[2]
+    if "overload" in last:
+        return EngineOverloadedError("full", retry_after_s=2)
+    return RequestFailedError("broke") if "break" in last and given == 2 else None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    engine = ScriptedEngine(max_model_len=4096, fail=fail)
+    with live_server(engine, api_keys=("ada=key-a", "bob=key-b")) as running:
+        yield running
+
+
+@pytest.fixture
+def ada(server: LiveServer) -> Iterator[OpenAI]:
+    with server.openai("key-a") as client:
+        yield client
+
+
+@pytest.fixture
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http(headers={"x-api-key": "key-a"}) as client:
+        yield client
+
+
+def last_asked(server: LiveServer) -> Asked:
+    asked = server.engine.requests[-1]
+    assert isinstance(asked, Asked)
+    return asked
+
+
+def messages_in(asked: Asked) -> list[str]:
+    """What the scripted template made of each message, and the assistant's turn at the end."""
+    return asked_text(asked).split("<|im_start|>")[1:]
+
+
+def asked_text(asked: Asked) -> str:
+    names = {256: b"<|im_start|>", 257: b"<|im_end|>"}
+    return b"".join(names.get(token) or bytes([token]) for token in asked.prompt).decode()
+
+
+# ---------------------------------------------------------------------- whole answers
+
+
+def test_a_whole_answer(server: LiveServer, ada: OpenAI) -> None:
+    answer = ada.responses.create(
+        model="scripted",
+        input="say:hello",
+        instructions="Be brief.",
+        metadata={"run": "7"},
+        temperature=0.5,
+        user="u",
+    )
+    asked = last_asked(server)
+    assert (answer.status, answer.output_text, answer.error) == ("completed", "hello", None)
+    assert answer.object == "response"
+    assert answer.id.startswith("resp_")
+    assert answer.completed_at is not None
+    assert asked.request_id.startswith(answer.id)
+    assert asked.owner == ("ada", "")
+    assert (answer.instructions, answer.metadata, answer.temperature) == ("Be brief.", {"run": "7"}, 0.5)
+    assert (answer.tools, answer.tool_choice, answer.parallel_tool_calls) == ([], "auto", True)
+    assert messages_in(asked) == ["system\nBe brief.<|im_end|>", "user\nsay:hello<|im_end|>", "assistant\n"]
+    [item] = answer.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
+    usage = answer.usage
+    assert usage.input_tokens == len(asked.prompt)
+    assert usage.input_tokens_details.cached_tokens == len(asked.prompt) // 2
+    assert usage.input_tokens_details.cache_write_tokens == len(asked.prompt) - len(asked.prompt) // 2
+    assert usage.output_tokens == len("hello") + 1
+    assert usage.output_tokens_details.reasoning_tokens == 0
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+
+
+def test_an_answer_that_was_cut(ada: OpenAI) -> None:
+    answer = ada.responses.create(model="scripted", input="say:hello", max_output_tokens=3)
+    assert (answer.status, answer.output_text) == ("incomplete", "hel")
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.output[0].status == "incomplete"
+
+
+def test_all_kinds_of_items_reach_the_template(server: LiveServer, ada: OpenAI) -> None:
+    ada.responses.create(
+        model="scripted",
+        input=[
+            {"role": "developer", "content": "rules"},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+            },
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "?"}],
+            },
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "see"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
+            {"type": "function_call", "call_id": "c2", "name": "g", "arguments": ""},
+            {"type": "function_call_output", "call_id": "c1", "output": "one"},
+            {
+                "type": "function_call_output",
+                "call_id": "c2",
+                "output": [{"type": "input_text", "text": "two"}],
+            },
+            {"role": "user", "content": "say:ok"},
+        ],
+        tools=[{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+    )
+    assert messages_in(last_asked(server)) == [
+        "system\nrules<|im_end|>",
+        "user\na\nb<|im_end|>",
+        "assistant\nseecall f({'x': 1})call g({})<|im_end|>",
+        "tool\none<|im_end|>",
+        "tool\ntwo<|im_end|>",
+        "user\nsay:ok<|im_end|>",
+        "assistant\n",
+    ]
+    assert asked_text(last_asked(server)).startswith("tools:['f']\n")
+
+
+def test_logprobs(ada: OpenAI) -> None:
+    options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = ada.responses.create(model="scripted", input="say:hi", **options)
+    logprobs = answer.output[0].content[0].logprobs
+    assert [entry.token for entry in logprobs] == ["h", "i", "<|im_end|>"]
+    assert all(len(entry.top_logprobs) == 2 for entry in logprobs)
+    stream = ada.responses.create(model="scripted", input="say:hi", stream=True, **options)
+    events = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [[entry.token for entry in event.logprobs] for event in deltas] == [["h"], ["i"]]
+    assert events[-1].response.output[0].content[0].logprobs == logprobs
+
+
+# ---------------------------------------------------------------------- streams
+
+TEXT_EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+]
+
+
+def test_a_stream_tells_everything_in_order(ada: OpenAI) -> None:
+    events = list(ada.responses.create(model="scripted", input="say:hi", stream=True))
+    assert [event.type for event in events] == TEXT_EVENTS
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    first, last = events[0].response, events[-1].response
+    assert (first.status, first.output, first.usage) == ("in_progress", [], None)
+    assert (last.status, last.output_text, last.id) == ("completed", "hi", first.id)
+    assert last.usage.output_tokens == 3
+    added, done = events[2].item, events[-2].item
+    assert (added.id, added.content, added.status) == (done.id, [], "in_progress")
+    assert done == last.output[0]
+    assert ada.responses.retrieve(last.id).output_text == "hi"
+
+
+def test_the_clients_own_accumulation_agrees(ada: OpenAI) -> None:
+    with ada.responses.stream(model="scripted", input="say:hello") as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text == "hello"
+
+
+def test_the_async_client(server: LiveServer) -> None:
+    async def run() -> tuple[list[str], str]:
+        async with server.async_openai("key-a") as client:
+            stream = await client.responses.create(model="scripted", input="say:hi", stream=True)
+            kinds = [event.type async for event in stream]
+            whole = await client.responses.create(model="scripted", input="say:yes")
+            return kinds, whole.output_text
+
+    assert asyncio.run(run()) == (TEXT_EVENTS, "yes")
+
+
+def test_a_stream_that_is_cut(ada: OpenAI) -> None:
+    events = list(ada.responses.create(model="scripted", input="say:hello", stream=True, max_output_tokens=2))
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.incomplete_details.reason == "max_output_tokens"
+    assert events[-2].item.status == "incomplete"
+
+
+def test_an_error_inside_a_stream(ada: OpenAI) -> None:
+    events = list(ada.responses.create(model="scripted", input="say:break", stream=True))
+    assert [event.type for event in events[-3:]] == ["response.output_item.done", "error", "response.failed"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[-2].code, events[-2].message) == ("request_failed", "broke")
+    failed = events[-1].response
+    assert (failed.status, failed.error.message, failed.output_text) == ("failed", "broke", "br")
+    with pytest.raises(openai.NotFoundError):
+        ada.responses.retrieve(failed.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_never_began_has_a_real_status(ada: OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        ada.responses.create(model="scripted", input="overload", stream=stream)
+    assert (caught.value.status_code, caught.value.code) == (503, "engine_overloaded")
+
+
+# ---------------------------------------------------------------------- reasoning and calls
+
+
+class MarkedParser:
+    """Reads `~thoughts~`, `@name(arguments)` and content, a character at a time."""
+
+    def __init__(self) -> None:
+        self._mode = "content"
+        self._name = ""
+        self._calls = 0
+
+    def push(self, text: str) -> list[AnswerEvent]:
+        return [event for character in text for event in self._push(character)]
+
+    def _push(self, character: str) -> list[AnswerEvent]:
+        call = self._calls - 1
+        if self._mode == "content":
+            if character in "~@":
+                self._mode = "reasoning" if character == "~" else "name"
+                self._name = ""
+                return []
+            return [ContentDelta(character)]
+        if self._mode == "reasoning":
+            if character == "~":
+                self._mode = "content"
+                return []
+            return [ReasoningDelta(character)]
+        if self._mode == "name":
+            if character == "(":
+                self._mode = "arguments"
+                self._calls += 1
+                return [ToolCallBegin(call + 1, f"call_{call + 1}", self._name)]
+            self._name += character
+            return []
+        if character == ")":
+            self._mode = "content"
+            return [ToolCallEnd(call)]
+        return [ToolCallArguments(call, character)]
+
+    def finish(self) -> list[AnswerEvent]:
+        return []
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def job_with_readers(*args: Any, **options: Any) -> tuple[Job, AnswerReaders]:
+        job, _ = await chat_job(*args, **options)
+        return job, AnswerReaders(MarkedParser)
+
+    monkeypatch.setattr(parse, "chat_job", job_with_readers)
+
+
+MARKED = 'say:~hm~so@f({"x":1})@g({})'
+TOOLS: Any = [{"type": "function", "name": name, "parameters": {}, "strict": False} for name in "fg"]
+
+
+@pytest.mark.usefixtures("marked")
+def test_reasoning_and_calls_are_items(server: LiveServer, ada: OpenAI) -> None:
+    answer = ada.responses.create(model="scripted", input=MARKED, tools=TOOLS)
+    thought, said, *calls = answer.output
+    assert (thought.type, thought.content[0].text, thought.summary) == ("reasoning", "hm", [])
+    assert said.content[0].text == answer.output_text == "so"
+    assert [(call.name, call.arguments, call.call_id) for call in calls] == [
+        ("f", '{"x":1}', "call_0"),
+        ("g", "{}", "call_1"),
+    ]
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("~hm")
+    assert [tool.name for tool in answer.tools] == ["f", "g"]
+    result = {"type": "function_call_output", "call_id": "call_0", "output": "one"}
+    for history in (
+        {"previous_response_id": answer.id, "input": [result]},
+        {"input": [{"role": "user", "content": MARKED}, *answer.output, result]},
+    ):
+        ada.responses.create(model="scripted", tools=TOOLS, **history)
+        assert messages_in(last_asked(server))[1:3] == [
+            "assistant\nsocall f({'x': 1})call g({})<|im_end|>",
+            "tool\none<|im_end|>",
+        ]
+
+
+@pytest.mark.usefixtures("marked")
+def test_reasoning_and_calls_are_streamed(ada: OpenAI) -> None:
+    events = list(ada.responses.create(model="scripted", input=MARKED, tools=TOOLS, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        "output_item.added",
+        *["function_call_arguments.delta"] * len('{"x":1}'),
+        *("function_call_arguments.done", "output_item.done"),
+        "output_item.added",
+        *["function_call_arguments.delta"] * len("{}"),
+        *("function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    last = events[-1].response
+    assert last.usage.output_tokens_details.reasoning_tokens == len("~hm")
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.item for event in done] == last.output
+    assert [event.output_index for event in done] == [0, 1, 2, 3]
+    arguments = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.name, event.arguments) for event in arguments] == [("f", '{"x":1}'), ("g", "{}")]
+
+
+# ---------------------------------------------------------------------- stored responses
+
+
+def test_a_chain_renders_what_the_turns_before_were(server: LiveServer, ada: OpenAI) -> None:
+    first = ada.responses.create(model="scripted", input="say:one", instructions="Be brief.")
+    one = last_asked(server)
+    second = ada.responses.create(
+        model="scripted", input="say:two", instructions="Be brief.", previous_response_id=first.id
+    )
+    two = last_asked(server)
+    ada.responses.create(
+        model="scripted", input="say:three", instructions="Be brief.", previous_response_id=second.id
+    )
+    three = last_asked(server)
+    computed = [*one.prompt, *b"one", 257]
+    assert two.prompt[: len(computed)] == computed, "what was computed is found again"
+    computed = [*two.prompt, *b"two", 257]
+    assert three.prompt[: len(computed)] == computed
+    assert second.previous_response_id == first.id
+    ada.responses.create(model="scripted", input="say:x", previous_response_id=second.id)
+    assert not asked_text(last_asked(server)).startswith("<|im_start|>system"), (
+        "instructions are not inherited"
+    )
+
+
+def test_retrieving_and_deleting(ada: OpenAI) -> None:
+    first = ada.responses.create(model="scripted", input="say:one")
+    second = ada.responses.create(model="scripted", input="say:two", previous_response_id=first.id)
+    assert ada.responses.retrieve(second.id) == second
+    items = ada.responses.input_items.list(second.id, order="asc").data
+    assert [(item.role, item.content[0].text) for item in items] == [
+        ("user", "say:one"),
+        ("assistant", "one"),
+        ("user", "say:two"),
+    ]
+    assert len({item.id for item in items}) == 3
+    ada.responses.delete(first.id)
+    for gone in (ada.responses.retrieve, ada.responses.delete, ada.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            gone(first.id)
+    third = ada.responses.create(model="scripted", input="say:three", previous_response_id=second.id)
+    assert third.output_text == "three", "a deleted turn stays part of the conversations that went on from it"
+
+
+def test_pages_of_input_items(ada: OpenAI, http: httpx.Client) -> None:
+    given = [{"role": "user", "content": f"say:{number}"} for number in range(5)]
+    answer = ada.responses.create(model="scripted", input=given)
+    listed = list(ada.responses.input_items.list(answer.id, limit=2))
+    assert [item.content[0].text for item in listed] == [f"say:{number}" for number in range(4, -1, -1)]
+    page = http.get(f"{URL}/{answer.id}/input_items?limit=2").json()
+    assert (page["has_more"], page["last_id"]) == (True, page["data"][-1]["id"])
+    for query in ("limit=0", "limit=x", "order=up", "after=nothing"):
+        assert http.get(f"{URL}/{answer.id}/input_items?{query}").status_code == 400
+
+
+def test_an_item_reference(server: LiveServer, ada: OpenAI) -> None:
+    first = ada.responses.create(model="scripted", input="say:one")
+    [said] = first.output
+    reference = {"type": "item_reference", "id": said.id}
+    ada.responses.create(model="scripted", input=[reference, {"role": "user", "content": "say:x"}])
+    assert messages_in(last_asked(server))[0] == "assistant\none<|im_end|>"
+    with pytest.raises(openai.NotFoundError) as caught:
+        ada.responses.create(model="scripted", input=[{"type": "item_reference", "id": "msg_nothing_0"}])
+    assert caught.value.param == "input"
+
+
+def test_what_is_not_stored_is_not_there(ada: OpenAI) -> None:
+    answer = ada.responses.create(model="scripted", input="say:one", store=False)
+    assert answer.store is False
+    with pytest.raises(openai.NotFoundError) as caught:
+        ada.responses.create(model="scripted", input="say:two", previous_response_id=answer.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_another_tenants_responses_are_not_there(server: LiveServer, ada: OpenAI) -> None:
+    answer = ada.responses.create(model="scripted", input="say:secret")
+    with server.openai("key-b") as bob:
+        for ask in (
+            lambda: bob.responses.retrieve(answer.id),
+            lambda: bob.responses.delete(answer.id),
+            lambda: bob.responses.input_items.list(answer.id),
+            lambda: bob.responses.create(model="scripted", input="x", previous_response_id=answer.id),
+            lambda: bob.responses.create(
+                model="scripted", input=[{"type": "item_reference", "id": answer.output[0].id}]
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+    assert ada.responses.retrieve(answer.id).output_text == "secret"
+
+
+def test_the_store_is_bounded_and_keeps_what_is_used(server: LiveServer) -> None:
+    with (
+        live_server(ScriptedEngine(max_model_len=4096), max_stored_responses=2) as small,
+        small.openai() as client,
+    ):
+        ids = []
+        for number in range(3):
+            ids.append(client.responses.create(model="scripted", input=f"say:{number}").id)
+            if number == 1:
+                client.responses.retrieve(ids[0])
+        assert client.responses.retrieve(ids[0]).output_text == "0"
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(ids[1])
+
+
+def test_a_store_in_a_file_outlives_the_server(tmp_path: Any) -> None:
+    path = str(tmp_path / "responses.db")
+    with live_server(ScriptedEngine(max_model_len=4096), response_store=path) as one, one.openai() as client:
+        answer = client.responses.create(model="scripted", input="say:one")
+    with live_server(ScriptedEngine(max_model_len=4096), response_store=path) as two, two.openai() as client:
+        assert client.responses.retrieve(answer.id) == answer
+        client.responses.create(model="scripted", input="say:two", previous_response_id=answer.id)
+        assert messages_in(last_asked(two))[1] == "assistant\none<|im_end|>"
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        pytest.param({"input": None}, "missing_required_parameter", "input", id="no input"),
+        pytest.param({"input": 5}, "invalid_type", "input", id="type"),
+        pytest.param({"input": []}, "invalid_value", "input", id="empty"),
+        pytest.param({"input": ["x"]}, "invalid_type", "input[0]", id="item"),
+        pytest.param({"input": [{"type": "web_search_call"}]}, "unsupported_content", "input[0]", id="kind"),
+        pytest.param(
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "unsupported_content",
+            "input[0].content[0]",
+            id="image",
+        ),
+        pytest.param(
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+            "invalid_value",
+            "input",
+            id="arguments",
+        ),
+        pytest.param({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0]", id="tool"),
+        pytest.param({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0]", id="name"),
+        pytest.param(
+            {"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text.format", id="json"
+        ),
+        pytest.param({"tool_choice": "required"}, "unsupported_parameter", "tool_choice", id="choice"),
+        pytest.param({"truncation": "auto"}, "unsupported_parameter", "truncation", id="truncation"),
+        pytest.param({"background": True}, "unsupported_parameter", "background", id="background"),
+        pytest.param({"conversation": "conv_1"}, "unsupported_parameter", "conversation", id="conversation"),
+        pytest.param({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt", id="prompt"),
+        pytest.param({"include": ["everything"]}, "invalid_value", "include", id="include"),
+        pytest.param({"metadata": {"k" * 65: "v"}}, "invalid_value", "metadata", id="metadata key"),
+        pytest.param({"metadata": {"k": 5}}, "invalid_type", "metadata.k", id="metadata value"),
+        pytest.param({"max_output_tokens": 0}, "invalid_value", "max_output_tokens", id="tokens"),
+        pytest.param({"top_logprobs": 21}, "invalid_value", "top_logprobs", id="logprobs"),
+        pytest.param({"max_tokens": 5}, "unknown_parameter", "max_tokens", id="unknown"),
+        pytest.param({"input": "x" * 5000}, "context_length_exceeded", "input", id="long"),
+    ],
+)
+def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], code: str, param: str) -> None:
+    answer = http.post(URL, json={"model": "scripted", "input": "say:x", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+    assert error["message"]
+
+
+def test_routes_that_do_nothing_say_why(ada: OpenAI, http: httpx.Client) -> None:
+    with pytest.raises(openai.BadRequestError, match="background"):
+        ada.responses.cancel("resp_x")
+    answer = ada.responses.create(model="scripted", input="say:x")
+    assert http.get(f"{URL}/{answer.id}?stream=true").status_code == 400
+
+
+def test_a_harmless_field_changes_nothing(http: httpx.Client) -> None:
+    body = {
+        "model": "scripted",
+        "input": "say:x",
+        "service_tier": "auto",
+        "safety_identifier": "s",
+        "max_tool_calls": 3,
+        "include": ["reasoning.encrypted_content"],
+        "stream_options": {"include_obfuscation": False},
+        "stream": True,
+        "background": False,
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "none",
+    }
+    answer = http.post(URL, json=body)
+    frames = [frame.split("\n") for frame in answer.text.strip().split("\n\n")]
+    assert [name.removeprefix("event: ") for name, _ in frames] == [
+        json.loads(data.removeprefix("data: "))["type"] for _, data in frames
+    ]
