@@ -151,6 +151,13 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Send OpenTelemetry traces there, as http://collector:4318/v1/traces (extra `otel`).",
+            rich_help_panel="Server",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     from radixkv_server.app import check_port_is_free, serve_engine
@@ -167,6 +174,7 @@ def serve(
         slow_client_timeout_s=slow_client_timeout,
         vllm_metrics=vllm_metrics,
         response_store=response_store,
+        otlp_traces_endpoint=otlp_traces_endpoint,
     )
     check_port_is_free(host, port)
     console = Console(stderr=True)

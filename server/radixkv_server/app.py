@@ -68,6 +68,8 @@ def create_app(
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
             await context.responses.close()
+            if context.tracing is not None:
+                await asyncio.to_thread(context.tracing.close)
 
     app = FastAPI(
         title="radixkv",
@@ -89,7 +91,12 @@ def create_app(
         allowed_origins=settings.allowed_origins,
     )
     app.add_middleware(ErrorBoundary, dialects=dialects_of(apis))
-    app.add_middleware(ObserveMiddleware, metrics=context.metrics, access_log=settings.access_log)
+    app.add_middleware(
+        ObserveMiddleware,
+        metrics=context.metrics,
+        tracing=context.tracing,
+        access_log=settings.access_log,
+    )
     return app
 
 

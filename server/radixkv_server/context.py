@@ -11,6 +11,7 @@ from radixkv.client import EngineClient
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
 from radixkv_server.metrics.request_metrics import ServerMetrics
+from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.response_store import ResponseStore, make_store
 from radixkv_server.settings import ServerSettings
@@ -30,10 +31,12 @@ class ServerContext:
     prompts: PromptEncoder
     metrics: ServerMetrics
     responses: ResponseStore
+    tracing: Tracing | None = None
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
+        endpoint = settings.otlp_traces_endpoint
         return cls(
             engine=engine,
             settings=settings,
@@ -45,6 +48,7 @@ class ServerContext:
             responses=make_store(
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
+            tracing=None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name),
         )
 
     def max_body_bytes(self, num_prompts: int = 1) -> int:

@@ -6,11 +6,13 @@ engine gives to its answers. All between is the same for all of them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
@@ -73,7 +75,11 @@ async def respond(
     if wanted.stream:
         frames = _frames(generation, renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)
-    outputs = await run_until_disconnect(request.receive, generation.run())
+    try:
+        outputs = await run_until_disconnect(request.receive, generation.run())
+    except ClientDisconnect:
+        generation.meter.close(left=True)
+        raise
     answer = renderer.answer(outputs, generation.usage)
     generation.meter.close()
     if before_end is not None:
@@ -93,5 +99,10 @@ async def _frames(
         if before_end is not None:
             await before_end()
         yield ending
-    finally:
+    except (GeneratorExit, asyncio.CancelledError):
+        generation.meter.close(left=True)
+        raise
+    except BaseException:
         generation.meter.close()
+        raise
+    generation.meter.close()

@@ -36,6 +36,7 @@ class Generation:
         self.meter = Meter(metrics, record, prompts)
         self._engine = engine
         self._record = record
+        record.operation = request.operation
         self._request = request
 
     @property

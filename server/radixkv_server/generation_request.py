@@ -45,6 +45,7 @@ class GenerationRequest:
         prompt_param: what the body calls the prompt, for errors about its length.
         cache_salt: divides the tenant's part of the prefix cache; None: undivided.
         priority: lower is more urgent, where the engine schedules by priority.
+        operation: what it is to traces: `chat` or `text_completion`.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -57,6 +58,7 @@ class GenerationRequest:
     prompt_param: str
     cache_salt: str | None = None
     priority: int = 0
+    operation: str = "chat"
 
     def __post_init__(self) -> None:
         salt = self.cache_salt

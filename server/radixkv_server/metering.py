@@ -65,7 +65,7 @@ class Meter:
         for sample in output.outputs:
             num_tokens, reason = len(sample.token_ids), sample.finish_reason or "abort"
             prompt.samples[sample.index] = _Sample(num_tokens, has_ended=True)
-            self._metrics.observe_sample(tenant, reason, num_tokens)
+            self._end_sample(reason, num_tokens)
         times = output.times
         if times is not None and times.first_token is not None and times.finished is not None:
             # When each token came is not known: they share the time between them.
@@ -102,21 +102,28 @@ class Meter:
             sample.latest_at = now
         if delta.finish_reason is not None and not sample.has_ended:
             sample.has_ended = True
-            self._metrics.observe_sample(tenant, delta.finish_reason, sample.num_tokens)
+            self._end_sample(delta.finish_reason, sample.num_tokens)
 
-    def close(self) -> None:
-        """The answer has ended, or been given up: what its usage says goes to the log and the metrics."""
+    def close(self, *, left: bool = False) -> None:
+        """The answer has ended: what its usage says goes to the log and the metrics.
+
+        Args:
+            left: the client went away. What the engine refused, without a word, is not counted otherwise.
+        """
         tenant = self._record.tenant
-        for prompt in self._prompts:
-            if not self._started:
-                continue
+        for prompt in self._prompts if self._started or left else ():
             for index in range(prompt.num_samples):
                 sample = prompt.samples.get(index, _Sample())
                 if not sample.has_ended:
-                    self._metrics.observe_sample(tenant, "abort", sample.num_tokens)
+                    self._end_sample("abort", sample.num_tokens)
             self._metrics.observe_prompt(tenant, prompt.hit, prompt.num_tokens, prompt.times)
         if self._started:
             self._record.usage_is(self.usage)
+            self._record.times = self._prompts[0].times
+
+    def _end_sample(self, reason: str, num_tokens: int) -> None:
+        self._record.finish_reasons.append(reason)
+        self._metrics.observe_sample(self._record.tenant, reason, num_tokens)
 
     def _take_cached(
         self, prompt: _Prompt, num_cached: int, num_written: int, times: RequestTimes | None

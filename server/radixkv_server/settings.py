@@ -47,6 +47,7 @@ class ServerSettings:
         max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
         max_stored_bytes: most bytes of one tenant's.
         access_log: one line per request.
+        otlp_traces_endpoint: where OpenTelemetry traces go (OTLP over HTTP); None: nowhere.
         vllm_metrics: `/metrics` has the figures under vLLM's names, too.
 
     Raises:
@@ -78,6 +79,7 @@ class ServerSettings:
     max_stored_bytes: int = 64 * MIB
     access_log: bool = True
     vllm_metrics: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:

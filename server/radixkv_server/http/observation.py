@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv_server.http.request_record import RequestRecord, attach_record
 from radixkv_server.metrics.request_metrics import ServerMetrics
+from radixkv_server.metrics.tracing import Tracing
 
 access_logger = logging.getLogger("radixkv.access")
 
@@ -29,9 +30,12 @@ def _request_id(scope: Scope) -> str:
 class ObserveMiddleware:
     """Outermost ASGI middleware: opens the record, adds `x-request-id`, logs and counts at the end."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, access_log: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: ServerMetrics, tracing: Tracing | None, access_log: bool
+    ) -> None:
         self.app = app
         self.metrics = metrics
+        self.tracing = tracing
         self.access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +71,8 @@ class ObserveMiddleware:
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self.metrics.observe_request(route, record)
+        if self.tracing is not None:
+            self.tracing.request_ended(scope, route, record)
         if self.access_log and route not in ("/health", "/metrics"):
             access_logger.info("%s", access_line(scope, record))
 

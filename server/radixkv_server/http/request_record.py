@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from radixkv.request import RequestTimes
 from radixkv_server.tenants import EVERYBODY, Tenant
 from radixkv_server.usage import Usage
 
@@ -23,6 +24,9 @@ class RequestRecord:
         started: `time.monotonic` at arrival, the clock of `RequestTimes`.
         status: HTTP status sent; 499 when the client left first; None before either.
         prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens: as in `usage`.
+        operation: what was generated, `chat` or `text_completion`; None: nothing.
+        finish_reasons: of its samples, as they ended.
+        times: of its first prompt.
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: of the error that was answered or sent; empty: none, or one without a code.
     """
@@ -35,6 +39,9 @@ class RequestRecord:
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     completion_tokens: int = 0
+    operation: str | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    times: RequestTimes | None = None
     failed: bool = False
     error_code: str = ""
 

@@ -40,13 +40,15 @@ async def parse_completion(
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)
     jobs = [Job(ids, _text_params(context, body, len(ids))) for ids in prompts]
-    request = _request(new_id("cmpl"), body, jobs, "prompt")
+    request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
     return request, TextRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), echoes)
 
 
-def _request(answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_param: str) -> GenerationRequest:
+def _request(
+    answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_param: str, operation: str = "chat"
+) -> GenerationRequest:
     return GenerationRequest(
         id=answer_id,
         jobs=tuple(jobs),
@@ -54,6 +56,7 @@ def _request(answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_par
         prompt_param=prompt_param,
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
+        operation=operation,
     )
 
 

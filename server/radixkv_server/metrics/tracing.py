@@ -1,0 +1,136 @@
+"""Traces of generation requests, by OpenTelemetry's conventions for generative AI.
+
+One span a request, a child of what its `traceparent` header names, with a child for each of its phases:
+queue, prefill, decode. Spans are made when the request has ended, from readings that were taken anyway.
+
+Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ (in development).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from radixkv.errors import ConfigError
+from radixkv.request import RequestTimes
+from radixkv_server.http.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_NS = 1_000_000_000
+
+
+class Tracing:
+    """Sends spans to an exporter, in batches, from a thread of its own.
+
+    Args:
+        exporter: where to; see `otlp_exporter`.
+        model: the name of the model that is served.
+
+    Raises:
+        ConfigError: OpenTelemetry's SDK is not installed.
+    """
+
+    def __init__(self, exporter: SpanExporter, model: str) -> None:
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError:
+            raise _not_installed() from None
+        # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes on top.
+        resource = Resource({"service.name": "radixkv"}).merge(Resource.create())
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("radixkv")
+        self._propagator = TraceContextTextMapPropagator()
+        self._model = model
+
+    def request_ended(self, scope: Scope, route: str, record: RequestRecord) -> None:
+        """Trace a request that has ended; those that generate nothing are left out."""
+        if record.operation is None:
+            return
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        wall = time.time() - time.monotonic()
+        span = self._tracer.start_span(
+            f"{record.operation} {self._model}",
+            context=self._propagator.extract(dict(Headers(scope=scope))),
+            kind=SpanKind.SERVER,
+            attributes=self._attributes(scope, route, record),
+            start_time=int((wall + record.started) * _NS),
+        )
+        if record.failed or record.status is None or record.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, record.error_code))
+        inside = set_span_in_context(span)
+        for name, start, end in _phases(record.times):
+            child = self._tracer.start_span(name, context=inside, start_time=int((wall + start) * _NS))
+            child.end(int((wall + end) * _NS))
+        span.end(int((wall + time.monotonic()) * _NS))
+
+    def close(self) -> None:
+        """Send what is waiting; blocks for some seconds at most."""
+        self._provider.shutdown()
+
+    def _attributes(self, scope: Scope, route: str, record: RequestRecord) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "gen_ai.operation.name": record.operation,
+            "gen_ai.provider.name": "radixkv",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+            "gen_ai.usage.cache_write.input_tokens": record.cache_write_tokens,
+            "http.request.method": scope["method"],
+            "http.route": route,
+            "radixkv.request_id": record.request_id,
+        }
+        if record.finish_reasons:
+            values["gen_ai.response.finish_reasons"] = record.finish_reasons
+        if record.status is not None:
+            values["http.response.status_code"] = record.status
+        if record.error_code:
+            values["error.type"] = record.error_code
+        if record.tenant:
+            values["radixkv.tenant"] = record.tenant
+        times = record.times
+        if times is not None and times.first_token is not None:
+            values["gen_ai.server.time_to_first_token"] = max(0.0, times.first_token - record.started)
+        return values
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """Sends spans as OTLP over HTTP to a collector, `http://host:4318/v1/traces` say.
+
+    Raises:
+        ConfigError: OpenTelemetry's SDK or its exporter is not installed, or the address is none.
+    """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_traces_endpoint must be an http(s) address, not {endpoint!r}")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise _not_installed() from None
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError("traces need OpenTelemetry's SDK: pip install 'radixkv[otel]'")
+
+
+def _phases(times: RequestTimes | None) -> list[tuple[str, float, float]]:
+    """(name, start, end) of the phases that a prompt went through, seconds of the monotonic clock."""
+    if times is None:
+        return []
+    marks = [times.arrival, times.first_scheduled, times.first_token, times.finished]
+    return [
+        (name, start, max(start, end))
+        for name, start, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False)
+        if start is not None and end is not None
+    ]
