@@ -12,6 +12,7 @@ from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
+from radixkv_server.node_names import NodeNames
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.response_store import ResponseStore, make_store
 from radixkv_server.settings import ServerSettings
@@ -32,6 +33,7 @@ class ServerContext:
     metrics: ServerMetrics
     responses: ResponseStore
     tracing: Tracing | None = None
+    names: NodeNames = field(default_factory=NodeNames)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod

@@ -61,16 +61,24 @@ class GenerationRequest:
     operation: str = "chat"
 
     def __post_init__(self) -> None:
-        salt = self.cache_salt
-        if salt is None:
-            return
-        good = 1 <= len(salt) <= MAX_SALT_LENGTH and _SALT.fullmatch(salt) is not None
-        if not good or any(part in (".", "..") for part in salt.split("/")):
-            raise bad_request(
-                f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters out of letters, digits and "
-                "_.+/=:~-, without . or .. between slashes.",
-                param="cache_salt",
-            )
+        if self.cache_salt is not None:
+            check_salt(self.cache_salt)
+
+
+def check_salt(salt: str) -> str:
+    """`salt`, if it is one.
+
+    Raises:
+        ApiError: it is empty, too long, or has other characters or path segments than a salt may have.
+    """
+    good = 1 <= len(salt) <= MAX_SALT_LENGTH and _SALT.fullmatch(salt) is not None
+    if not good or any(part in (".", "..") for part in salt.split("/")):
+        raise bad_request(
+            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters out of letters, digits and "
+            "_.+/=:~-, without . or .. between slashes.",
+            param="cache_salt",
+        )
+    return salt
 
 
 def new_id(prefix: str) -> str:

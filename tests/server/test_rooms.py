@@ -12,7 +12,7 @@ FLOORS = (
     ("errors", "tenants"),
     ("api_keys",),
     ("settings", "response_store"),
-    ("dialect", "usage", "generation_request", "concurrency", "prompts"),
+    ("dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
     ("http", "metrics"),
     ("metering",),
     ("context", "generation"),
@@ -23,6 +23,8 @@ FLOORS = (
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
     "radixkv",  # its version
+    "radixkv.cache.insight.advisor",  # the type of a hint
+    "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.chat.answer",

@@ -1,0 +1,1 @@
+"""The prefix cache over HTTP: what is in it, why prompts miss, pins, public prefixes, events."""

@@ -1,0 +1,73 @@
+"""Pins over HTTP: set, listed and ended within one tenant's part of the cache."""
+
+from __future__ import annotations
+
+from radixkv.client import PinnedPrefix
+from radixkv_server.apis.cache.caller import Caller
+from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+from radixkv_server.errors import ApiError
+
+MAX_PINS = 256  # of one tenant
+SHOWN_TOKENS = 64
+
+
+async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: float) -> Json:
+    """Pin what is cached of a prompt.
+
+    Raises:
+        ApiError: 409, nothing of it is cached; 507, the pins' budget is spent, or the tenant has too many.
+    """
+    cache = context.engine.cache
+    cached = await cache.match(ids, tenant=caller.tenant, salt=caller.salt)
+    if not cached:
+        raise ApiError(
+            409,
+            "Nothing of this prompt is cached, so there is nothing to pin: send it in a request first "
+            "(max_tokens 1 is enough), with the same key and cache_salt.",
+            code="not_cached",
+        )
+    others = await cache.pins(tenant=caller.tenant, most_tokens=0)
+    if len(others) >= MAX_PINS:
+        raise ApiError(
+            507, f"At most {MAX_PINS} pins are allowed; end some of yours first.", code="too_many_pins"
+        )
+    pinned = await cache.pin(ids[:cached], tenant=caller.tenant, salt=caller.salt, ttl=ttl)
+    if not pinned:
+        raise ApiError(
+            507,
+            "The blocks that pins may protect are all taken: end pins that are not needed any more, wait for "
+            "one to expire, or have the server started with a larger pin budget.",
+            code="pin_budget_full",
+        )
+    own = await cache.pins(tenant=caller.tenant, most_tokens=SHOWN_TOKENS)
+    mine = [pin for pin in own if pin.salt == caller.salt and pin.num_pinned_tokens == pinned]
+    texts = TokenTexts(context.engine.tokenizer)
+    latest: Json = pin_json(mine[-1], caller, texts) if mine else {}
+    return {**latest, "prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pinned}
+
+
+def pin_json(pin: PinnedPrefix, caller: Caller, texts: TokenTexts) -> Json:
+    """A pin as its owner, or an admin, sees it."""
+    may_read = caller.may_read(pin.tenant, pin.salt)
+    shown: Json = {
+        "object": "cache.pin",
+        "id": pin.id,
+        "tokens": pin.num_pinned_tokens,
+        "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 1),
+        "text": texts.text(pin.token_ids) if may_read else None,
+        "cache_salt": pin.salt or None,
+    }
+    if caller.is_admin:
+        shown["tenant"] = pin.tenant
+    return shown
+
+
+async def list_pins(context: ServerContext, caller: Caller) -> Json:
+    """The caller's pins; an admin's list has everybody's."""
+    pins = await context.engine.cache.pins(tenant=caller.scope, most_tokens=SHOWN_TOKENS)
+    if not caller.is_admin:
+        pins = [pin for pin in pins if pin.salt == caller.salt]
+    texts = TokenTexts(context.engine.tokenizer)
+    return {"object": "list", "data": [pin_json(pin, caller, texts) for pin in pins]}

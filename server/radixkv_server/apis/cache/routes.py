@@ -1,0 +1,172 @@
+"""The cache's routes: what is in it, why prompts miss, pins, public prefixes, reset."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from radixkv_server.apis.cache.advice import advice_json
+from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
+from radixkv_server.apis.cache.explain import compare, explain
+from radixkv_server.apis.cache.pins import list_pins, set_pin
+from radixkv_server.apis.cache.prompt_ids import prompt_ids
+from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
+from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.apis.cache.tree import TreeView
+from radixkv_server.context import ServerContext, context_of
+from radixkv_server.dialect import Api, Json
+from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.exchange import json_response
+from radixkv_server.http.auth import require_admin
+
+DEFAULT_NODES = 200
+MOST_NODES = 2000
+MOST_DEPTH = 1000
+SHOWN_TOKENS = 48  # of a node, in its text
+MOST_SEARCHED_TOKENS = 1_000_000
+MOST_SEARCH_CHARS = 200
+MOST_ADVICE = 100
+
+router = APIRouter()
+
+
+@router.get("/v1/cache/tree")
+async def get_tree(request: Request) -> Response:
+    """The heaviest nodes; with `search`, those that hold a text."""
+    context = context_of(request)
+    query = query_of(request, depth=0, limit=0, search="", cache_salt="")
+    caller = caller_of(request, query.get("cache_salt"))
+    depth = number_in(query, "depth", MOST_DEPTH, 1, MOST_DEPTH)
+    limit = number_in(query, "limit", DEFAULT_NODES, 1, MOST_NODES)
+    search = query.get("search")
+    if search is not None:
+        return json_response(await _search(context, caller, search, limit))
+    cache = context.engine.cache
+    snapshot = await cache.nodes(tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS)
+    names, texts = context.names, TokenTexts(context.engine.tokenizer)
+
+    def tree() -> Json:
+        return TreeView(snapshot, caller, names, texts).heaviest(limit, depth)
+
+    return json_response(await asyncio.to_thread(tree))
+
+
+async def _search(context: ServerContext, caller: Caller, text: str, limit: int) -> Json:
+    if not 1 <= len(text) <= MOST_SEARCH_CHARS:
+        message = f"search must have 1 to {MOST_SEARCH_CHARS} characters, not {len(text)}."
+        raise bad_request(message, param="search")
+    # Only what the caller's own space is looked through, an admin's, too.
+    snapshot = await context.engine.cache.nodes(
+        tenant=caller.tenant, salt=caller.salt, shown_tokens=-1, most_tokens=MOST_SEARCHED_TOKENS
+    )
+    texts = TokenTexts(context.engine.tokenizer)
+    return await asyncio.to_thread(
+        lambda: TreeView(snapshot, caller, context.names, texts).search(text, limit)
+    )
+
+
+@router.post("/v1/cache/explain")
+async def explain_prompt(request: Request) -> Response:
+    """How much of a prompt would be found, and why not the rest; the model gets nothing of it."""
+    context = context_of(request)
+    body = await context.bodies.read(request, ExplainBody, context.max_body_bytes(2))
+    caller = caller_of(request, body.cache_salt)
+    query_of(request)
+    if body.compare is not None:
+        one, other = body.compared()
+        ids = await prompt_ids(context, one)
+        return json_response(await compare(context, ids, await prompt_ids(context, other)))
+    return json_response(await explain(context, caller, await prompt_ids(context, body)))
+
+
+@router.get("/v1/cache/pins")
+async def get_pins(request: Request) -> Response:
+    """The caller's pins."""
+    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
+    return json_response(await list_pins(context_of(request), caller))
+
+
+@router.post("/v1/cache/pins")
+async def create_pin(request: Request) -> Response:
+    """Keep what is cached of a prompt for a time."""
+    context = context_of(request)
+    body = await context.bodies.read(request, PinBody, context.max_body_bytes())
+    caller = caller_of(request, body.cache_salt)
+    query_of(request)
+    ids = await prompt_ids(context, body, add_generation_prompt=False)
+    return json_response(await set_pin(context, caller, ids, body.ttl or DEFAULT_TTL_S), 201)
+
+
+@router.delete("/v1/cache/pins")
+async def delete_pin(request: Request) -> Response:
+    """End a pin, by its id or its prompt."""
+    context = context_of(request)
+    body = await context.bodies.read(request, UnpinBody, context.max_body_bytes())
+    caller = caller_of(request, body.cache_salt)
+    query_of(request)
+    cache = context.engine.cache
+    if body.id is not None:
+        ended = await cache.unpin_id(body.id, tenant=caller.tenant, salt=caller.salt)
+    else:
+        ids = await prompt_ids(context, body, add_generation_prompt=False)
+        ended = await cache.unpin(ids, tenant=caller.tenant, salt=caller.salt)
+        if not ended:  # it was pinned as far as it was cached
+            cached = await cache.match(ids, tenant=caller.tenant, salt=caller.salt)
+            ended = await cache.unpin(ids[:cached], tenant=caller.tenant, salt=caller.salt)
+    if not ended:
+        raise ApiError(404, "There is no such pin of yours.", code="pin_not_found")
+    return json_response({"object": "cache.pin", "deleted": True})
+
+
+@router.post("/v1/cache/public")
+async def publish(request: Request) -> Response:
+    """Let all tenants share a prefix."""
+    require_admin(request.scope)
+    shared = await context_of(request).engine.cache.publish(await _public_ids(request))
+    if not shared:
+        message = "A public prefix needs at least one whole block of tokens; this one is shorter."
+        raise bad_request(message, param="prompt", code="too_short")
+    return json_response({"object": "cache.public", "tokens": shared}, 201)
+
+
+@router.delete("/v1/cache/public")
+async def unpublish(request: Request) -> Response:
+    """Share it no longer with new requests."""
+    require_admin(request.scope)
+    if not await context_of(request).engine.cache.unpublish(await _public_ids(request)):
+        raise ApiError(404, "This prefix is not public.", code="not_public")
+    return json_response({"object": "cache.public", "deleted": True})
+
+
+async def _public_ids(request: Request) -> list[int]:
+    context = context_of(request)
+    body = await context.bodies.read(request, PromptBody, context.max_body_bytes())
+    query_of(request)
+    if body.cache_salt is not None:
+        raise bad_request("A public prefix belongs to no cache_salt.", param="cache_salt")
+    return await prompt_ids(context, body, add_generation_prompt=False)
+
+
+@router.post("/v1/cache/reset")
+async def reset(request: Request) -> Response:
+    """Forget all that is cached, of all tenants."""
+    require_admin(request.scope)
+    query_of(request)
+    await context_of(request).engine.cache.reset()
+    return json_response({"object": "cache.reset", "reset": True})
+
+
+@router.get("/v1/cache/advice")
+async def get_advice(request: Request) -> Response:
+    """Where prompts break, and what to move."""
+    context = context_of(request)
+    query = query_of(request, limit=0, cache_salt="")
+    caller = caller_of(request, query.get("cache_salt"))
+    limit = number_in(query, "limit", 10, 1, MOST_ADVICE)
+    points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
+    texts = TokenTexts(context.engine.tokenizer)
+    return json_response({"object": "list", "data": [advice_json(p, caller, texts) for p in points]})
+
+
+API = Api(router)

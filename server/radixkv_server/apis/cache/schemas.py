@@ -1,0 +1,129 @@
+"""The bodies of the cache routes: what a chat or completion request says of its prompt, and a little more.
+
+A prompt is `messages`, with all that a chat completion may say beside them, or `prompt`: text or token ids.
+So the body of a request whose misses are not understood can be sent as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, field_validator, model_validator
+
+from radixkv_server.apis.openai.messages import ChatMessage
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+
+MAX_TTL_S = 30 * 24 * 3600.0
+DEFAULT_TTL_S = 3600.0
+
+_MESSAGES = TypeAdapter(Annotated[list[ChatMessage], FAIL_FAST])
+
+
+def _one_of(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        given = [name for name in names if value.get(name) is not None]
+        if len(given) != 1:
+            raise ParamError(f"give exactly one of {', '.join(names)}.", names[0])
+        if value.get("messages") == []:
+            raise ParamError("messages must not be empty.", "messages")
+        if value.get("continue_final_message") and value.get("messages") is None:
+            raise ParamError("continue_final_message needs messages.", "continue_final_message")
+    return value
+
+
+def _text_or_ids(value: Any) -> Any:
+    """By hand: a union would report one error per element and branch."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return value
+    raise ValueError("must be a string or a list of token ids.")
+
+
+class PromptFields(ChatCompletionRequest):
+    """A chat, or a prompt, as generation requests have it."""
+
+    messages: Annotated[list[ChatMessage], FAIL_FAST] = Field(default_factory=list)
+    prompt: Any = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _known_shape(cls, value: Any) -> Any:
+        return _text_or_ids(value)
+
+
+class PromptBody(PromptFields):
+    """Body of POST and DELETE /v1/cache/public."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_input(cls, value: Any) -> Any:
+        return _one_of(value, ("messages", "prompt"))
+
+
+class Comparison(StrictModel):
+    """Two prompts, each a text, token ids, or messages."""
+
+    prompt: Any
+    other: Any = Field(alias="with")
+
+    @field_validator("prompt", "other")
+    @classmethod
+    def _known_shape(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return _MESSAGES.validate_python(value)
+        if not value:
+            raise ValueError("must be a text, a list of token ids or a list of messages, and not empty.")
+        return _text_or_ids(value)
+
+
+class ExplainBody(PromptFields):
+    """Body of POST /v1/cache/explain: a prompt, or two of them to compare with one another."""
+
+    compare: Comparison | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_input(cls, value: Any) -> Any:
+        return _one_of(value, ("messages", "prompt", "compare"))
+
+    def compared(self) -> tuple[PromptFields, PromptFields]:
+        """The two as bodies of their own, with what stands beside them in this one."""
+        assert self.compare is not None
+        return self._about(self.compare.prompt), self._about(self.compare.other)
+
+    def _about(self, value: Any) -> PromptFields:
+        is_chat = isinstance(value, list) and isinstance(value[0], ChatMessage)
+        return self.model_copy(
+            update={"messages": value if is_chat else [], "prompt": None if is_chat else value}
+        )
+
+
+class PinBody(PromptFields):
+    """Body of POST /v1/cache/pins."""
+
+    ttl: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_input(cls, value: Any) -> Any:
+        return _one_of(value, ("messages", "prompt"))
+
+    @field_validator("ttl")
+    @classmethod
+    def _some_time(cls, value: float | None) -> float | None:
+        if value is not None and not 0 < value <= MAX_TTL_S:
+            raise ValueError(f"ttl must be above 0 and at most {MAX_TTL_S:.0f} seconds.")
+        return value
+
+
+class UnpinBody(PromptFields):
+    """Body of DELETE /v1/cache/pins: the prompt that was pinned, or the pin's id."""
+
+    id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_input(cls, value: Any) -> Any:
+        return _one_of(value, ("messages", "prompt", "id"))
