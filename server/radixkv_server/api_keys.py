@@ -1,4 +1,4 @@
-"""API keys: as users write them (`KEY`, `NAME=KEY`, the environment variable), and who owns which."""
+"""API keys: as users write them (`KEY`, `NAME=KEY`), as they are stored (a digest), and whose they are."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import hashlib
 import hmac
 import os
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from radixkv.errors import ConfigError
 from radixkv_server.tenants import Role, Tenant
 
 ENV_VARIABLE = "RADIXKV_API_KEY"
+ADMIN_ENV_VARIABLE = "RADIXKV_ADMIN_KEY"
 
+TENANT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 # What follows the name must hold more than `=`, or it is the padding of a bare base64 key.
-_NAMED_KEY = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,63})=(.*[^=].*)", re.DOTALL)
+_NAMED_KEY = re.compile(rf"({TENANT_NAME.pattern})=(.*[^=].*)", re.DOTALL)
+_DIGEST_PREFIX = "sha256:"
+_STORED = re.compile(rf"{_DIGEST_PREFIX}([0-9a-fA-F]{{64}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,26 @@ class ApiKey:
 def digest_of(secret: str) -> bytes:
     """SHA-256 of a secret, so that secrets of any length compare in the same time."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def new_secret() -> str:
+    """A fresh key: 256 random bits, so that its plain SHA-256 can't be turned back."""
+    return f"rk-{secrets.token_urlsafe(32)}"
+
+
+def stored_form(secret: str) -> str:
+    """How a keys file holds a key.
+
+    >>> stored_form("s3cret")[:15]
+    'sha256:1ec1c26b'
+    """
+    return _DIGEST_PREFIX + digest_of(secret).hex()
+
+
+def stored_digest(text: str) -> bytes | None:
+    """The digest in `sha256:` and 64 hexadecimal digits; None: it is something else."""
+    found = _STORED.fullmatch(text)
+    return bytes.fromhex(found[1]) if found else None
 
 
 def split_api_key(text: str) -> tuple[str | None, str]:
@@ -50,37 +76,45 @@ def parse_api_key(text: str, role: Role = "user") -> ApiKey:
     name, secret = split_api_key(text)
     if not secret or not all(33 <= ord(char) <= 126 for char in secret):
         raise ConfigError(
-            "an API key must be printable ASCII without spaces, given as KEY or NAME=KEY "
-            f"(flags --api-key and --admin-key, or {ENV_VARIABLE})"
+            "an API key must be printable ASCII without spaces, given as KEY or NAME=KEY (flags --api-key, "
+            f"--admin-key, --api-key-file, or {ENV_VARIABLE} and {ADMIN_ENV_VARIABLE})"
         )
     digest = digest_of(secret)
     return ApiKey(Tenant(name or f"key-{digest.hex()[:12]}", role), digest)
 
 
-def keys_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The keys in RADIXKV_API_KEY, separated by commas or white space."""
-    return tuple(part for part in re.split(r"[,\s]+", environ.get(ENV_VARIABLE, "")) if part)
+def keys_from_environment(
+    environ: Mapping[str, str] = os.environ, variable: str = ENV_VARIABLE
+) -> tuple[str, ...]:
+    """The keys in RADIXKV_API_KEY (or another variable), separated by commas or white space."""
+    return tuple(part for part in re.split(r"[,\s]+", environ.get(variable, "")) if part)
+
+
+def keys_from_file(path: str | Path) -> tuple[str, ...]:
+    """The keys in a file, one `KEY` or `NAME=KEY` a line; empty lines and those with # in front are skipped.
+
+    Raises:
+        ConfigError: the file can't be read, or has no key.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} has no key; write KEY or NAME=KEY, one a line")
+    return keys
 
 
 class KeyRing:
     """The accepted keys. Without any, everyone is `EVERYBODY` and no key is asked for.
 
-    Args:
-        keys: of users, as `parse_api_key` takes them.
-        admin_keys: of admins.
-
     Raises:
-        ConfigError: a key is malformed, or given to two tenants or with two roles.
+        ConfigError: a key is given to two tenants or with two roles.
     """
 
-    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
-        self._keys = [
-            *(parse_api_key(text) for text in keys),
-            *(parse_api_key(text, "admin") for text in admin_keys),
-        ]
-        self._check_owners()
-
-    def _check_owners(self) -> None:
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+        self._keys = list(keys)
         owners: dict[bytes, Tenant] = {}
         for key in self._keys:
             owner = owners.setdefault(key.digest, key.tenant)
@@ -88,6 +122,23 @@ class KeyRing:
                 raise ConfigError(f"the same API key is given to {owner.name!r} and {key.tenant.name!r}")
             if owner.role != key.tenant.role:
                 raise ConfigError(f"an API key of {owner.name!r} is given as an admin's and as a user's")
+
+    @classmethod
+    def of(cls, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> KeyRing:
+        """The keys of users and of admins, as `parse_api_key` takes them.
+
+        Raises:
+            ConfigError: a key is malformed, or given to two tenants or with two roles.
+        """
+        return cls([*map(parse_api_key, keys), *(parse_api_key(text, "admin") for text in admin_keys)])
+
+    def with_keys(self, keys: Iterable[ApiKey]) -> KeyRing:
+        """A ring of these keys, too.
+
+        Raises:
+            ConfigError: a key is given to two tenants or with two roles.
+        """
+        return KeyRing([*self._keys, *keys])
 
     @property
     def is_open(self) -> bool:

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,7 +28,6 @@ from starlette.exceptions import HTTPException
 
 from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
-from radixkv_server.api_keys import KeyRing
 from radixkv_server.apis.cache.routes import API as CACHE_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
@@ -55,16 +56,19 @@ def create_app(
         apis: what it speaks; one of them has the dialect of `/`.
 
     Raises:
-        ConfigError: an API key is malformed or given to two tenants, or the response store can't be opened.
+        ConfigError: an API key or the keys file is malformed, or a key is given to two tenants; the
+            response store can't be opened.
     """
     settings = settings or ServerSettings()
     context = ServerContext.for_engine(engine, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await context.tenants.apply_quotas(engine.cache)
         probe = asyncio.create_task(context.metrics.probe_event_loop())
         try:
-            yield
+            with reloading(settings, context):
+                yield
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
@@ -84,7 +88,7 @@ def create_app(
         app.include_router(api.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(AuthMiddleware, keys=KeyRing(settings.api_keys, settings.admin_keys))
+    app.add_middleware(AuthMiddleware, keys=context.tenants)
     app.add_middleware(
         HostOriginMiddleware,
         host=settings.host,
@@ -99,6 +103,29 @@ def create_app(
         access_log=settings.access_log,
     )
     return app
+
+
+@contextlib.contextmanager
+def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None]:
+    """Read the keys file again at SIGHUP while the block runs, where there is one.
+
+    Only the main thread is told of signals: on another, nothing happens.
+    """
+    if settings.keys_file is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def reload() -> None:
+        task = loop.create_task(context.tenants.reload(context.engine.cache))
+        tasks.add(task)  # the loop itself does not hold it
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def dialects_of(apis: Sequence[Api]) -> Dialects:

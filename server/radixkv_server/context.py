@@ -16,6 +16,7 @@ from radixkv_server.node_names import NodeNames
 from radixkv_server.prompts import PromptEncoder
 from radixkv_server.response_store import ResponseStore, make_store
 from radixkv_server.settings import ServerSettings
+from radixkv_server.tenant_book import TenantBook
 
 # A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
 BODY_BYTES_PER_TOKEN = 64
@@ -32,6 +33,7 @@ class ServerContext:
     prompts: PromptEncoder
     metrics: ServerMetrics
     responses: ResponseStore
+    tenants: TenantBook
     tracing: Tracing | None = None
     names: NodeNames = field(default_factory=NodeNames)
     started: int = field(default_factory=lambda: int(time.time()))
@@ -39,14 +41,14 @@ class ServerContext:
     @classmethod
     def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
         endpoint = settings.otlp_traces_endpoint
+        tenants = TenantBook(settings)
         return cls(
             engine=engine,
             settings=settings,
             bodies=BodyReader(settings.max_json_depth),
             prompts=PromptEncoder(engine),
-            metrics=ServerMetrics(
-                engine, by_tenant=bool(settings.api_keys), vllm_names=settings.vllm_metrics
-            ),
+            metrics=ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics),
+            tenants=tenants,
             responses=make_store(
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),

@@ -22,6 +22,7 @@ from radixkv_server.generation_request import GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
+from radixkv_server.rate_limits import ASSUMED_ANSWER_TOKENS
 from radixkv_server.usage import Usage
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -68,9 +69,11 @@ async def respond(
     """
     context, record = context_of(request), record_of(request.scope)
     settings = context.settings
+    visit = record.enter(context.tenants.limiter_of(record.caller))
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
     body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
+    visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     generation = Generation(context.engine, context.metrics, record, wanted)
     if wanted.stream:
         frames = _frames(generation, renderer, before_end)

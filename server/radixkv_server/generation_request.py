@@ -64,6 +64,16 @@ class GenerationRequest:
         if self.cache_salt is not None:
             check_salt(self.cache_salt)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(job.prompt_ids) for job in self.jobs)
+
+    def longest_answer(self, assumed: int) -> int:
+        """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""
+        each = ((job.params.max_tokens, job.params.num_samples) for job in self.jobs)
+        return sum((assumed if limit is None else limit) * count for limit, count in each)
+
 
 def check_salt(salt: str) -> str:
     """`salt`, if it is one.

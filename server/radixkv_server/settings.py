@@ -25,6 +25,7 @@ class ServerSettings:
             prefix cache, so a key can be rotated without losing what is cached. Without any key, neither of
             users nor of admins, none is asked for, and everybody is an admin.
         admin_keys: as `api_keys`, of admins, who may look at and change what belongs to others or to all.
+        keys_file: TOML that names tenants with their keys (hashed), limits and quotas; read again at SIGHUP.
         served_model_names: names that clients may use; empty: the model's own name.
         allowed_hosts: names accepted in the Host header besides the address listened on; `*` accepts all.
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
@@ -58,6 +59,7 @@ class ServerSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    keys_file: str | None = None
     served_model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -94,7 +96,7 @@ class ServerSettings:
             if not good:  # the values may be secrets: do not print them
                 raise ConfigError(f"{name} must be a list of non-empty strings")
             object.__setattr__(self, name, tuple(value))
-        KeyRing(self.api_keys, self.admin_keys)  # refuses what is malformed or given to two tenants
+        KeyRing.of(self.api_keys, self.admin_keys)  # refuses what is malformed or given to two tenants
         for name in (
             "max_body_bytes",
             "max_header_bytes",

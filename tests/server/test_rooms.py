@@ -10,9 +10,10 @@ SERVER = "radixkv_server"
 #: From the ground up: a room imports from lower floors and from itself.
 FLOORS = (
     ("errors", "tenants"),
-    ("api_keys",),
+    ("api_keys", "rate_limits"),
+    ("keys_file",),
     ("settings", "response_store"),
-    ("dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
+    ("tenant_book", "dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
     ("http", "metrics"),
     ("metering",),
     ("context", "generation"),
@@ -27,6 +28,7 @@ ENGINE = {
     "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
+    "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.chat.format",
     "radixkv.chat.formats",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixkv_server.api_keys import KeyRing
 from radixkv_server.errors import ApiError
 from radixkv_server.http.request_record import record_of
+from radixkv_server.tenant_book import TenantBook
 
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
@@ -26,7 +26,7 @@ def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 class AuthMiddleware:
     """ASGI middleware: 401 without a valid key, on every route (known or not) but /health."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: TenantBook) -> None:
         self.app = app
         self.keys = keys
 

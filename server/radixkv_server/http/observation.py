@@ -10,13 +10,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.http.request_record import RequestRecord, attach_record
+from radixkv_server.http.limit_headers import limit_headers
+from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, attach_record
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing
 
 access_logger = logging.getLogger("radixkv.access")
 
-STATUS_CLIENT_GONE = 499
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -56,7 +56,9 @@ class ObserveMiddleware:
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.request_id
+                headers.update(limit_headers(record.limits()))
             elif not message.get("more_body", False):
                 finish()  # before the client can see the end, so that its next look at the metrics has it
             await send(message)
@@ -69,6 +71,7 @@ class ObserveMiddleware:
             finish()
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
+        record.leave()
         route = getattr(scope.get("route"), "path", "unmatched")
         self.metrics.observe_request(route, record)
         if self.tracing is not None:

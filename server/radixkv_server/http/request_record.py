@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from radixkv.request import RequestTimes
+from radixkv_server.rate_limits import Limiter, LimitState, Visit
 from radixkv_server.tenants import EVERYBODY, Tenant
 from radixkv_server.usage import Usage
 
 _RECORD = "radixkv.record"
+
+STATUS_CLIENT_GONE = 499
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class RequestRecord:
     times: RequestTimes | None = None
     failed: bool = False
     error_code: str = ""
+    _limiter: Limiter | None = None
+    _visit: Visit | None = None
 
     @property
     def tenant(self) -> str:
@@ -56,6 +61,26 @@ class RequestRecord:
         self.cached_tokens = usage.cached_tokens
         self.cache_write_tokens = usage.cache_write_tokens
         self.completion_tokens = usage.completion_tokens
+
+    def enter(self, limiter: Limiter) -> Visit:
+        """The request begins to count for the caller's limits; until `leave`.
+
+        Raises:
+            ApiError: 429; a limit has been reached.
+        """
+        self._limiter = limiter
+        self._visit = limiter.enter()
+        return self._visit
+
+    def leave(self) -> None:
+        """The request has ended: it counts with the tokens that it used, as far as they are known."""
+        if self._visit is not None:
+            used = self.prompt_tokens + self.completion_tokens
+            self._visit.leave(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
+
+    def limits(self) -> list[LimitState]:
+        """The limits that the request counts for, and what is left of them."""
+        return [] if self._limiter is None else self._limiter.state()
 
     @property
     def age_s(self) -> float:

@@ -1,0 +1,204 @@
+"""How much a tenant may ask for: token buckets for a minute's requests and tokens, and a count of what runs.
+
+The life of a request in here:
+
+1. `Limiter.enter` counts it, or says no, before its body is read.
+2. `Visit.expect`, when its prompt is known, takes the tokens of the prompt and of the longest answer it asks
+   for from the tenant's bucket, or says no.
+3. `Visit.leave`, when it has ended, gives back what it did not use, or takes what it used beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from radixkv_server.errors import ApiError
+from radixkv_server.tenants import Limits
+
+#: Tokens that an answer is taken to have, until it has ended, where the request names no limit.
+ASSUMED_ANSWER_TOKENS = 256
+
+PERIOD_S = 60.0
+
+
+class TokenBucket:
+    """Holds up to `limit`, and fills at `limit` a minute. It may owe: what was used beyond fills up first.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._level = float(limit)
+        self._seen = clock()
+
+    def _fill(self) -> float:
+        now = self._clock()
+        self._level = min(self.limit, self._level + (now - self._seen) * self.limit / PERIOD_S)
+        self._seen = now
+        return self._level
+
+    def wait_for(self, amount: float) -> float:
+        """Seconds until `amount` (at most the limit) could be taken; 0: now. O(1)."""
+        return max(0.0, (amount - self._fill()) * PERIOD_S / self.limit)
+
+    def take(self, amount: float) -> None:
+        """Take it, whether or not it is there; a negative amount gives back. O(1)."""
+        self._level = min(self.limit, self._fill() - amount)
+
+    def change_limit(self, limit: int) -> None:
+        """Another limit; as large a share of it is left as before. O(1)."""
+        self._level = self._fill() * limit / self.limit
+        self.limit = limit
+
+    @property
+    def remaining(self) -> int:
+        """What could be taken now."""
+        return max(0, math.floor(self._fill() + 1e-9))
+
+    @property
+    def full_in_s(self) -> float:
+        """Seconds until it is full."""
+        return (self.limit - self._fill()) * PERIOD_S / self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """One limit as an answer's headers tell it.
+
+    Attributes:
+        kind: `requests` or `tokens`.
+        reset_s: seconds until all of it is left again.
+    """
+
+    kind: str
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+def refusal(message: str, wait_s: float, *, code: str = "rate_limit_exceeded") -> ApiError:
+    """A 429 that says when to come again."""
+    return ApiError(429, message, code=code, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
+
+
+class Limiter:
+    """What one tenant has used of its limits.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._running = 0
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Other limits from now on; what was used counts on."""
+        self._limits = limits
+        self._requests = self._changed(self._requests, limits.requests_per_minute)
+        self._tokens = self._changed(self._tokens, limits.tokens_per_minute)
+
+    def _changed(self, bucket: TokenBucket | None, limit: int | None) -> TokenBucket | None:
+        if limit is None:
+            return None
+        if bucket is None:
+            return TokenBucket(limit, self._clock)
+        bucket.change_limit(limit)
+        return bucket
+
+    def enter(self) -> Visit:
+        """Count a request that begins.
+
+        Raises:
+            ApiError: 429; too many run, or came in the last minute, or its tokens are used up.
+        """
+        most = self._limits.concurrency
+        if most is not None and self._running >= most:
+            raise refusal(
+                f"Your limit is {most} request(s) at a time, and so many are running. Wait for one to end.",
+                1.0,
+                code="concurrency_limit_exceeded",
+            )
+        for bucket, kind in ((self._requests, "requests"), (self._tokens, "tokens")):
+            wait = 0.0 if bucket is None else bucket.wait_for(1)
+            if bucket is not None and wait > 0:
+                raise refusal(
+                    f"Your limit is {bucket.limit} {kind} a minute. Try again in {wait:.1f} s.", wait
+                )
+        if self._requests is not None:
+            self._requests.take(1)
+        self._running += 1
+        return Visit(self)
+
+    def expect(self, prompt_tokens: int, answer_tokens: int) -> int:
+        """Take the tokens of a request that is about to run; returns how many.
+
+        An answer that could be longer than what a minute allows is taken to fill it.
+
+        Raises:
+            ApiError: 429; so many are not left, or the prompt alone is longer than a minute's tokens.
+        """
+        bucket = self._tokens
+        if bucket is None:
+            return 0
+        if prompt_tokens > bucket.limit:
+            raise ApiError(
+                429,
+                f"The prompt has {prompt_tokens} tokens; your limit is {bucket.limit} tokens a minute, so "
+                "that it can never run. Shorten it.",
+                code="rate_limit_exceeded",
+                headers={"x-should-retry": "false"},
+            )
+        wanted = min(bucket.limit, prompt_tokens + answer_tokens)
+        wait = bucket.wait_for(wanted)
+        if wait > 0:
+            raise refusal(
+                f"Your limit is {bucket.limit} tokens a minute; {bucket.remaining} are left and this request "
+                f"asks for up to {wanted} (prompt {prompt_tokens}, answer up to {answer_tokens}). Try again "
+                f"in {wait:.1f} s, or lower its limit on the answer.",
+                wait,
+            )
+        bucket.take(wanted)
+        return wanted
+
+    def leave(self, unused_tokens: int) -> None:
+        """A request has ended; some of its tokens were not used, or more than expected if negative."""
+        self._running -= 1
+        if self._tokens is not None:
+            self._tokens.take(-unused_tokens)
+
+    def state(self) -> list[LimitState]:
+        """The limits there are, and what is left of them."""
+        kinds = (("requests", self._requests), ("tokens", self._tokens))
+        return [LimitState(k, b.limit, b.remaining, b.full_in_s) for k, b in kinds if b is not None]
+
+
+class Visit:
+    """One request of a tenant, from `Limiter.enter` on; `leave` ends it, once."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._expected = 0
+        self._has_left = False
+
+    def expect(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """See `Limiter.expect`."""
+        self._expected = self._limiter.expect(prompt_tokens, answer_tokens)
+
+    def leave(self, used_tokens: int | None) -> None:
+        """It has ended; None: nobody knows what it used, so that it keeps what was expected."""
+        if not self._has_left:
+            self._has_left = True
+            self._limiter.leave(0 if used_tokens is None else self._expected - used_tokens)
+
+    def state(self) -> list[LimitState]:
+        """See `Limiter.state`."""
+        return self._limiter.state()

@@ -1,0 +1,89 @@
+"""TenantBook: who may come in, what each tenant is granted, and what it has used; read again on demand."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from radixkv.cache.retention.quota import Quota
+from radixkv.client import CacheClient
+from radixkv.errors import RadixKVError
+from radixkv_server.api_keys import KeyRing
+from radixkv_server.keys_file import KeysFile, read_keys_file
+from radixkv_server.rate_limits import Limiter
+from radixkv_server.settings import ServerSettings
+from radixkv_server.tenants import Account, Tenant
+
+logger = logging.getLogger("radixkv.server")
+
+
+class TenantBook:
+    """The keys and grants of one server: those of the settings, and those of its keys file.
+
+    Args:
+        settings: keys of users and admins, and the keys file, if any.
+        clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: a key or the keys file is malformed, or a key is given to two tenants.
+    """
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._own_keys = KeyRing.of(settings.api_keys, settings.admin_keys)
+        self._path = settings.keys_file
+        self._clock = clock
+        self._limiters: dict[str, Limiter] = {}
+        self._take(*self._read())
+
+    def _read(self) -> tuple[KeysFile, KeyRing]:
+        file = KeysFile() if self._path is None else read_keys_file(self._path)
+        return file, self._own_keys.with_keys(file.keys)
+
+    def _take(self, file: KeysFile, keys: KeyRing) -> None:
+        self._accounts, self._keys = file.accounts, keys
+        for name, limiter in self._limiters.items():
+            limiter.change(self._accounts.get(name, Account()).limits)
+
+    @property
+    def is_open(self) -> bool:
+        """No key is asked for: there are none, and no file that may have some later."""
+        return self._path is None and self._keys.is_open
+
+    def tenant_of(self, secret: str) -> Tenant | None:
+        """The tenant who owns a key, or None; in the same time whatever the key is."""
+        return self._keys.tenant_of(secret)
+
+    def limiter_of(self, tenant: Tenant) -> Limiter:
+        """What the tenant has used of its limits. O(1)."""
+        limiter = self._limiters.get(tenant.name)
+        if limiter is None:
+            limits = self._accounts.get(tenant.name, Account()).limits
+            limiter = self._limiters[tenant.name] = Limiter(limits, self._clock)
+        return limiter
+
+    @property
+    def quotas(self) -> dict[str, Quota]:
+        """What each tenant of the keys file may keep in the cache."""
+        return {name: account.quota for name, account in self._accounts.items()}
+
+    async def apply_quotas(self, cache: CacheClient) -> None:
+        """Make the quotas the cache's, where there is a keys file.
+
+        Raises:
+            ConfigError: their floors together exceed the pool.
+        """
+        if self._path is not None:
+            await cache.set_quotas(self.quotas)
+
+    async def reload(self, cache: CacheClient) -> None:
+        """Read the keys file again: keys, limits and quotas. If anything is wrong, all stays as it was."""
+        before = self._accounts
+        try:
+            file, keys = self._read()
+            await cache.set_quotas({name: account.quota for name, account in file.accounts.items()})
+        except RadixKVError as error:
+            logger.error("the keys are not reloaded and stay as they were: %s", error)
+            return
+        self._take(file, keys)
+        logger.warning("%s is read again: %d tenants, before %d", self._path, len(file.accounts), len(before))
