@@ -91,10 +91,14 @@ class Generation:
     async def _keep(self, job: Job) -> None:
         """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""
         owner = {"tenant": self._record.tenant, "salt": self._request.cache_salt or ""}
+        pinned = 0
         with contextlib.suppress(EngineStoppedError):  # what has been generated is still an answer
             for prefix in job.kept:
                 ids = job.prompt_ids[: prefix.num_tokens]
-                await self._engine.cache.pin(ids, ttl=prefix.ttl, at_least=True, **owner)
+                found = await self._engine.cache.pin(ids, ttl=prefix.ttl, at_least=True, **owner)
+                pinned = max(pinned, found)
+        if job.kept:
+            self.usage.pinned_tokens = (self.usage.pinned_tokens or 0) + pinned
 
     def _options(self, index: int) -> dict[str, Any]:
         return {

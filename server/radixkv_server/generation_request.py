@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
@@ -32,6 +32,12 @@ class Job:
     prompt_ids: list[int]
     params: SamplingParams
     kept: tuple[KeptPrefix, ...] = ()
+
+    def keeping(self, ttl: float | None) -> Job:
+        """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""
+        if ttl is None:
+            return self
+        return replace(self, kept=(*self.kept, KeptPrefix(len(self.prompt_ids), ttl)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ class Usage:
         cache_write_tokens: prompt tokens that the cache holds because of this request, and did not before; 0
             where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens
             that had to be computed again although they are cached.
+        pinned_tokens: prompt tokens that are pinned, as far as the budget went; None: none were to be.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     completion_tokens: int = 0
+    pinned_tokens: int | None = None
     reports_by_prompt: dict[int, MissReport] = field(default_factory=dict)
 
     @property

@@ -461,6 +461,55 @@ def test_a_store_in_a_file_outlives_the_server(tmp_path: Any) -> None:
         assert messages_in(last_asked(two))[1] == "assistant\none<|im_end|>"
 
 
+# ---------------------------------------------------------------------- retention
+
+
+def test_retention_is_a_pin_within_the_budget(server: LiveServer, ada: OpenAI) -> None:
+    cache = server.engine.prefix_cache
+    question = "say:" + "long " * 20
+    for options in (
+        {"prompt_cache_retention": "24h"},
+        {"prompt_cache_options": {"ttl": "12h"}},
+        {"prompt_cache_options": {"ttl": "12h"}, "stream": True},
+    ):
+        answer: Any = ada.responses.create(model="scripted", input=question, **options)
+        if "stream" in options:
+            answer = list(answer)[-1].response
+        assert answer.usage.input_tokens_details.pinned_tokens == 0, "the scripted engine caches nothing"
+    ids = last_asked(server).prompt
+    lease = cache.acquire(ids, server.engine.cache.namespace("ada"))
+    lease.commit(len(ids))
+    lease.release()
+    chat = [{"role": "user", "content": question}]
+    one = ada.chat.completions.create(model="scripted", messages=chat, prompt_cache_retention="24h")
+    assert one.usage.prompt_tokens_details.pinned_tokens == len(ids)
+    [pin] = cache.pins()
+    assert 86000 < pin.expires_in_s <= 86400
+    cache.reset()
+    two = ada.chat.completions.create(model="scripted", messages=chat, prompt_cache_retention="in_memory")
+    assert not hasattr(two.usage.prompt_tokens_details, "pinned_tokens")
+    assert not cache.pins()
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"prompt_cache_retention": "1h"},
+        {"prompt_cache_key": 5},
+        {"prompt_cache_options": {"ttl": "1h"}},
+        {"prompt_cache_options": {"prewarm": True}},
+    ],
+)
+def test_retention_outside_what_there_is_is_refused(
+    http: httpx.Client, url: str, field: dict[str, Any]
+) -> None:
+    prompt = {"input": "x"} if url == URL else {"messages": [{"role": "user", "content": "x"}]}
+    answer = http.post(url, json={"model": "scripted", **prompt, **field})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(next(iter(field)))
+
+
 # ---------------------------------------------------------------------- refusals
 
 

@@ -27,7 +27,7 @@ async def parse_chat(
     model = context.resolve_model(body.model)
     options, renamed = _chat_sampling(body)
     job, readers = await chat_job(context, _chat_of(context, body), options, renamed=renamed)
-    request = _request(new_id("chatcmpl"), body, [job], "messages")
+    request = _request(new_id("chatcmpl"), body, [job.keeping(body.kept_s)], "messages")
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), readers)

@@ -59,7 +59,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def usage_details(usage: Usage) -> Json:
-    """What the cache did for the prompts: tokens found and written, and why the others were not found.
+    """What the cache did for the prompts: tokens found, written and pinned, and why others were not found.
 
     `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
     other requests' prompts contain.
@@ -68,6 +68,8 @@ def usage_details(usage: Usage) -> Json:
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
+    if usage.pinned_tokens is not None:
+        details["pinned_tokens"] = usage.pinned_tokens
     return details
 
 

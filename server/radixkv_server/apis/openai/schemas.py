@@ -23,6 +23,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOOLS = 1024
 MAX_LOGPROBS = 20
+MAX_CACHE_KEY = 1024
 PRIORITY_LIMIT = 2**31
 
 # Arguments of the template call itself: a client that sets one would change what the server gets back.
@@ -48,6 +49,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
         "truncation",
     }
 )
+_KEPT_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 NoOp = Any
@@ -126,6 +128,39 @@ class SamplingFields(StrictModel):
         if self.logit_bias:
             options["logit_bias"] = parse_logit_bias(self.logit_bias)
         return options
+
+
+class PromptCacheOptions(StrictModel):
+    """`mode` and breakpoints change nothing: every prefix is found, wherever it ends."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> PromptCacheOptions:
+        if self.prewarm:
+            raise unsupported("prompt_cache_options.prewarm", "a request without an answer (max 1 token)")
+        if self.comparison_response_id is not None:
+            name = "prompt_cache_options.comparison_response_id"
+            raise unsupported(name, "comparing (usage says as cache_miss why tokens were not cached)")
+        return self
+
+
+class CacheFields(StrictModel):
+    """How long a prompt is to stay in the prefix cache, and which prompts belong together."""
+
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def kept_s(self) -> float | None:
+        """Seconds for which the prompt is to be pinned, after each use; None: not at all."""
+        options = self.prompt_cache_options
+        names = (self.prompt_cache_retention, options.ttl if options is not None else None)
+        return max((_KEPT_S[name] for name in names if name in _KEPT_S), default=None)
 
 
 class CommonFields(SamplingFields):
@@ -213,7 +248,7 @@ class TemplateFields(StrictModel):
         return self
 
 
-class ChatCompletionRequest(TemplateFields, CommonFields):
+class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     """Body of POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
@@ -231,9 +266,6 @@ class ChatCompletionRequest(TemplateFields, CommonFields):
     moderation: Any = None
     parallel_tool_calls: NoOp = None
     prediction: NoOp = None
-    prompt_cache_key: NoOp = None
-    prompt_cache_options: NoOp = None
-    prompt_cache_retention: NoOp = None
     safety_identifier: NoOp = None
     service_tier: NoOp = None
     store: NoOp = None

@@ -6,12 +6,12 @@ messages: what a turn said renders to the same tokens in every later one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from radixkv.text.json_text import read_json_text
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError
@@ -245,7 +245,7 @@ def _add_to_turn(turn: Json, item: Json) -> None:
         turn["reasoning_content"] = "".join(part["text"] for part in item["content"])
     else:
         try:
-            arguments = json.loads(item["arguments"] or "{}")
+            arguments = read_json_text(item["arguments"] or "{}")
         except (ValueError, RecursionError):
             text = f"The arguments of the function call {item['name'][:64]!r} are not JSON."
             raise bad_request(text, param="input") from None

@@ -57,12 +57,12 @@ class Creation(ResponsesDialect):
             len(new),
             LogprobsFormat(context.engine.tokenizer),
             readers,
-            skip_special_tokens=job.params.skip_special_tokens,
+            job.params,
             with_logprobs=body.wants_logprobs,
         )
         wanted = GenerationRequest(
             id=response_id,
-            jobs=(job,),
+            jobs=(job.keeping(body.kept_s),),
             stream=bool(body.stream),
             prompt_param="input",
             cache_salt=body.cache_salt,

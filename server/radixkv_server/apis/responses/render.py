@@ -74,7 +74,7 @@ class ResponseRenderer:
     Args:
         base: see `base_response`.
         first_item: the number of the answer's first item among the response's, for its id.
-        skip_special_tokens: whether they are left out of the text.
+        params: how the answer was asked for.
         with_logprobs: show them with the text.
 
     Attributes:
@@ -87,12 +87,12 @@ class ResponseRenderer:
         first_item: int,
         logprobs: LogprobsFormat,
         readers: AnswerReaders,
+        params: SamplingParams,
         *,
-        skip_special_tokens: bool,
         with_logprobs: bool,
     ) -> None:
         self.response = base
-        self._skip_special_tokens = skip_special_tokens
+        self._params = params
         self._logprobs = logprobs
         self._with_logprobs = with_logprobs
         self._readers = readers
@@ -153,7 +153,8 @@ class ResponseRenderer:
         thoughts = [item["content"] for item in self._items.items if item["type"] == "reasoning"]
         last = "".join(part["text"] for part in thoughts[-1])
         missing = sample.text.rfind(last) + len(last)
-        decoder = self._logprobs.tokenizer.stream(self._skip_special_tokens)
+        params = self._params
+        decoder = self._logprobs.tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
         for number, token_id in enumerate(sample.token_ids):
             if missing <= 0:
                 return number

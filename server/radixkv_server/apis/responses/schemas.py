@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from radixkv_server.apis.openai.schemas import (
     MAX_LOGPROBS,
     MAX_TOOLS,
+    CacheFields,
     NoOp,
     SamplingFields,
     check_template_kwargs,
@@ -96,7 +97,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: NoOp = None
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(CacheFields, SamplingFields):
     """Body of POST /v1/responses."""
 
     input: Annotated[list[InputItem], Field(min_length=1), FAIL_FAST] | str | None = None
@@ -122,9 +123,6 @@ class ResponseRequest(SamplingFields):
     moderation: Any = None
     prompt: Any = None
     max_tool_calls: NoOp = None
-    prompt_cache_key: NoOp = None
-    prompt_cache_options: NoOp = None
-    prompt_cache_retention: NoOp = None
     safety_identifier: NoOp = None
     service_tier: NoOp = None
     # Beyond OpenAI.
