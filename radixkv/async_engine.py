@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,12 +31,14 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.text.text_size import text_size
+from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.engine.startup import EngineSummary
+    from radixkv.sampling.grammar.compiler import Grammar
     from radixkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -201,17 +201,6 @@ class _Call(Command):
             self._loop.call_soon_threadsafe(unless_done)
 
 
-def _yield_to_steps() -> None:
-    """On Linux, let the calling thread have what the model's threads leave of the cores.
-
-    A step is as slow as its slowest thread: with equal shares, a megabyte of text being tokenised on two
-    cores made steps of 30 ms take up to 190; so they take at most 80, and the text as long as before.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 class AsyncEngine:
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
 
@@ -233,7 +222,7 @@ class AsyncEngine:
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = _Streams()
         self._huge_texts = ThreadPoolExecutor(
-            1, thread_name_prefix="radixkv-huge-texts", initializer=_yield_to_steps
+            1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all)
         self._engine = self._thread.engine
@@ -423,6 +412,15 @@ class AsyncEngine:
             size = 0
         return await self._off_loop(size, lambda: encode(prompt))
 
+    async def _compile(self, params: SamplingParams) -> Grammar | None:
+        """What the output must match, compiled in the compiler's thread."""
+        if params.grammar is None:
+            return None
+        # Shielded: others may wait for the same grammar.
+        return await asyncio.shield(
+            asyncio.wrap_future(self._engine.input_processor.grammars.submit(params.grammar))
+        )
+
     # ------------------------------------------------------------------ one request
 
     async def _events(
@@ -430,8 +428,9 @@ class AsyncEngine:
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
         self._engine.input_processor.check(encoded, params)
+        grammar = await self._compile(params)
         stream = _Stream(request_id, asyncio.get_running_loop())
-        self._thread.submit(_Add(self._streams, stream, encoded, params=params, **options))
+        self._thread.submit(_Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))
         finished = False
         try:
             while not finished:

@@ -137,10 +137,15 @@ class LLM:
         encoded = [checks.encode(prompt) for prompt in several]
         for prompt, own in zip(encoded, each, strict=True):
             checks.check(prompt, own)
+        grammars = [checks.compile(own) for own in each]
 
         def start(index: int) -> str:
             return self.engine.add_request(
-                encoded[index], each[index], namespace=namespace, priority=priority
+                encoded[index],
+                each[index],
+                namespace=namespace,
+                priority=priority,
+                grammar=grammars[index],
             )
 
         return self._run(len(several), start, progress)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import InvalidRequestError
+from radixkv.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -64,13 +65,19 @@ class SamplingParams:
         best_of: samples to draw, of which the `n` with the highest mean logprob are returned; None: n.
         stop: string or strings that end the output (not included unless `include_stop_str_in_output`).
         stop_token_ids: token ids that end the output, besides the model's own end tokens.
-        ignore_eos: go on past the model's end-of-sequence tokens.
+        ignore_eos: go on past the model's end-of-sequence tokens; without effect beside structured outputs,
+            whose end these tokens are.
         logprobs: None: none; k >= 0: the chosen token's logprob and the k likeliest tokens'.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: spellings of special tokens that stay in the text all the same, such as those
             that frame a tool call; the token that ends the output never does.
+        structured_outputs: what the output must look like, as `StructuredOutputs` or as what it takes:
+            `{"json": schema}`, `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": lark}`,
+            `{"json_object": True}`. An output that is cut off by `max_tokens` or a stop string matches as far
+            as it goes. Logprobs are the model's own, before tokens are ruled out.
+        structured: another name of the same.
 
     Raises:
         InvalidRequestError: a value is out of range; names the field, the value and the range.
@@ -97,8 +104,20 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     kept_special_tokens: Sequence[str] = ()
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    structured: InitVar[StructuredOutputs | Mapping[str, Any] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, structured: StructuredOutputs | Mapping[str, Any] | None) -> None:
+        wanted = self.structured_outputs
+        if structured is not None:
+            _require(
+                wanted is None,
+                "structured",
+                "structured and structured_outputs are two names of one parameter: give one of them",
+            )
+            wanted = structured
+        if wanted is not None:
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(wanted))
         self._check_lengths()
         self._check_distribution()
         self._check_counts()
@@ -229,6 +248,18 @@ class SamplingParams:
     def num_samples(self) -> int:
         """Samples to draw: `best_of`, or `n` when it is not given."""
         return self.best_of if self.best_of is not None else self.n
+
+    @property
+    def grammar(self) -> StructuredOutputs | None:
+        """What the output must look like; None: anything."""
+        wanted = self.structured_outputs
+        assert wanted is None or isinstance(wanted, StructuredOutputs)
+        return wanted
+
+    @property
+    def goes_past_end(self) -> bool:
+        """Whether the model's end tokens don't end the output."""
+        return self.ignore_eos and self.structured_outputs is None
 
     @property
     def is_greedy(self) -> bool:

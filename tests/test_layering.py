@@ -25,7 +25,7 @@ PACKAGE_EXCEPTIONS = {("radixkv.tools.cli", "radixkv_server")}
 #: neighbours. The files beside the rooms that are not named here are the entry points.
 FLOORS = (
     ("errors",),
-    ("config",),
+    ("config", "thread_priority", "structured"),
     ("cache", "text"),
     ("chat",),
     ("request",),

@@ -37,6 +37,7 @@ from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.request import FinishReason, SamplingParams
+from radixkv.sampling.grammar.compiler import Grammar
 from radixkv.sampling.sampler import SampledToken, sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.policy import make_policy
@@ -137,6 +138,7 @@ class Engine:
         request_id: str | None = None,
         namespace: Namespace = "",
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> str:
         """Check a request and queue it.
 
@@ -145,17 +147,23 @@ class Engine:
             request_id: must be unused among unfinished requests; None: a fresh one.
             namespace: requests share cached prefixes only inside one namespace.
             priority: smaller is more urgent, under the `priority` policy.
+            grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
 
         Returns:
             The request's id.
 
         Raises:
-            InvalidRequestError: empty prompt, token id out of range, or a parameter out of range.
+            InvalidRequestError: empty prompt, token id out of range, or a parameter out of range or refused.
             ContextLengthExceededError: the prompt leaves no room for a single token.
             EngineOverloadedError: the queue is full.
         """
         group = self.input_processor.make_group(
-            prompt, params or SamplingParams(), request_id=request_id, namespace=namespace, priority=priority
+            prompt,
+            params or SamplingParams(),
+            request_id=request_id,
+            namespace=namespace,
+            priority=priority,
+            grammar=grammar,
         )
         if not self.has_room:
             raise EngineOverloadedError(

@@ -21,6 +21,8 @@ from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
+from radixkv.sampling.grammar.compiler import Grammar, GrammarCompiler
+from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request_state import Namespace
 
@@ -70,6 +72,9 @@ class InputProcessor:
         end_token_ids: the model's end-of-sequence tokens.
         num_blocks: blocks in the pool, of `block_size` tokens each.
         clock: seconds, monotonic.
+
+    Attributes:
+        grammars: compiles what outputs must match.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class InputProcessor:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._clock = clock
+        self.grammars = GrammarCompiler(self._make_vocabulary)
         self._ids = itertools.count()
         self._seeds = itertools.count(config.seed if config.seed is not None else secrets.randbits(62))
 
@@ -163,7 +169,7 @@ class InputProcessor:
                     raise InvalidRequestError(
                         f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
                     )
-        avoided = {*params.stop_token_ids, *(() if params.ignore_eos else self.end_token_ids)}
+        avoided = {*params.stop_token_ids, *self._ends(params)}
         if params.min_tokens and sum(0 <= token < limit for token in avoided) == limit:
             raise InvalidRequestError(
                 "min_tokens leaves no token to choose: every token of this model ends the output; take one "
@@ -179,6 +185,23 @@ class InputProcessor:
                 "or --num-blocks"
             )
 
+    def compile(self, params: SamplingParams) -> Grammar | None:
+        """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
+
+        Raises:
+            InvalidRequestError: the grammar is refused; names what of it.
+            EngineOverloadedError: the compiler is busy.
+        """
+        return None if params.grammar is None else self.grammars.compile(params.grammar)
+
+    def _make_vocabulary(self) -> Vocabulary:
+        if self.tokenizer is None:
+            raise ValueError("this engine has no tokenizer")
+        return Vocabulary(self.tokenizer, self.end_token_ids)
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset() if params.goes_past_end else self.end_token_ids
+
     # ------------------------------------------------------------------ requests
 
     def make_group(
@@ -189,10 +212,16 @@ class InputProcessor:
         request_id: str | None,
         namespace: Namespace,
         priority: int,
+        grammar: Grammar | None = None,
     ) -> RequestGroup:
-        """A request for samples; raises what `encode` and `check` raise."""
+        """A request for samples; raises what `encode`, `check` and `compile` raise.
+
+        Args:
+            grammar: what `compile` gave for the parameters; None: it is compiled now, if there is one.
+        """
         encoded = self.encode(prompt)
         self.check(encoded, params)
+        grammar = grammar or self.compile(params)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         own = params
         if params.num_samples > params.n and params.logprobs is None:
@@ -200,9 +229,8 @@ class InputProcessor:
         request = self._request(encoded, own, request_id, namespace, priority)
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
-        ends = () if params.ignore_eos else self.end_token_ids
         request.sampling_state = SamplingState(
-            params, seed, encoded.token_ids, [*ends, *params.stop_token_ids]
+            params, seed, encoded.token_ids, [*self._ends(params), *params.stop_token_ids], grammar
         )
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
@@ -267,6 +295,6 @@ class InputProcessor:
         return SampleOutput(
             params,
             self.tokenizer,
-            frozenset() if params.ignore_eos else self.end_token_ids,
+            self._ends(params),
             room if params.max_tokens is None else min(params.max_tokens, room),
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.engine.request_group import Failure, RequestGroup, Sample
 from radixkv.engine.sample_output import TextSource, name_logprobs
-from radixkv.errors import ENDS_PROCESS
+from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.request import CompletionOutput, FinishReason, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv.sampling.sampler import SampledToken, gather_logprobs
 
@@ -61,11 +61,16 @@ class OutputProcessor:
             Why the request can't go on, if so.
         """
         if token.token_id < 0:
+            failure = request.sampling_state.failure
+            if failure is not None:
+                return Failure(failure, "grammar_failed")
             return Failure("the model's logits are not numbers (NaN) for this request", "nan_logits")
         try:
             request.sampling_state.accept(token.token_id)
         except ENDS_PROCESS:
             raise
+        except RequestFailedError as error:
+            return Failure(str(error), error.code or "sampling_failed")
         except BaseException as error:
             return _failure(request, "sampling", error, "sampling_failed")
         request.tokens.append(token.token_id)
@@ -75,7 +80,7 @@ class OutputProcessor:
         output = request.output
         logprobs: list[TokenLogprobs] | None = None
         try:
-            text = output.push(token.token_id)
+            text = output.push(token.token_id, is_complete=request.sampling_state.is_complete)
             if token.logprobs is not None:
                 logprobs = [name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)]
                 output.record_logprobs(logprobs[0])

@@ -89,12 +89,16 @@ class SampleOutput:
                 self.params.skip_special_tokens, kept=self.params.kept_special_tokens
             )
 
-    def push(self, token_id: int) -> str:
-        """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now."""
+    def push(self, token_id: int, *, is_complete: bool = False) -> str:
+        """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now.
+
+        Args:
+            is_complete: the output's grammar says that it ends here.
+        """
         assert self.finish_reason is None
         params = self.params
         self.num_tokens += 1
-        may_stop = self.num_tokens >= params.min_tokens
+        may_stop = is_complete or self.num_tokens >= params.min_tokens
         if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
             self.finish_reason = "stop"
         elif may_stop and token_id in params.stop_token_ids:
@@ -102,6 +106,8 @@ class SampleOutput:
         if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
             self.text += self._decoder.push([token_id])
         stops = params.stop_strings
+        if self.finish_reason is None and is_complete:
+            self.finish_reason = "stop"
         if self.finish_reason is None and self.num_tokens >= self.max_output_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None and self._decoder is not None:

@@ -4,15 +4,16 @@ A processor belongs to one request and remembers what it must of the tokens chos
 the rows of many requests at once: each kind touches only the places it changes, in a few operations for all
 of its rows. Rows of requests without processors are not looked at.
 
-A new kind (a grammar, say) is a subclass with a place in the order of application, its `stage`, and a line in
-`make_processors`.
+A new kind is a subclass with a place in the order of application, its `stage`, and a line in
+`make_processors`. One whose work on the host needs no logits does it in `prepare`, while a GPU still computes
+them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -36,6 +37,29 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def is_active(self) -> bool:
         """Whether `apply` would change anything, as things stand."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output ends with the last token accepted, whatever that token is."""
+        return False
+
+    @property
+    def failure(self) -> str | None:
+        """Why the request can't go on, if so: known after `apply` at the latest."""
+        return None
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens of which it is known that nothing else can come next; none for most kinds."""
+        return []
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of some tokens could be accepted, one after the other. Changes nothing."""
+        return len(token_ids)
+
+    @classmethod
+    def prepare(cls, processors: Sequence[Self]) -> None:
+        """Do what `apply` needs done on the host, for all active processors of a step; may be left out."""
+        return
 
     @classmethod
     @abstractmethod
@@ -181,8 +205,18 @@ class MinTokens(LogitsProcessor):
         return _with(self)
 
 
+class Grammar(Protocol):
+    """A compiled grammar."""
+
+    def start(self, min_tokens: MinTokens | None = None) -> LogitsProcessor:
+        """A processor for one sample, which takes `min_tokens` into itself."""
+
+
 def make_processors(
-    params: SamplingParams, prompt_token_ids: TokenIds, end_token_ids: Collection[int]
+    params: SamplingParams,
+    prompt_token_ids: TokenIds,
+    end_token_ids: Collection[int],
+    grammar: Grammar | None = None,
 ) -> list[LogitsProcessor]:
     """The processors that a request needs, in no particular order; most requests need none."""
     processors: list[LogitsProcessor] = []
@@ -192,9 +226,23 @@ def make_processors(
         processors.append(RepetitionPenalty(params.repetition_penalty, prompt_token_ids))
     if params.presence_penalty or params.frequency_penalty:
         processors.append(CountPenalty(params.presence_penalty, params.frequency_penalty))
-    if params.min_tokens:
-        processors.append(MinTokens(params.min_tokens, end_token_ids))
+    min_tokens = MinTokens(params.min_tokens, end_token_ids) if params.min_tokens else None
+    if grammar is not None:
+        processors.append(grammar.start(min_tokens))
+    elif min_tokens is not None:
+        processors.append(min_tokens)
     return processors
+
+
+def prepare_processors(processors: Sequence[Sequence[LogitsProcessor]]) -> None:
+    """Let the active processors of a step's rows do what needs no logits, each kind at once."""
+    kinds: dict[type[Any], list[Any]] = {}
+    for own in processors:
+        for processor in own:
+            if processor.is_active:
+                kinds.setdefault(type(processor), []).append(processor)
+    for kind, members in kinds.items():
+        kind.prepare(members)
 
 
 def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsProcessor]]) -> None:

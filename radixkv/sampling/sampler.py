@@ -2,7 +2,7 @@
 
 What is done to a row, in this order:
 
-    logits processors (bias, penalties, min_tokens)
+    logits processors (bias, penalties, min_tokens, grammar)
     -> greedy: argmax
     -> temperature, top_k, top_p, min_p -> one draw by inverse transform sampling
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from radixkv.request import SamplingParams
-from radixkv.sampling.logits_processors import apply_processors
+from radixkv.sampling.logits_processors import apply_processors, prepare_processors
 from radixkv.sampling.sampling_state import SamplingState
 
 # Candidates looked at for top_p before falling back to sorting the whole vocabulary.
@@ -63,9 +63,10 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
     """
     if not rows:
         return []
+    processors = [request.sampling_state.processors for request in requests]
+    prepare_processors(processors)  # before anything waits for a GPU's logits
     identity = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
     raw = (logits if identity else _rows(logits, rows)).float()
-    processors = [request.sampling_state.processors for request in requests]
     changed = [i for i, own in enumerate(processors) if any(processor.is_active for processor in own)]
     processed = _rows(raw, changed)
     apply_processors(processed, [processors[i] for i in changed])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from radixkv.request import SamplingParams
-from radixkv.sampling.logits_processors import LogitsProcessor, TokenIds, make_processors
+from radixkv.sampling.logits_processors import Grammar, LogitsProcessor, TokenIds, make_processors
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -45,6 +45,7 @@ class SamplingState:
         prompt_token_ids: for the repetition penalty.
         end_token_ids: tokens that must not be chosen before `min_tokens`; those that the model does not have
             are ignored.
+        grammar: what the output must match; None: anything.
 
     Attributes:
         num_generated: tokens that the request has got.
@@ -59,10 +60,31 @@ class SamplingState:
         seed: int,
         prompt_token_ids: TokenIds,
         end_token_ids: Collection[int],
+        grammar: Grammar | None = None,
     ) -> None:
         self._random = RandomStream(seed)
         self.num_generated = 0
-        self.processors: Sequence[LogitsProcessor] = make_processors(params, prompt_token_ids, end_token_ids)
+        self.processors: Sequence[LogitsProcessor] = make_processors(
+            params, prompt_token_ids, end_token_ids, grammar
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output ends with the last token accepted: its grammar allows nothing more."""
+        return any(processor.is_complete for processor in self.processors)
+
+    @property
+    def failure(self) -> str | None:
+        """Why no token can be chosen, if so; None: not because of a processor."""
+        return next((p.failure for p in self.processors if p.failure is not None), None)
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens of which it is known that nothing else can come next: drafts that are always accepted."""
+        return next((forced for p in self.processors if (forced := p.forced_tokens())), [])
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many leading tokens of a draft could be accepted; what comes behind must not be. O(count)."""
+        return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
     def draw(self) -> float:
         """The random number for the next token; the same until a token is accepted."""

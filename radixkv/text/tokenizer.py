@@ -240,6 +240,10 @@ class Tokenizer:
             self._lists_in_template[template] = known
         return known
 
+    def grammar_source(self) -> str:
+        """The tokenizer as JSON text, added tokens included: what grammars are compiled over. O(vocab)."""
+        return str(self._backend.to_str())
+
     # -- ids to text ------------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

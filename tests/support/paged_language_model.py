@@ -8,7 +8,7 @@ copy or an unwritten slot changes the output, and is also reported at once by co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +77,9 @@ class LetterTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(self.token_text, token_ids))
 
+    def grammar_source(self) -> LetterGrammarSource:
+        return LetterGrammarSource()
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], tools: object = None, **options: object
     ) -> list[int]:
@@ -84,6 +87,18 @@ class LetterTokenizer:
 
     def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> LetterDecoder:
         return LetterDecoder(self)
+
+
+class LetterGrammarSource:
+    """The letters as llguidance takes a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    tokens: ClassVar = [chr(33 + token).encode() for token in range(VOCAB)]
+    special_token_ids: ClassVar = [END]
+    eos_token_id, bos_token_id = END, None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return [ord(letter) - 33 for letter in (text.decode() if isinstance(text, bytes) else text)]
 
 
 class LetterDecoder:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
@@ -66,6 +66,18 @@ class ByteTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    # What llguidance takes a tokenizer from.
+    is_tokenizer_wrapper = True
+    tokens: ClassVar = [bytes([i]) for i in range(256)] + [text.encode() for text in CONTROLS.values()]
+    special_token_ids: ClassVar = list(CONTROLS)
+    eos_token_id, bos_token_id = 257, None
+
+    def grammar_source(self) -> ByteTokenizer:
+        return self
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
 
     def apply_chat_template(
         self,

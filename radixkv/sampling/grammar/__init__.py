@@ -1,0 +1,1 @@
+"""Answers that match a grammar: checked, compiled off the engine's thread, and applied as masks of tokens."""

@@ -1,0 +1,226 @@
+"""What is refused before it is compiled: grammars that would take llguidance seconds, or all of the stack.
+
+Its compiler can't be interrupted, and not all of its work counts against its own limits: a `multipleOf`
+becomes an automaton with as many states, pairs of `patternProperties` are tested against each other, and a
+chain of thousands of references is followed by recursion. Everything here is O(size of the text).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+MAX_TEXT_BYTES = 256 * 1024
+MAX_DEPTH = 64
+MAX_PROPERTIES = 1_000
+MAX_ENUM_VALUES = 10_000
+MAX_MULTIPLE = 10_000
+MAX_PATTERN_PROPERTIES = 100
+MAX_REFERENCES = 500
+MAX_REPETITIONS = 100_000
+
+#: A bound `{m}`, `{m,}` or `{m,n}` of a regular expression.
+_BOUND = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+#: What of a Lark grammar may hold any character: strings, comments, regular expressions, embedded schemas.
+_LARK_PARTS = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|\#[^\n]*|(?P<regex>/(?:\\.|[^/\\\n])+/)|(?P<json>%json\s*(?=\{))'
+)
+
+
+class TooComplex(ValueError):
+    """A grammar is beyond a limit; the message names what of it, and the limit."""
+
+
+def check_text(text: str) -> None:
+    """Raises TooComplex where a grammar's text is too long."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_TEXT_BYTES:
+        raise TooComplex(f"it has {size} bytes, but at most {MAX_TEXT_BYTES} are allowed")
+
+
+def check_schema(text: str) -> None:
+    """Raises TooComplex for a JSON Schema beyond the limits, and ValueError for text that is no schema."""
+    check_text(text)
+    try:
+        schema = json.loads(text, parse_float=_exact)
+    except RecursionError:
+        raise TooComplex(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    _check_schema(schema)
+
+
+def _exact(text: str) -> Fraction | float:
+    """A decimal number exactly, unless its exponent is huge."""
+    return Fraction(text) if len(text) < 40 and "e" not in text.lower() else float(text)
+
+
+def _check_schema(schema: Any) -> None:
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a JSON Schema is an object, true or false")
+    if schema is False:
+        raise ValueError("nothing matches the schema false")
+    counts = _Counts()
+    stack: list[tuple[Any, int]] = [(schema, 1)]
+    while stack:
+        value, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise TooComplex(f"it is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, dict):
+            for name, item in value.items():
+                counts.keyword(name, item)
+                stack.append((item, depth + 1))
+        elif isinstance(value, list):
+            stack.extend((item, depth + 1) for item in value)
+    counts.check()
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What of a schema its limits count; names of properties that are spelled like keywords count, too."""
+
+    properties: int = 0
+    enum_values: int = 0
+    pattern_properties: int = 0
+    references: set[str] = field(default_factory=set)
+    multiples: set[Fraction] = field(default_factory=set)
+
+    def keyword(self, name: str, value: Any) -> None:
+        if name in ("properties", "required") and isinstance(value, dict | list):
+            self.properties += len(value) if name == "properties" else 0
+        elif name in ("enum", "const"):
+            values, keys = _size(value)
+            self.enum_values += values
+            self.properties += keys
+        elif name == "patternProperties" and isinstance(value, dict):
+            self.pattern_properties += len(value)
+            for pattern in value:
+                check_regex(pattern)
+        elif name == "pattern" and isinstance(value, str):
+            check_regex(value)
+        elif name == "multipleOf" and isinstance(value, int | Fraction) and value > 0:
+            self.multiples.add(Fraction(value))
+        elif name in ("$ref", "$dynamicRef") and isinstance(value, str):
+            self.references.add(value)
+
+    def check(self) -> None:
+        for name, count, most in (
+            ("properties", self.properties, MAX_PROPERTIES),
+            ("enum and const", self.enum_values, MAX_ENUM_VALUES),
+            ("patternProperties", self.pattern_properties, MAX_PATTERN_PROPERTIES),
+            ("$ref", len(self.references), MAX_REFERENCES),
+        ):
+            if count > most:
+                raise TooComplex(f"{name}: {count} of them, but at most {most} are allowed")
+        if self.multiples:
+            # As allOf may combine them: their common multiple, counted in units of their common denominator.
+            unit = math.lcm(*(multiple.denominator for multiple in self.multiples))
+            common = math.lcm(*(int(multiple * unit) for multiple in self.multiples))
+            if common > MAX_MULTIPLE:
+                raise TooComplex(
+                    f"multipleOf: the least common multiple of all of them has the numerator {common}, but "
+                    f"at most {MAX_MULTIPLE} is allowed"
+                )
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Values and keys in JSON data."""
+    values = keys = 0
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        values += 1
+        if isinstance(item, dict):
+            keys += len(item)
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return values, keys
+
+
+def check_regex(pattern: str) -> None:
+    """Raises TooComplex where bounds of repetition, nested in each other, multiply beyond the limit."""
+    check_text(pattern)
+    most = max_repetitions(pattern)
+    if most > MAX_REPETITIONS:
+        raise TooComplex(
+            f"nested repetition: the bounds in {pattern[:60]!r} multiply to {most}, but at most "
+            f"{MAX_REPETITIONS} is allowed"
+        )
+
+
+def max_repetitions(pattern: str) -> int:
+    """How often the innermost part of a regular expression is repeated by its bounds. O(length).
+
+    >>> max_repetitions("((a{1,100}){2,10}b){3}"), max_repetitions("[{9}]{2}a{4,}"), max_repetitions("a+b?")
+    (3000, 4, 1)
+    """
+    groups = [1]  # the most repeated part of each open group
+    last = 1  # of the part that a bound would repeat
+    at = 0
+    while at < len(pattern):
+        character = pattern[at]
+        bound = _BOUND.match(pattern, at) if character == "{" else None
+        if bound is not None:
+            last *= max(1, int(bound[2] or bound[1]))
+            groups[-1] = max(groups[-1], last)
+            at = bound.end()
+            continue
+        if character == "(":
+            groups.append(1)
+        elif character == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] = max(groups[-1], last)
+        elif character not in "*+?":
+            last = 1
+        at = _end_of_class(pattern, at) if character == "[" else at + (2 if character == "\\" else 1)
+    return groups[0] if len(groups) == 1 else max(groups)
+
+
+def _end_of_class(pattern: str, at: int) -> int:
+    """Behind the `]` of the class that begins here; classes may hold classes."""
+    depth = 0
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            at += 1
+        elif pattern[at] == "[":
+            depth += 1
+        elif pattern[at] == "]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return at
+
+
+def check_lark(grammar: str) -> None:
+    """Raises TooComplex for a Lark grammar whose schemas or regular expressions are beyond the limits."""
+    check_text(grammar)
+    for regex, schema in _parts_of_lark(grammar):
+        if regex is not None:
+            check_regex(regex)
+        else:
+            _check_schema(schema)
+
+
+def _parts_of_lark(grammar: str) -> Iterator[tuple[str | None, Any]]:
+    """The regular expressions and the embedded schemas of a Lark grammar: one of the two."""
+    decoder = json.JSONDecoder(parse_float=_exact)
+    at = 0
+    while (part := _LARK_PARTS.search(grammar, at)) is not None:
+        at = part.end()
+        if part["regex"] is not None:
+            yield part["regex"][1:-1], None
+        elif part["json"] is not None:
+            try:
+                schema, at = decoder.raw_decode(grammar, at)
+            except RecursionError:
+                raise TooComplex(f"%json is nested deeper than {MAX_DEPTH} levels") from None
+            except ValueError as error:
+                raise ValueError(f"%json: what follows is no JSON: {error}") from None
+            yield None, schema

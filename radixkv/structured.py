@@ -1,0 +1,106 @@
+"""StructuredOutputs: what an answer must look like, as plain data; `radixkv.sampling.grammar` enforces it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.errors import InvalidRequestError
+
+#: The kinds of grammar, each a field of `StructuredOutputs`; a request has one of them.
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+#: The same names in a body or in `structured={...}`, with what changes the whitespace.
+FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The grammar of an answer: exactly one of the first five. Hashable; two with the same content are equal.
+
+    Args:
+        json: a JSON Schema, as JSON text or as data; kept as text. The answer has the properties in the
+            order of the schema.
+        regex: a regular expression that the whole answer must match (Rust's syntax: no look-around).
+        choice: texts of which the answer is one.
+        grammar: a context-free grammar in llguidance's variant of Lark.
+        json_object: any JSON object.
+        whitespace_pattern: a regular expression for the whitespace between the tokens of JSON; None: none is
+            allowed, which is what models are quickest at.
+        disable_any_whitespace: False: any whitespace is allowed between the tokens of JSON.
+
+    Raises:
+        InvalidRequestError: none or several of the five, or a value of the wrong type; names the field.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = True
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if self._has(name)]
+        if len(given) != 1:
+            names = ", ".join(KINDS)
+            found = " and ".join(given) if given else "none of them"
+            raise _refused(f"exactly one of {names} must be given, not {found}")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _refused(f"{name} must be a text that is not empty, not {value!r:.80}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _as_text(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+
+    def _has(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and (value is not False or name == "json")  # `false` is a JSON Schema
+
+    @classmethod
+    def of(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
+        """From `{"json": schema}`, `{"regex": ...}` and so on.
+
+        Raises:
+            InvalidRequestError: a name that is none, or what the constructor refuses.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise _refused(f'it must be like {{"json": schema}} or {{"regex": "..."}}, not {value!r:.80}')
+        unknown = [name for name in value if name not in FIELDS]
+        if unknown:
+            raise _refused(f"{unknown[0]!r:.80} is not known; known are {', '.join(FIELDS)}")
+        return cls(**value)
+
+    @property
+    def kind(self) -> str:
+        """Which of the five it is."""
+        return next(name for name in KINDS if self._has(name))
+
+
+def _refused(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs: {message}", param="structured_outputs")
+
+
+def _as_text(schema: object) -> str:
+    """A JSON Schema as text; text is taken as it is, and looked at where it is compiled."""
+    if isinstance(schema, str):
+        return schema
+    if not isinstance(schema, Mapping | bool):
+        raise _refused(f"json must be a JSON Schema, an object or its text, not {schema!r:.80}")
+    try:
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(f"json must be a JSON Schema, but it is no JSON: {error}") from None
+
+
+def _choices(choice: object) -> tuple[str, ...]:
+    texts = tuple(choice) if isinstance(choice, Sequence) and not isinstance(choice, str) else ()
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise _refused(f"choice must be a list of texts that are not empty, not {choice!r:.80}")
+    return texts

@@ -1,0 +1,319 @@
+"""Grammars without an engine: what is accepted, what is refused and why, what a compile may cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import ByteTokenizer
+
+from radixkv.errors import EngineOverloadedError, InvalidRequestError
+from radixkv.sampling.grammar.compiler import Grammar, GrammarCompiler
+from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES
+from radixkv.sampling.grammar.masks import GrammarMask
+from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.structured import StructuredOutputs
+
+END = 257
+SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12.json"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END}))
+
+
+def start(compiler: GrammarCompiler, **spec: Any) -> GrammarMask:
+    return compiler.compile(StructuredOutputs(**spec)).start()
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether the text, and then the end, can be chosen token by token."""
+    mask, tokens = grammar.start(), list(text.encode())
+    if mask.num_allowed(tokens) < len(tokens):
+        return False
+    for token in tokens:
+        mask.accept(token)
+    return mask.is_complete or END in allowed(mask)
+
+
+def allowed(mask: GrammarMask) -> set[int]:
+    import torch
+
+    logits = torch.zeros(1, ByteTokenizer.vocab_size)
+    type(mask).apply(logits, [0], [mask])
+    return set(torch.isfinite(logits[0]).nonzero()[:, 0].tolist())
+
+
+def test_json_schema_test_suite(compiler: GrammarCompiler) -> None:
+    """Nothing invalid can be written; what is refused is refused by the name of its keyword."""
+    counts: Counter[str] = Counter()
+    unnamed = []
+    for groups in json.loads(SUITE.read_text()).values():
+        for group in groups:
+            schema = group["schema"]
+            try:
+                grammar = compiler.compile(StructuredOutputs(json=schema))
+            except InvalidRequestError as error:
+                counts["refused"] += len(group["tests"])
+                # A draft's own schema is known, with keywords that are not.
+                known = all_keywords(schema) | {"$dynamicAnchor"}
+                keywords = [name for name in known if name in str(error)]
+                if not keywords:
+                    unnamed.append((schema, str(error)))
+                continue
+            for case in group["tests"]:
+                text = json.dumps(case["data"], separators=(",", ":"), ensure_ascii=False)
+                accepted = accepts(grammar, text)
+                assert case["valid"] or not accepted, (group["description"], case)
+                counts["right" if accepted == case["valid"] else "too strict"] += 1
+    assert not unnamed
+    assert counts["right"] >= 560
+    assert counts["too strict"] <= 25
+    assert counts["refused"] <= 700
+
+
+def all_keywords(schema: Any) -> set[str]:
+    if isinstance(schema, bool):
+        return {str(schema).lower()}
+    if isinstance(schema, list):
+        return set().union(*map(all_keywords, schema))
+    if isinstance(schema, dict):
+        return set(schema).union(*map(all_keywords, schema.values()))
+    return set()
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def reference_chain(count: int) -> dict[str, Any]:
+    """Followed by recursion, thousands of these end the process."""
+    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    return {"$defs": {**chain, f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+BOMBS: dict[str, tuple[dict[str, Any], str]] = {
+    "multiple of a prime": ({"json": {"type": "integer", "multipleOf": 1000003}}, "multipleOf"),
+    "multiples that multiply": (
+        {"json": {"allOf": [{"multipleOf": p} for p in (101, 103, 107)]}},
+        "multipleOf",
+    ),
+    "many multiples": (
+        {"json": {"properties": {f"p{i}": {"multipleOf": 9000 + i} for i in range(900)}}},
+        "multipleOf",
+    ),
+    "multiple with decimals": ({"json": {"multipleOf": 1000.0003}}, "multipleOf"),
+    "optional properties": ({"json": properties(5000)}, "properties"),
+    "properties in a Lark grammar": (
+        {"grammar": f"start: %json {json.dumps(properties(5000))}"},
+        "properties",
+    ),
+    "megabyte of enum": ({"json": {"enum": [f"{i:0100}" for i in range(10_000)]}}, str(MAX_TEXT_BYTES)),
+    "values of an enum": ({"json": {"enum": list(range(10_001))}}, "enum"),
+    "keys of a const": ({"json": {"const": {f"k{i}": i for i in range(5_000)}}}, "properties"),
+    "patterns of properties": (
+        {"json": {"patternProperties": {f"^p{i}[a-z]*$": {} for i in range(300)}}},
+        "patternProperties",
+    ),
+    "nested repetition": ({"regex": "((a{1,100}){1,100}){1,100}"}, "repetition"),
+    "nested repetition in a pattern": (
+        {"json": {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"}},
+        "repetition",
+    ),
+    "nested repetition in a Lark grammar": ({"grammar": 'start: "/" /(a{999}){999}/'}, "repetition"),
+    "depth": ({"json": nested(100)}, "nested deeper"),
+    "depth of text": ({"json": '{"items":' * 20_000 + "{}" + "}" * 20_000}, "nested deeper"),
+    "chain of references": ({"json": reference_chain(4000)}, "$ref"),
+    "remote reference": ({"json": {"$ref": "http://127.0.0.1:9/schema.json"}}, "$ref"),
+    "file reference": ({"json": {"$ref": "file:///etc/passwd"}}, "$ref"),
+    "long choice": ({"choice": ["x" * MAX_TEXT_BYTES, "y"]}, str(MAX_TEXT_BYTES)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
+    """By their text: a compile that was begun would take seconds, or the process with it."""
+    spec, word = BOMBS[name]
+    with pytest.raises(InvalidRequestError, match="structured_outputs") as caught:
+        compiler.compile(StructuredOutputs(**spec))
+    assert word in str(caught.value)
+    assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"json": properties(1000)},
+        {"json": {"enum": list(range(9_000))}},
+        {"json": {"type": "number", "multipleOf": 0.01}},
+        {"json": {"type": "object", "properties": {"a": {"multipleOf": 5}, "b": {"multipleOf": 0.25}}}},
+        {"json": reference_chain(400)},
+        {"json": {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}}},
+        {"regex": "(a+)+b"},
+        {"regex": "x{1,99999}"},
+        {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(9000)) + '\nr9000: "a"'},
+    ],
+    ids=lambda spec: str(spec)[:40],
+)
+def test_what_is_within_the_limits_compiles(compiler: GrammarCompiler, spec: dict[str, Any]) -> None:
+    assert start(compiler, **spec).failure is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"json": False}, "false"),
+        ({"json": "{"}, "JSON"),
+        ({"json": "[]"}, "object"),
+        ({"json": {"type": "foo"}}, "type"),
+        ({"json": {"type": "string", "format": "banana"}}, "format"),
+        ({"json": {"type": "string", "pattern": "(?=a)b"}}, "pattern"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "minimum"),
+        ({"regex": "("}, "unclosed"),
+        ({"grammar": "no grammar"}, "Lark"),
+        ({"grammar": "start: %json {"}, "%json"),
+    ],
+)
+def test_what_is_refused_names_what_is_wrong(
+    compiler: GrammarCompiler, spec: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compile(StructuredOutputs(**spec))
+    assert word in str(caught.value)
+
+
+def test_exactly_one_kind_of_the_right_type() -> None:
+    for spec in (
+        {},
+        {"json": {}, "regex": "a"},
+        {"regex": ""},
+        {"regex": 3},
+        {"choice": "abc"},
+        {"choice": []},
+        {"choice": ["a", ""]},
+        {"json": 3},
+        {"json": {"a": float("nan")}},
+        {"json_object": False},
+    ):
+        with pytest.raises(InvalidRequestError, match="structured_outputs"):
+            StructuredOutputs(**spec)
+    with pytest.raises(InvalidRequestError, match="structural_tag"):
+        StructuredOutputs.of({"structural_tag": "x"})
+    assert StructuredOutputs(json={"a": 1}) == StructuredOutputs(json='{"a":1}')
+    assert len({StructuredOutputs(choice=["a"]), StructuredOutputs(choice=("a",))}) == 1
+
+
+def test_whitespace(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for options, accepted in (
+        ({}, {'{"a":1}'}),
+        ({"disable_any_whitespace": False}, {'{"a":1}', '{ "a":\n  1 }'}),
+        ({"whitespace_pattern": " ?"}, {'{"a":1}', '{"a": 1}'}),
+    ):
+        grammar = compiler.compile(StructuredOutputs(json=schema, **options))
+        found = {text for text in ('{"a":1}', '{"a": 1}', '{ "a":\n  1 }') if accepts(grammar, text)}
+        assert found >= accepted
+        assert options or found == accepted
+
+
+def test_roll_back_restores_the_masks(compiler: GrammarCompiler) -> None:
+    """Also over the end token, which no matcher may get."""
+    mask = start(compiler, regex="(ab)*c?")
+    seen = [allowed(mask)]
+    tokens = [*b"ababc", END]
+    for token in tokens:
+        mask.accept(token)
+        seen.append(allowed(mask))
+    for count in (1, 2, 3):
+        mask.roll_back(count)
+        assert allowed(mask) == seen[len(tokens) - count]
+        assert mask.is_complete == (count == 1)  # nothing can follow the c
+        for token in tokens[-count:]:
+            mask.accept(token)
+        assert mask.is_complete
+
+
+def test_a_fork_has_a_future_of_its_own(compiler: GrammarCompiler) -> None:
+    mask = start(compiler, choice=["ax", "by"])
+    other = mask.fork()
+    mask.accept(ord("a"))
+    other.accept(ord("b"))
+    assert (allowed(mask), allowed(other)) == ({ord("x")}, {ord("y")})
+
+
+def test_forced_and_allowed_tokens(compiler: GrammarCompiler) -> None:
+    mask = start(compiler, json={"const": {"name": 1}})
+    forced = mask.forced_tokens()
+    assert bytes(forced).startswith(b'{"na')
+    assert mask.num_allowed(forced) == len(forced)
+    assert mask.num_allowed(list(b'{"nobody')) == 3
+    assert mask.num_allowed([*b'{"name":1}', END, END]) == 10
+    assert allowed(mask) == {ord("{")}
+
+
+def test_known_grammars_are_bounded_and_compiled_once() -> None:
+    compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END}), capacity=8)
+    for i in range(300):
+        compiler.compile(StructuredOutputs(choice=[str(i)]))
+    assert len(compiler) == 8
+    first = compiler.submit(StructuredOutputs(choice=["299"]))
+    assert first.done()
+    assert first is compiler.submit(StructuredOutputs(choice=["299"]))
+
+
+def test_a_compile_beyond_its_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on by itself; the others get another one, and a bounded number of such is allowed."""
+    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.05)
+    leave = threading.Event()
+
+    class Stuck(Vocabulary):
+        def matcher(self, spec: StructuredOutputs) -> Any:
+            if spec.regex == "stuck":
+                while not leave.is_set():  # uses the CPU
+                    pass
+            return super().matcher(spec)
+
+    compiler = GrammarCompiler(lambda: Stuck(ByteTokenizer(), {END}))
+    try:
+        waiting = compiler.submit(StructuredOutputs(regex="stuck"))
+        behind = compiler.submit(StructuredOutputs(regex="a"))
+        with pytest.raises(InvalidRequestError, match="takes longer"):
+            waiting.result(timeout=60)
+        assert behind.result(timeout=60).start().num_allowed(list(b"a")) == 1
+        with pytest.raises(InvalidRequestError, match="takes longer"):
+            compiler.compile(StructuredOutputs(regex="stuck"))
+    finally:
+        leave.set()
+
+
+def test_too_many_compiles_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.02)
+    leave = threading.Event()
+
+    class Stuck(Vocabulary):
+        def matcher(self, spec: StructuredOutputs) -> Any:
+            while not leave.is_set():
+                pass
+            return super().matcher(spec)
+
+    compiler = GrammarCompiler(lambda: Stuck(ByteTokenizer(), {END}))
+    try:
+        for i in range(2):
+            with pytest.raises(InvalidRequestError, match="takes longer"):
+                compiler.compile(StructuredOutputs(regex=f"a{i}"))
+        with pytest.raises(EngineOverloadedError):
+            compiler.compile(StructuredOutputs(regex="b"))
+    finally:
+        leave.set()
