@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import InvalidRequestError
@@ -73,11 +73,10 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: spellings of special tokens that stay in the text all the same, such as those
             that frame a tool call; the token that ends the output never does.
-        structured_outputs: what the output must look like, as `StructuredOutputs` or as what it takes:
+        structured: what the output must look like, as `StructuredOutputs` or as what it takes:
             `{"json": schema}`, `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": lark}`,
             `{"json_object": True}`. An output that is cut off by `max_tokens` or a stop string matches as far
             as it goes. Logprobs are the model's own, before tokens are ruled out.
-        structured: another name of the same.
 
     Raises:
         InvalidRequestError: a value is out of range; names the field, the value and the range.
@@ -104,20 +103,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     kept_special_tokens: Sequence[str] = ()
-    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
-    structured: InitVar[StructuredOutputs | Mapping[str, Any] | None] = None
+    structured: StructuredOutputs | Mapping[str, Any] | None = None
 
-    def __post_init__(self, structured: StructuredOutputs | Mapping[str, Any] | None) -> None:
-        wanted = self.structured_outputs
-        if structured is not None:
-            _require(
-                wanted is None,
-                "structured",
-                "structured and structured_outputs are two names of one parameter: give one of them",
-            )
-            wanted = structured
-        if wanted is not None:
-            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(wanted))
+    def __post_init__(self) -> None:
+        if self.structured is not None:
+            object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))
         self._check_lengths()
         self._check_distribution()
         self._check_counts()
@@ -252,14 +242,14 @@ class SamplingParams:
     @property
     def grammar(self) -> StructuredOutputs | None:
         """What the output must look like; None: anything."""
-        wanted = self.structured_outputs
+        wanted = self.structured
         assert wanted is None or isinstance(wanted, StructuredOutputs)
         return wanted
 
     @property
     def goes_past_end(self) -> bool:
         """Whether the model's end tokens don't end the output."""
-        return self.ignore_eos and self.structured_outputs is None
+        return self.ignore_eos and self.structured is None
 
     @property
     def is_greedy(self) -> bool:

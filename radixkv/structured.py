@@ -84,7 +84,7 @@ class StructuredOutputs:
 
 
 def _refused(message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs: {message}", param="structured_outputs")
+    return InvalidRequestError(f"structured: {message}", param="structured")
 
 
 def _as_text(schema: object) -> str:

@@ -196,11 +196,9 @@ async def test_through_asyncio():
         await engine.close()
 
 
-def test_both_names_of_the_parameter():
+def test_the_parameter():
     spec = StructuredOutputs(choice=["a", "b"])
-    for options in ({"structured": {"choice": ["a", "b"]}}, {"structured_outputs": spec}):
-        assert SamplingParams(**options).structured_outputs == spec
-    with pytest.raises(InvalidRequestError, match="two names"):
-        SamplingParams(structured={"regex": "a"}, structured_outputs=spec)
+    for given in ({"choice": ["a", "b"]}, spec):
+        assert SamplingParams(structured=given).structured == spec
     with pytest.raises(InvalidRequestError, match="exactly one"):
         SamplingParams(structured={"regex": "a", "json": {}})
