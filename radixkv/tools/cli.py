@@ -134,6 +134,14 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = 30.0,
+    chat_format: Annotated[
+        str,
+        typer.Option(
+            help="How the model writes reasoning and tool calls: auto (by its chat template), hermes, "
+            "smollm2, smollm3, llama3, mistral, mistral-args, deepseek, harmony, or plain (all is content).",
+            rich_help_panel="Server",
+        ),
+    ] = "auto",
     vllm_metrics: Annotated[
         bool,
         typer.Option(
@@ -172,6 +180,7 @@ def serve(
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
         slow_client_timeout_s=slow_client_timeout,
+        chat_format=chat_format,
         vllm_metrics=vllm_metrics,
         response_store=response_store,
         otlp_traces_endpoint=otlp_traces_endpoint,

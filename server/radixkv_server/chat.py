@@ -6,15 +6,24 @@ writes tools, calls and reasoning is decided below (`radixkv.chat`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser
+from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin
+from radixkv.chat.format import TAIL_TOKENS, ChatFormat
+from radixkv.chat.hints import divergence_hint
+from radixkv.chat.history import reasoning_of, template_messages, template_tools
+from radixkv.client import TextTokenizer
 from radixkv.request import CompletionOutput, OutputDelta
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import Job, sampling_params
+from radixkv_server.usage import Hint
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
 
 Message = dict[str, Any]
 
@@ -47,6 +56,21 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as the model gets it.
+
+    Attributes:
+        ids: the prompt's tokens; their number is not checked.
+        format: how the answer will be written.
+        reasoning_sent: the messages carry the reasoning of earlier turns.
+    """
+
+    ids: list[int]
+    format: ChatFormat
+    reasoning_sent: bool
+
+
 class AnswerReaders:
     """Turns the text of one request's samples into events, each sample with a parser of its own.
 
@@ -65,7 +89,15 @@ class AnswerReaders:
         if parser is None:
             parser = self._parsers[delta.index] = self._make_parser()
         events = parser.push(delta.text)
-        return events if delta.finish_reason is None else events + parser.finish()
+        if delta.finish_reason is not None:
+            events = events + parser.finish()
+        if any(isinstance(event, ToolCallBegin) for event in events):
+            self._called.add(delta.index)
+        return events
+
+    def has_called(self, sample: int) -> bool:
+        """Whether what has been read of a sample has tool calls."""
+        return sample in self._called
 
     def answer(self, sample: CompletionOutput) -> Answer:
         """The whole answer of a finished sample."""
@@ -73,6 +105,36 @@ class AnswerReaders:
         answer.add(parser.push(sample.text))
         answer.add(parser.finish())
         return answer
+
+
+async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
+    """The prompt of a chat, with its tools shown to the model one way or the other.
+
+    Raises:
+        ApiError, InvalidRequestError: the chat can't be rendered, or is far too long.
+    """
+    if len(chat.source) > context.settings.max_messages:
+        raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
+    template = await context.templates.find(chat.options.get("chat_template"))
+    tools = () if chat.tool_choice == "none" else chat.tools
+    given, more = template_tools(tools, template.format, template.traits)
+    reasoning_sent = False
+
+    def convert() -> list[Message]:
+        nonlocal reasoning_sent
+        messages = chat.convert()
+        reasoning_sent = any(reasoning_of(message) for message in messages)
+        return template_messages(messages, tools, template.format, template.traits)
+
+    ids = await context.prompts.render_chat(
+        [chat.source, () if given or more else tools],
+        convert,
+        tools=given,
+        add_generation_prompt=chat.add_generation_prompt,
+        options={**chat.options, **more},
+        param=chat.param,
+    )
+    return ChatPrompt(ids, template.format, reasoning_sent)
 
 
 async def chat_job(
@@ -91,21 +153,34 @@ async def chat_job(
     Raises:
         ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
     """
-    if len(chat.source) > context.settings.max_messages:
-        raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
-    ids = await context.prompts.render_chat(
-        chat.source,
-        chat.convert,
-        tools=None if chat.tool_choice == "none" else chat.tools,
-        add_generation_prompt=chat.add_generation_prompt,
-        options=chat.options,
-        param=chat.param,
-    )
-    ids = context.prompts.check_length(ids, chat.param)
+    prompt = await chat_prompt(context, chat)
+    tokenizer = context.engine.tokenizer
+    ids = context.prompts.check_length(prompt.ids, chat.param)
     params = sampling_params(
-        dict(sampling),
+        {**sampling, "kept_special_tokens": prompt.format.special_tokens},
         room=context.engine.max_model_len - len(ids),
-        vocab_size=context.engine.tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         renamed=renamed,
     )
-    return Job(ids, params), AnswerReaders()
+    make_parser = functools.partial(
+        prompt.format.parser,
+        calls=bool(chat.tools) and chat.tool_choice != "none",
+        parallel=chat.parallel_tool_calls,
+        prompt_end=tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False),
+    )
+    return Job(ids, params, hint=_hint(tokenizer, prompt)), AnswerReaders(make_parser)
+
+
+def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
+    """Tells what the template or the client did to an earlier turn, where the prompt parts from it."""
+
+    def hint(report: MissReport) -> str | None:
+        if report.diverged_at is None:
+            return None
+        cached, new = (
+            tokenizer.decode(ids, skip_special_tokens=False)
+            for ids in (report.cached_tokens_after, report.new_tokens_after)
+        )
+        return divergence_hint(cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent)
+
+    return hint

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from radixkv.client import EngineClient
+from radixkv_server.chat_templates import ChatTemplates
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
 from radixkv_server.metrics.request_metrics import ServerMetrics
@@ -31,6 +32,7 @@ class ServerContext:
     settings: ServerSettings
     bodies: BodyReader
     prompts: PromptEncoder
+    templates: ChatTemplates
     metrics: ServerMetrics
     responses: ResponseStore
     tenants: TenantBook
@@ -47,6 +49,7 @@ class ServerContext:
             settings=settings,
             bodies=BodyReader(settings.max_json_depth),
             prompts=PromptEncoder(engine),
+            templates=ChatTemplates(engine.tokenizer, settings.chat_format),
             metrics=ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics),
             tenants=tenants,
             responses=make_store(

@@ -33,7 +33,7 @@ class Generation:
         self, engine: EngineClient, metrics: ServerMetrics, record: RequestRecord, request: GenerationRequest
     ) -> None:
         prompts = [(len(job.prompt_ids), job.params.n) for job in request.jobs]
-        self.meter = Meter(metrics, record, prompts)
+        self.meter = Meter(metrics, record, prompts, [job.hint for job in request.jobs])
         self._engine = engine
         self._record = record
         record.operation = request.operation

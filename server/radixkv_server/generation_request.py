@@ -11,6 +11,7 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv_server.errors import bad_request
+from radixkv_server.usage import Hint
 
 MAX_SALT_LENGTH = 128
 
@@ -27,11 +28,16 @@ class KeptPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt with its sampling parameters, and what of it the cache is asked to keep."""
+    """One prompt with its sampling parameters, and what of it the cache is asked to keep.
+
+    Args:
+        hint: what to say of the prompt's miss report beyond its reason.
+    """
 
     prompt_ids: list[int]
     params: SamplingParams
     kept: tuple[KeptPrefix, ...] = ()
+    hint: Hint | None = None
 
     def keeping(self, ttl: float | None) -> Job:
         """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.request import OutputDelta, RequestOutput, RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
-from radixkv_server.usage import Usage
+from radixkv_server.usage import Hint, Usage
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -43,13 +44,20 @@ class Meter:
 
     Args:
         prompts: tokens and samples of each prompt.
+        hints: what finds a hint for each prompt's miss report.
 
     Attributes:
         usage: token counts so far.
     """
 
-    def __init__(self, metrics: ServerMetrics, record: RequestRecord, prompts: list[tuple[int, int]]) -> None:
-        self.usage = Usage(prompt_tokens=sum(num_tokens for num_tokens, _ in prompts))
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        record: RequestRecord,
+        prompts: list[tuple[int, int]],
+        hints: Sequence[Hint | None] = (),
+    ) -> None:
+        self.usage = Usage(prompt_tokens=sum(num_tokens for num_tokens, _ in prompts), hints=hints)
         self._metrics = metrics
         self._record = record
         self._prompts = [_Prompt(*prompt) for prompt in prompts]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from radixkv.chat.formats import AUTO, FORMAT_NAMES
 from radixkv.errors import ConfigError
 from radixkv_server.api_keys import KeyRing, keys_from_environment, split_api_key
 
@@ -41,6 +42,9 @@ class ServerSettings:
         slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
         ping_interval_s: a stream with nothing to say sends an SSE comment this often.
         shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
+        chat_format: how the model writes reasoning and tool calls: `auto` (by its chat template), `hermes`,
+            `smollm2`, `smollm3`, `llama3`, `mistral`, `mistral-args`, `deepseek`, `harmony`, or `plain`
+            (all text is content).
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
         response_store: file that keeps the answers of the Responses API, for `previous_response_id` and
@@ -75,6 +79,7 @@ class ServerSettings:
     slow_client_timeout_s: float = 30.0
     ping_interval_s: float = 15.0
     shutdown_grace_s: float = 30.0
+    chat_format: str = AUTO
     trust_request_chat_template: bool = False
     response_store: str | None = None
     max_stored_responses: int = 1000
@@ -116,6 +121,7 @@ class ServerSettings:
         store = self.response_store
         is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
         require(is_file, "response_store", "a file in a folder that exists")
+        require(self.chat_format in FORMAT_NAMES, "chat_format", "one of " + ", ".join(FORMAT_NAMES))
         grace = self.shutdown_grace_s
         require(_is_number(grace) and grace >= 0, "shutdown_grace_s", "a number of seconds of at least 0")
 

@@ -77,6 +77,7 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
         convert=lambda: template_messages(body.messages),
         tools=as_data(body.tools or []),
         tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,
     )

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import radixkv
-from radixkv.chat.answer import Answer, AnswerEvent, ContentDelta
+from radixkv.chat.answer import (
+    Answer,
+    AnswerEvent,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -64,7 +71,7 @@ def usage_details(usage: Usage) -> Json:
     `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
     other requests' prompts contain.
     """
-    misses = [_miss(report) for report in usage.cache_reports]
+    misses = [_miss(*report) for report in zip(usage.cache_reports, usage.cache_hints, strict=True)]
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
@@ -73,8 +80,8 @@ def usage_details(usage: Usage) -> Json:
     return details
 
 
-def _miss(report: MissReport) -> Json:
-    """The reason, the position of the first token that was not found, and what is known of an eviction."""
+def _miss(report: MissReport, hint: str | None) -> Json:
+    """The reason, the position of the first token that was not found, and what is known of its cause."""
     miss: Json = {"reason": report.reason}
     if report.reason != "hit":
         miss["position"] = report.num_hit_tokens
@@ -83,6 +90,8 @@ def _miss(report: MissReport) -> Json:
         miss["evicted_by"] = report.evicted_by
     if report.skipped is not None:
         miss["skipped"] = report.skipped
+    if hint is not None:
+        miss["hint"] = hint
     return miss
 
 
@@ -122,16 +131,7 @@ class ChatRenderer:
         self._begun: set[int] = set()
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", **_message(self._readers.answer(sample)), "refusal": None},
-                "logprobs": self._logprobs.chat(sample.logprobs),
-                "finish_reason": sample.finish_reason,
-                "stop_reason": sample.stop_reason,
-            }
-            for index, sample in enumerate(outputs[0].outputs)
-        ]
+        choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
         return self._envelope.wrap(choices, usage=usage_json(usage))
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -139,6 +139,16 @@ class ChatRenderer:
 
     def ending(self, usage: Usage) -> bytes:
         return self._chunks.ending(usage)
+
+    def _choice(self, index: int, sample: CompletionOutput) -> Json:
+        answer = self._readers.answer(sample)
+        return {
+            "index": index,
+            "message": {"role": "assistant", **_message(answer), "refusal": None},
+            "logprobs": self._logprobs.chat(sample.logprobs),
+            "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
+            "stop_reason": sample.stop_reason,
+        }
 
     def _choices(self, delta: OutputDelta) -> list[Json]:
         def choice(content: Json, **more: Any) -> Json:
@@ -149,26 +159,51 @@ class ChatRenderer:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             choices.append(choice({"role": "assistant", "content": "", "refusal": None}))
-        said = [_delta(event) for event in self._readers.read(delta)] or [{"content": ""}] * bool(
+        told = [_delta(event) for event in self._readers.read(delta)]
+        said = [content for content in told if content is not None] or [{"content": ""}] * bool(
             delta.logprobs
         )
         for number, content in enumerate(said):
             logprobs = None if number else self._logprobs.chat(delta.logprobs)
             choices.append(choice(content, logprobs=logprobs))
         if delta.finish_reason is not None:
-            choices.append(choice({}, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
+            reason = _finish_reason(delta.finish_reason, self._readers.has_called(delta.index))
+            choices.append(choice({}, finish_reason=reason, stop_reason=delta.stop_reason))
         return choices
 
 
+def _finish_reason(reason: str | None, has_called: bool) -> str | None:
+    """An answer that ends by itself, with calls, ends for these to be made."""
+    return "tool_calls" if reason == "stop" and has_called else reason
+
+
 def _message(answer: Answer) -> Json:
-    """What a whole answer says."""
-    return {"content": answer.content}
+    """What a whole answer says. Content is null where there are only calls."""
+    message: Json = {"content": answer.content or (None if answer.tool_calls else "")}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return message
 
 
-def _delta(event: AnswerEvent) -> Json:
-    """What one event adds to a choice."""
-    assert isinstance(event, ContentDelta)
-    return {"content": event.text}
+def _delta(event: AnswerEvent) -> Json | None:
+    """What one event adds to a choice; None: nothing."""
+    if isinstance(event, ContentDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text}
+    if isinstance(event, ToolCallBegin):
+        function = {"name": event.name, "arguments": ""}
+        return {
+            "tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]
+        }
+    if isinstance(event, ToolCallArguments):
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return None
 
 
 class TextRenderer:

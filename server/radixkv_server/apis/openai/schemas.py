@@ -264,7 +264,7 @@ class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    parallel_tool_calls: NoOp = None
+    parallel_tool_calls: bool | None = None
     prediction: NoOp = None
     safety_identifier: NoOp = None
     service_tier: NoOp = None

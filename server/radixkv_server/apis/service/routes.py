@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.openai.messages import as_data, template_messages
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
+from radixkv_server.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
@@ -28,13 +29,13 @@ async def tokenize(request: Request) -> Response:
     else:
         messages = body.messages
         assert messages is not None
-        ids = await prompts.render_chat(
-            as_data(body.messages),
-            lambda: template_messages(messages),
+        chat = Chat(
+            source=as_data(body.messages),
+            convert=lambda: template_messages(messages),
             tools=as_data(body.tools or []),
             add_generation_prompt=body.add_generation_prompt is not False,
-            options={},
         )
+        ids = (await chat_prompt(context, chat)).ids
     answer: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
     if body.return_token_strs:
         answer["token_strs"] = [tokenizer.token_text(token) for token in ids]

@@ -1,0 +1,227 @@
+"""From a model's text to the events of an answer, for one chat format.
+
+A call is told once it is known to be one: when its region ends, or, where it is longer than `HELD`
+characters, when these begin as a call does, up to its arguments; from there on the arguments are told as
+they come. What turns out to be no call is told as the text that it is. None of this depends on how the text
+is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.chat.answer import (
+    AnswerEvent,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from radixkv.chat.calls import CallSyntax, ObjectScanner, WrittenCall
+from radixkv.chat.regions import Region, RegionEvent, RegionReader
+
+#: Characters of a call that are held back until it is certain to be one.
+HELD = 512
+
+REASONING, SPOKEN, CALLS = "reasoning", "spoken", "calls"
+
+
+class FormatParser:
+    """An AnswerParser for one answer of a format.
+
+    Args:
+        regions: named `reasoning`, `spoken` (content inside of marks) or `calls`.
+        parallel: False: only the first call is told.
+        new_id: gives a fresh id of a call.
+        prefix: the end of the prompt, where that opens a region which the answer goes on with.
+    """
+
+    def __init__(
+        self,
+        regions: tuple[Region, ...],
+        syntax: CallSyntax,
+        *,
+        parallel: bool,
+        new_id: Callable[[], str],
+        prefix: str = "",
+    ) -> None:
+        self._reader = RegionReader(regions)
+        self._answer = _AnswerWriter(parallel, new_id)
+        self._syntax = syntax
+        self._calls: _CallsRegion | None = None
+        for event in self._reader.push(prefix):
+            self._on(event)
+
+    def push(self, text: str) -> list[AnswerEvent]:
+        for event in self._reader.push(text):
+            self._on(event)
+        return self._answer.take()
+
+    def finish(self) -> list[AnswerEvent]:
+        for event in self._reader.finish():
+            self._on(event)
+        self._answer.finish()
+        return self._answer.take()
+
+    def _on(self, event: RegionEvent) -> None:
+        if event.region == CALLS:
+            if event.kind == "open":
+                self._calls = _CallsRegion(self._syntax, self._answer, event.text)
+            elif self._calls is not None:
+                (self._calls.text if event.kind == "text" else self._calls.close)(event.text)
+        elif event.kind != "text":
+            if event.kind == "open" and event.region == REASONING:
+                self._answer.begin_part()
+        elif event.region == REASONING:
+            self._answer.think(event.text)
+        else:
+            self._answer.say(event.text)
+
+
+class _AnswerWriter:
+    """The events of one answer.
+
+    White space that nothing but parts of other kinds follows (between reasoning and a call, say) is dropped.
+    """
+
+    def __init__(self, parallel: bool, new_id: Callable[[], str]) -> None:
+        self._events: list[AnswerEvent] = []
+        self._parallel = parallel
+        self._new_id = new_id
+        self._num_calls = 0
+        self._has_parts = False
+        self._blanks: list[str] = []
+        self._speaking = False
+
+    @property
+    def has_spoken(self) -> bool:
+        return self._speaking
+
+    def take(self) -> list[AnswerEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def say(self, text: str) -> None:
+        if not self._speaking:
+            self._blanks.append(text)
+            if not text.strip():
+                return
+            text, self._blanks = "".join(self._blanks), []
+            self._speaking = True
+        if text:
+            self._events.append(ContentDelta(text))
+
+    def think(self, text: str) -> None:
+        self._events.append(ReasoningDelta(text))
+
+    def begin_part(self) -> None:
+        """Something other than content begins."""
+        self._has_parts = True
+        self._blanks = []
+        self._speaking = False
+
+    def begin_call(self, name: str, call_id: str | None) -> None:
+        self.begin_part()
+        self._num_calls += 1
+        self._call_event(ToolCallBegin(self._num_calls - 1, call_id or self._new_id(), name))
+
+    def add_arguments(self, text: str) -> None:
+        if text:
+            self._call_event(ToolCallArguments(self._num_calls - 1, text))
+
+    def end_call(self) -> None:
+        self._call_event(ToolCallEnd(self._num_calls - 1))
+
+    def finish(self) -> None:
+        if self._blanks and not self._has_parts:
+            self._events.append(ContentDelta("".join(self._blanks)))
+        self._blanks = []
+
+    def _call_event(self, event: AnswerEvent) -> None:
+        if self._parallel or self._num_calls == 1:
+            self._events.append(event)
+
+
+class _CallsRegion:
+    """One region of calls: told as calls, or as the text that it is.
+
+    Args:
+        mark: what opened it. Where that is the beginning of a call itself (a brace), a call is looked for
+            only where nothing has been said before.
+    """
+
+    def __init__(self, syntax: CallSyntax, answer: _AnswerWriter, mark: str) -> None:
+        self._syntax = syntax
+        self._answer = answer
+        bare = mark.startswith("{")
+        self._mark = "" if bare else mark
+        self._body = mark if bare else ""
+        self._arguments: ObjectScanner | None = None
+        self._is_text = False
+        self._told_calls = False
+        if bare and answer.has_spoken:
+            self._tell_text(mark)
+
+    def text(self, text: str) -> None:
+        while text:
+            if self._is_text:
+                self._answer.say(text)
+                return
+            if self._arguments is not None:
+                text = self._take_arguments(text)
+                continue
+            room = HELD - len(self._body)
+            self._body += text[:room]
+            text = text[room:]
+            if len(self._body) == HELD:
+                text = self._decide() + text
+
+    def close(self, mark: str) -> None:
+        if self._is_text:
+            self._answer.say(mark)
+        elif self._arguments is not None:
+            self._answer.end_call()  # cut off: what there is of its arguments has been told
+        else:
+            calls = self._read()
+            if calls is None:
+                self._answer.say(self._mark + self._body + mark)
+            for call in calls or ():
+                self._answer.begin_call(call.name, call.id)
+                self._answer.add_arguments(call.arguments)
+                self._answer.end_call()
+
+    def _read(self) -> list[WrittenCall] | None:
+        if not self._told_calls:
+            return self._syntax.read(self._body)
+        try:
+            return self._syntax.read_on(self._body)
+        except (ValueError, RecursionError):
+            return None
+
+    def _decide(self) -> str:
+        """A long body is told as it comes from here on; what of it is still to be looked at."""
+        start = self._syntax.skip_between(self._body, 0) if self._told_calls else 0
+        head = self._syntax.match_head(self._body, start)
+        if head is None:
+            self._tell_text(self._mark + self._body)
+            return ""
+        self._answer.begin_call(head["name"], head.groupdict().get("id"))
+        self._arguments = ObjectScanner()
+        rest, self._body = self._body[head.end() :], ""
+        return rest
+
+    def _take_arguments(self, text: str) -> str:
+        assert self._arguments is not None
+        size, ended = self._arguments.take(text)
+        self._answer.add_arguments(text[:size])
+        if ended:
+            self._answer.end_call()
+            self._arguments = None
+            self._told_calls = True
+            self._mark = ""
+        return text[size:]
+
+    def _tell_text(self, text: str) -> None:
+        self._is_text = True
+        self._answer.say(text)
