@@ -72,6 +72,7 @@ def create_app(
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
+            context.cache_feed.close()
             await context.responses.close()
             if context.tracing is not None:
                 await asyncio.to_thread(context.tracing.close)

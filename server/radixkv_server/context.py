@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from radixkv.client import EngineClient
+from radixkv_server.activity import Activity
+from radixkv_server.cache_feed import CacheFeed
 from radixkv_server.chat_templates import ChatTemplates
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
@@ -36,7 +38,9 @@ class ServerContext:
     metrics: ServerMetrics
     responses: ResponseStore
     tenants: TenantBook
+    cache_feed: CacheFeed
     tracing: Tracing | None = None
+    activity: Activity = field(default_factory=Activity)
     names: NodeNames = field(default_factory=NodeNames)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -55,6 +59,7 @@ class ServerContext:
             responses=make_store(
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
+            cache_feed=CacheFeed(engine.cache),
             tracing=None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name),
         )
 

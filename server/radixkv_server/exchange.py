@@ -74,7 +74,7 @@ async def respond(
     body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
-    generation = Generation(context.engine, context.metrics, record, wanted)
+    generation = Generation(context.engine, context.metrics, record, wanted, context.activity)
     if wanted.stream:
         frames = _frames(generation, renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)

@@ -12,6 +12,7 @@ from typing import Any
 from radixkv.client import EngineClient
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.activity import Activity
 from radixkv_server.concurrency import gather_or_cancel, merge
 from radixkv_server.errors import ApiError
 from radixkv_server.generation_request import GenerationRequest, Job
@@ -30,7 +31,12 @@ class Generation:
     """
 
     def __init__(
-        self, engine: EngineClient, metrics: ServerMetrics, record: RequestRecord, request: GenerationRequest
+        self,
+        engine: EngineClient,
+        metrics: ServerMetrics,
+        record: RequestRecord,
+        request: GenerationRequest,
+        activity: Activity,
     ) -> None:
         prompts = [(len(job.prompt_ids), job.params.n) for job in request.jobs]
         self.meter = Meter(metrics, record, prompts, [job.hint for job in request.jobs])
@@ -38,6 +44,7 @@ class Generation:
         self._record = record
         record.operation = request.operation
         self._request = request
+        self._activity = activity
 
     @property
     def usage(self) -> Usage:
@@ -49,15 +56,19 @@ class Generation:
         Raises:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
-        try:
-            outputs = await gather_or_cancel([self._run_one(*item) for item in enumerate(self._request.jobs)])
-        except ContextLengthExceededError as error:
-            raise self._too_long(error) from None
-        for index, output in enumerate(outputs):
-            self.meter.take_output(index, output)
-        for output in outputs:
-            for sample in output.outputs:
-                _check_finish(sample.finish_reason, output.error, output.error_code)
+        with self._activity.watch(self._record, self._request) as watch:
+            try:
+                outputs = await gather_or_cancel(
+                    [self._run_one(*item) for item in enumerate(self._request.jobs)]
+                )
+            except ContextLengthExceededError as error:
+                raise self._too_long(error) from None
+            for index, output in enumerate(outputs):
+                self.meter.take_output(index, output)
+                watch.take_output(index, output)
+            for output in outputs:
+                for sample in output.outputs:
+                    _check_finish(sample.finish_reason, output.error, output.error_code)
         self.meter.first_tokens_came()
         return outputs
 
@@ -77,16 +88,18 @@ class Generation:
             for index, job in enumerate(self._request.jobs)
         ]
         kept: set[int] = set()
-        try:
-            async for index, delta in merge(streams):
-                self.meter.take_delta(index, delta)
-                _check_finish(delta.finish_reason, delta.error, delta.error_code)
-                yield index, delta
-                if index not in kept:
-                    kept.add(index)
-                    await self._keep(self._request.jobs[index])
-        except ContextLengthExceededError as error:
-            raise self._too_long(error) from None
+        with self._activity.watch(self._record, self._request) as watch:
+            try:
+                async for index, delta in merge(streams):
+                    self.meter.take_delta(index, delta)
+                    watch.take_delta(index, delta)
+                    _check_finish(delta.finish_reason, delta.error, delta.error_code)
+                    yield index, delta
+                    if index not in kept:
+                        kept.add(index)
+                        await self._keep(self._request.jobs[index])
+            except ContextLengthExceededError as error:
+                raise self._too_long(error) from None
 
     async def _keep(self, job: Job) -> None:
         """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""

@@ -18,7 +18,7 @@ FLOORS = (
         "chat_templates",
     ),
     ("http", "metrics"),
-    ("metering",),
+    ("metering", "activity", "cache_feed"),
     ("context", "generation"),
     ("exchange", "chat"),
     ("apis",),

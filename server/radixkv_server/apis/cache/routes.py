@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, Request, Response
 
+from radixkv_server.activity import KEPT_REQUESTS
 from radixkv_server.apis.cache.advice import advice_json
 from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
+from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
+from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, set_pin
 from radixkv_server.apis.cache.prompt_ids import prompt_ids
+from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.cache.tree import TreeView
+from radixkv_server.apis.openai.routes import OPENAI
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.exchange import json_response
 from radixkv_server.http.auth import require_admin
+from radixkv_server.http.request_record import record_of
+from radixkv_server.http.streaming import EventStream
 
 DEFAULT_NODES = 200
 MOST_NODES = 2000
@@ -29,6 +37,52 @@ MOST_SEARCH_CHARS = 200
 MOST_ADVICE = 100
 
 router = APIRouter()
+
+
+@router.get("/v1/cache")
+async def get_overview(request: Request) -> Response:
+    """Hit rates, misses by reason, the pool and the tenants."""
+    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
+    return json_response(await overview(context_of(request), caller))
+
+
+@router.get("/v1/cache/requests")
+async def get_requests(request: Request) -> Response:
+    """The latest requests; as a stream where the client accepts one."""
+    context = context_of(request)
+    query = query_of(request, limit=0, cache_salt="")
+    caller = caller_of(request, query.get("cache_salt"))
+    limit = number_in(query, "limit", KEPT_REQUESTS, 1, KEPT_REQUESTS)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return _stream(request, request_frames(context, caller, limit))
+    return json_response({"object": "list", "data": requests_json(context, caller, limit)})
+
+
+@router.get("/v1/cache/requests/{name}")
+async def get_request(request: Request, name: str) -> Response:
+    """One of the latest requests, with the explanation of its miss."""
+    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
+    return json_response(request_json(context_of(request), caller, name))
+
+
+@router.get("/v1/cache/events")
+async def get_events(request: Request) -> Response:
+    """The tree, then what comes and goes, for as long as the client listens."""
+    context = context_of(request)
+    query = query_of(request, limit=0, cache_salt="")
+    caller = caller_of(request, query.get("cache_salt"))
+    limit = number_in(query, "limit", DEFAULT_NODES, 1, MOST_NODES)
+
+    async def snapshot() -> Json:
+        return await _tree(context, caller, limit, MOST_DEPTH)
+
+    last_id = request.headers.get("last-event-id")
+    return _stream(request, event_frames(context.cache_feed, caller, context.names, snapshot, last_id))
+
+
+def _stream(request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
+    settings = context_of(request).settings
+    return EventStream(frames, OPENAI, record_of(request.scope), settings.ping_interval_s)
 
 
 @router.get("/v1/cache/tree")
@@ -42,14 +96,16 @@ async def get_tree(request: Request) -> Response:
     search = query.get("search")
     if search is not None:
         return json_response(await _search(context, caller, search, limit))
+    return json_response(await _tree(context, caller, limit, depth))
+
+
+async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
     cache = context.engine.cache
     snapshot = await cache.nodes(tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS)
-    names, texts = context.names, TokenTexts(context.engine.tokenizer)
-
-    def tree() -> Json:
-        return TreeView(snapshot, caller, names, texts).heaviest(limit, depth)
-
-    return json_response(await asyncio.to_thread(tree))
+    texts = TokenTexts(context.engine.tokenizer)
+    return await asyncio.to_thread(
+        lambda: TreeView(snapshot, caller, context.names, texts).heaviest(limit, depth)
+    )
 
 
 async def _search(context: ServerContext, caller: Caller, text: str, limit: int) -> Json:

@@ -1,0 +1,157 @@
+"""CacheFeed: the latest events of the cache, read once from the engine for any number of readers.
+
+Each reader has a place in a bounded log and reads on from it at its own pace. One that is further behind than
+the log goes back is told so, and starts over with a snapshot. Places are counted per part of the cache, so
+that a tenant's say nothing of how much happens elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from dataclasses import dataclass
+
+from radixkv.cache.insight.events import BlockStored, CacheEvent
+from radixkv.client import CacheClient
+from radixkv.errors import EngineOverloadedError, EngineStoppedError
+
+LOG_EVENTS = 20_000
+MOST_NAMESPACES = 10_000
+LINGER_S = 30.0  # how long the log goes on without a reader, for one that comes back
+_BREATH_EVENTS = 500  # after so many the event loop does something else
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A block came or went.
+
+    Attributes:
+        place: number among the changes of its owner.
+        number: number among all.
+        owner: tenant and salt; None: public.
+    """
+
+    place: int
+    number: int
+    owner: tuple[str, str] | None
+    is_stored: bool
+    block: int
+    num_tokens: int
+
+
+class CacheFeed:
+    """The log, kept while somebody reads.
+
+    Args:
+        cache: whose events.
+        log_events: how many are kept.
+
+    Attributes:
+        epoch: names the log; another one after it was begun anew.
+        error: why there are no more events; None: there are.
+    """
+
+    def __init__(self, cache: CacheClient, log_events: int = LOG_EVENTS) -> None:
+        self.epoch = ""
+        self.error: EngineStoppedError | None = None
+        self._cache = cache
+        self._most = log_events
+        self._readers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._end: asyncio.TimerHandle | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.epoch = secrets.token_hex(6)
+        self._log: deque[Change] = deque()
+        self._number = self._lost = 0
+        self._places: dict[tuple[str, str] | None, int] = {}
+        self._lost_places: dict[tuple[str, str] | None, int] = {}
+
+    # ------------------------------------------------------------------ readers
+
+    async def join(self) -> None:
+        """A reader comes. Whatever changes after this call has begun will be in the log."""
+        self._readers += 1
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if self._task is None or self._task.done():
+            self._begin()
+            self.error = None
+            self._task = asyncio.ensure_future(self._follow())
+            await asyncio.sleep(0)  # by now it has asked for the events
+
+    def leave(self) -> None:
+        """A reader goes; after the last one the log ends in a while."""
+        self._readers -= 1
+        if not self._readers and self._end is None:
+            self._end = asyncio.get_running_loop().call_later(LINGER_S, self.close)
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def place(self, owner: tuple[str, str] | None, is_admin: bool) -> int:
+        """The end of the log as a reader counts it: of one owner, or, for admins, of all."""
+        return self._number if is_admin else self._places.get(owner, 0)
+
+    def since(self, place: int, owner: tuple[str, str], is_admin: bool, limit: int) -> list[Change] | None:
+        """What changed behind a place, oldest first; None: the log does not go back that far."""
+        if place < (self._lost if is_admin else self._lost_places.get(owner, 0)):
+            return None
+        found: list[Change] = []
+        if place == self.place(owner, is_admin):
+            return found
+        for change in reversed(self._log):
+            if is_admin:
+                if change.number <= place:
+                    break
+                found.append(change)
+            elif change.owner == owner:
+                if change.place <= place:
+                    break
+                found.append(change)
+        found.reverse()
+        return found[:limit]
+
+    # ------------------------------------------------------------------ the engine's side
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                with contextlib.suppress(EngineOverloadedError):
+                    await self._read()
+                self._begin()  # some were dropped: no reader's place means anything any more
+        except EngineStoppedError as error:
+            self.error = error
+
+    async def _read(self) -> None:
+        count = 0
+        async with contextlib.aclosing(self._cache.events(replay=False)) as events:
+            async for event in events:
+                self._note(event)
+                count += 1
+                if count % _BREATH_EVENTS == 0:
+                    await asyncio.sleep(0)
+
+    def _note(self, event: CacheEvent) -> None:
+        owner = (event.namespace[0], event.namespace[1]) if len(event.namespace) > 1 else None
+        self._number += 1
+        place = self._places[owner] = self._places.get(owner, 0) + 1
+        is_stored = isinstance(event, BlockStored)
+        num_tokens = len(event.token_ids) if isinstance(event, BlockStored) else 0
+        self._log.append(Change(place, self._number, owner, is_stored, event.block_id, num_tokens))
+        if len(self._log) > self._most:
+            lost = self._log.popleft()
+            self._lost = lost.number
+            self._lost_places[lost.owner] = lost.place
+        if len(self._places) > MOST_NAMESPACES:
+            self._begin()
