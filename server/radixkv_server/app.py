@@ -28,6 +28,7 @@ from starlette.exceptions import HTTPException
 
 from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
+from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache.routes import API as CACHE_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
@@ -44,7 +45,7 @@ from radixkv_server.settings import ServerSettings, make_settings
 
 OnReady = Callable[[str, int], None]
 
-APIS = (OPENAI_API, RESPONSES_API, SERVICE_API, CACHE_API)
+APIS = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, SERVICE_API, CACHE_API)
 
 
 def create_app(

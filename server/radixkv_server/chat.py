@@ -153,6 +153,9 @@ async def chat_job(
     Raises:
         ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
     """
+    if chat.tool_choice not in ("auto", "none"):
+        message = "tool_choice: forcing a tool call is not supported by this server."
+        raise bad_request(message, param="tool_choice", code="unsupported_parameter")
     prompt = await chat_prompt(context, chat)
     tokenizer = context.engine.tokenizer
     ids = context.prompts.check_length(prompt.ids, chat.param)

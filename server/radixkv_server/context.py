@@ -10,6 +10,7 @@ from starlette.requests import Request
 from radixkv.client import EngineClient
 from radixkv_server.activity import Activity
 from radixkv_server.cache_feed import CacheFeed
+from radixkv_server.call_memory import CallMemory
 from radixkv_server.chat_templates import ChatTemplates
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import BodyReader
@@ -42,6 +43,7 @@ class ServerContext:
     tracing: Tracing | None = None
     activity: Activity = field(default_factory=Activity)
     names: NodeNames = field(default_factory=NodeNames)
+    calls: CallMemory = field(default_factory=CallMemory)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod

@@ -15,12 +15,12 @@ FLOORS = (
     ("settings", "response_store"),
     (
         *("tenant_book", "dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
-        "chat_templates",
+        *("chat_templates", "call_memory"),
     ),
     ("http", "metrics"),
     ("metering", "activity", "cache_feed"),
     ("context", "generation"),
-    ("exchange", "chat"),
+    ("exchange", "chat", "breakpoints"),
     ("apis",),
     ("app",),
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
 from radixkv_server.app import APIS, make_server
@@ -39,6 +40,12 @@ class LiveServer:
 
     def async_openai(self, key: str = "none") -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def anthropic(self, key: str = "none", **options: Any) -> Anthropic:
+        return Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60, **options)
+
+    def async_anthropic(self, key: str = "none") -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)

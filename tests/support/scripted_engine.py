@@ -276,6 +276,7 @@ class ScriptedEngine:
         given = 0
         await self._at_gate(given)
         reason: FinishReason | None = None
+        stop: str | None = None
         text = b""
         times = RequestTimes(time.monotonic(), time.monotonic())
         while reason is None:
@@ -290,7 +291,7 @@ class ScriptedEngine:
                 reason = fault
             elif asked.aborted:
                 reason, piece = "abort", b""
-            elif token == 257 or any(stop.encode() in text for stop in params.stop_strings):
+            elif token == 257 or (stop := _stop_string(text, params)):
                 reason, piece = "stop", b""
             elif params.max_tokens is not None and given >= params.max_tokens:
                 reason = "length"
@@ -304,6 +305,7 @@ class ScriptedEngine:
                     [token],
                     logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs)],
                     finish_reason=reason,
+                    stop_reason=stop,
                     num_prompt_tokens=len(asked.prompt),
                     num_cached_tokens=len(asked.prompt) // 2,
                     num_cache_write_tokens=len(asked.prompt) - len(asked.prompt) // 2,
@@ -340,7 +342,7 @@ class ScriptedEngine:
             output.token_ids += delta.token_ids
             if delta.logprobs is not None:
                 output.logprobs = [*(output.logprobs or []), *delta.logprobs]
-            output.finish_reason = delta.finish_reason
+            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         encoded = self._input_processor.encode(prompt)
         ids = encoded.token_ids.tolist()
         prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -374,6 +376,10 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
     """The chosen token at -0.5; the likeliest are it and its neighbours in the vocabulary."""
     top = tuple(Logprob((token + i) % 256, -0.5 - i, i + 1) for i in range(num_top))
     return TokenLogprobs(Logprob(token, -0.5, 1), top)
+
+
+def _stop_string(text: bytes, params: SamplingParams) -> str | None:
+    return next((stop for stop in params.stop_strings if stop.encode() in text), None)
 
 
 async def wait_for_event(event: threading.Event) -> None:

@@ -210,3 +210,14 @@ class StrictModel(BaseModel):
     """A body: no coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+def as_data(value: Any) -> Any:
+    """The fields of messages and tools, extra ones included, as plain data. O(fields)."""
+    if isinstance(value, BaseModel):
+        return {name: as_data(item) for name, item in value}
+    return [as_data(item) for item in value] if isinstance(value, list) and _has_models(value) else value
+
+
+def _has_models(items: list[Any]) -> bool:
+    return bool(items) and isinstance(items[0], BaseModel)

@@ -17,6 +17,8 @@ from radixkv_server.metrics.tracing import Tracing
 
 access_logger = logging.getLogger("radixkv.access")
 
+# What OpenAI's SDKs read, and what Anthropic's do.
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -28,7 +30,7 @@ def _request_id(scope: Scope) -> str:
 
 
 class ObserveMiddleware:
-    """Outermost ASGI middleware: opens the record, adds `x-request-id`, logs and counts at the end."""
+    """Outermost ASGI middleware: opens the record, adds the request's id, logs and counts at the end."""
 
     def __init__(
         self, app: ASGIApp, metrics: ServerMetrics, tracing: Tracing | None, access_log: bool
@@ -57,7 +59,8 @@ class ObserveMiddleware:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = record.request_id
+                for name in REQUEST_ID_HEADERS:
+                    headers[name] = record.request_id
                 headers.update(limit_headers(record.limits()))
             elif not message.get("more_body", False):
                 finish()  # before the client can see the end, so that its next look at the metrics has it

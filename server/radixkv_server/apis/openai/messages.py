@@ -121,17 +121,6 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
     return plain
 
 
-def as_data(value: Any) -> Any:
-    """The fields of messages and tools, extra ones included, as plain data. O(fields)."""
-    if isinstance(value, BaseModel):
-        return {name: as_data(item) for name, item in value}
-    return [as_data(item) for item in value] if isinstance(value, list) and _has_models(value) else value
-
-
-def _has_models(items: list[Any]) -> bool:
-    return bool(items) and isinstance(items[0], BaseModel)
-
-
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """All messages in the form that templates expect."""
     return [message.for_template() for message in messages]

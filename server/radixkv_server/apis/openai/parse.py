@@ -9,13 +9,14 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
-from radixkv_server.apis.openai.messages import as_data, template_messages
+from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.chat import Chat, chat_job
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
+from radixkv_server.http.body import as_data
 
 DEFAULT_MAX_TOKENS = 16
 

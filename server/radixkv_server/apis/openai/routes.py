@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.openai.errors import OpenAIDialect
@@ -42,10 +44,12 @@ async def create_embedding() -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """The names the model is served under."""
+    """The names the model is served under, in a list that OpenAI's and Anthropic's SDKs read."""
     context = context_of(request)
-    cards = [_model_card(context, name) for name in context.model_names]
-    return json_response({"object": "list", "data": cards})
+    names = context.model_names
+    cards = [_model_card(context, name) for name in names]
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return json_response({"object": "list", "data": cards, **page})
 
 
 @router.get("/v1/models/{model:path}")
@@ -56,14 +60,18 @@ async def get_model(request: Request, model: str) -> Response:
 
 
 def _model_card(context: ServerContext, name: str) -> Json:
-    return {
-        "id": name,
-        "object": "model",
-        "created": context.started,
-        "owned_by": "radixkv",
-        "root": context.engine.model_name,
-        "max_model_len": context.engine.max_model_len,
+    longest = context.engine.max_model_len
+    openai = {"object": "model", "created": context.started, "owned_by": "radixkv"}
+    anthropic = {
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.started, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": longest,
+        "max_tokens": longest,
     }
+    root = context.engine.model_name
+    return {"id": name, **openai, **anthropic, "root": root, "max_model_len": longest}
 
 
 #: OpenAI's is also the dialect of every path that no other API claims.

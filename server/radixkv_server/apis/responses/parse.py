@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
-from radixkv_server.apis.openai.messages import as_data
 from radixkv_server.apis.responses.errors import ResponsesDialect
 from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
@@ -18,6 +17,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.http.body import as_data
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.apis.openai.messages import as_data, template_messages
+from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
 from radixkv_server.exchange import json_response
+from radixkv_server.http.body import as_data
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
 router = APIRouter()

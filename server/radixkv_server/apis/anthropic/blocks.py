@@ -1,0 +1,137 @@
+"""Content blocks: what the messages of this API are made of, as clients may send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from radixkv_server.breakpoints import CacheControl
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+
+NoOp = Any
+
+
+class TextBlock(StrictModel):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: NoOp = None
+
+    @model_validator(mode="after")
+    def _something_to_keep(self) -> TextBlock:
+        if self.cache_control is not None and not self.text:
+            raise ParamError("cache_control can't be set on an empty text block.")
+        return self
+
+
+class ThinkingBlock(StrictModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(StrictModel):
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(StrictModel):
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: NoOp = None
+    toolset_name: NoOp = None
+
+
+def _known(*names: str) -> BeforeValidator:
+    """Refuse a block of another type in words; a union would only list its own tags."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise ParamError("a content block must be an object with a type.", code="invalid_type")
+        if kind not in names:
+            raise ParamError(
+                f"content blocks of type {kind[:40]!r} are not supported here (only {', '.join(names)}): "
+                "this server takes text, and fetches nothing.",
+                code="unsupported_content",
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+# Tagged by hand: tags in brackets are left out of the field names in error messages.
+Text = Annotated[TextBlock, _known("text")]
+
+
+def _text_or(items: str) -> Discriminator:
+    return Discriminator(lambda value: "[text]" if isinstance(value, str) else items)
+
+
+Texts = Annotated[
+    Annotated[str, Tag("[text]")] | Annotated[list[Text], FAIL_FAST, Tag("[blocks]")],
+    _text_or("[blocks]"),
+]
+
+
+class ToolResultBlock(StrictModel):
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Texts | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: NoOp = None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    Discriminator(lambda value: f"[{value['type'] if isinstance(value, dict) else value.type}]"),
+    _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+
+_OF_ROLE = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+
+
+class InputMessage(StrictModel):
+    """One message; a string is short for one text block."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("[text]")] | Annotated[list[Block], FAIL_FAST, Tag("[blocks]")],
+        _text_or("[blocks]"),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_shape(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "content" in value and not isinstance(value["content"], str | list):
+            raise ParamError("content must be a string or a list of content blocks.", code="invalid_type")
+        return value
+
+    @model_validator(mode="after")
+    def _blocks_of_the_role(self) -> InputMessage:
+        for block in self.blocks:
+            if not isinstance(block, _OF_ROLE[self.role]):
+                raise ParamError(f"a message of the {self.role} can't have a block of type {block.type!r}.")
+        if not self.content and self.role != "assistant":
+            raise ParamError("content must not be empty.")
+        return self
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The content as blocks."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)] if self.content else []
+        return self.content

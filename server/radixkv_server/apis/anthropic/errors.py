@@ -1,0 +1,40 @@
+"""Anthropic's dialect: errors as its SDKs turn them into exception classes, and its framing of events."""
+
+from __future__ import annotations
+
+from radixkv_server.dialect import Json, dump
+from radixkv_server.errors import ApiError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def event(name: str, **fields: object) -> bytes:
+    """One event of a stream: its name, and data that begins with it."""
+    return b"event: " + name.encode("ascii") + b"\ndata: " + dump({"type": name, **fields}) + b"\n\n"
+
+
+class AnthropicDialect:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`; a ping is an event of that name."""
+
+    ping = event("ping")
+
+    def error_body(self, error: ApiError, request_id: str | None) -> Json:
+        kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        message = error.message
+        if error.param is not None and error.param not in message:
+            message = f"{error.param}: {message}"
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+    def error_event(self, error: ApiError, request_id: str | None) -> bytes:
+        body = self.error_body(error, request_id)
+        del body["type"]
+        return event("error", **body)

@@ -1,0 +1,157 @@
+"""Messages: from content blocks to the plain form that chat templates expect, and where breakpoints end up.
+
+system (string or blocks)           one system message
+texts of a user                     one user message, joined by line breaks
+tool_result                         a message of the tool's
+assistant: text                     content, joined as it is
+           thinking                 reasoning_content
+           tool_use                 tool_calls, their arguments as they were written where that is known
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv_server.apis.anthropic.blocks import (
+    InputMessage,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from radixkv_server.apis.anthropic.schemas import CountTokensRequest
+from radixkv_server.breakpoints import CacheControl, Place
+from radixkv_server.chat import Message
+
+#: Arguments of a call that a client sends back, from its id and its input.
+Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+
+_HIDDEN = "radixkv-thinking."
+
+
+def signature_of(thinking: str, *, hidden: bool) -> str:
+    """What comes with a thinking block: a digest, or where its text is hidden, the text for the next turn."""
+    if hidden:
+        return _HIDDEN + base64.urlsafe_b64encode(thinking.encode("utf-8", "replace")).decode("ascii")
+    return "radixkv." + hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _hidden_thinking(signature: str) -> str:
+    """The text that `signature_of` hid; empty for any other signature."""
+    if not signature.startswith(_HIDDEN):
+        return ""
+    try:
+        return base64.b64decode(signature[len(_HIDDEN) :], altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A body's system and messages in the form of chat templates, with the places of its breakpoints."""
+
+    messages: list[Message] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
+        """Take a body in. O(its text)."""
+        for index, tool in enumerate(body.tools or ()):
+            if tool.cache_control is not None:
+                self.places.append(Place(tool.cache_control.seconds, tool=index))
+        if isinstance(body.system, str):
+            if body.system:
+                self._say("system", body.system, None)
+        else:
+            for block in body.system or ():
+                self._say("system", block.text, block.cache_control)
+        for message in body.messages:
+            self._add(message, recall)
+        if body.cache_control is not None and self.messages and not body.keeps_the_last_block:
+            self._keep(body.cache_control, in_call=bool(self.messages[-1].get("tool_calls")))
+        return self.messages
+
+    def _add(self, message: InputMessage, recall: Recall) -> None:
+        for block in message.blocks:
+            if isinstance(block, TextBlock):
+                self._say(message.role, block.text, block.cache_control)
+            elif isinstance(block, ThinkingBlock):
+                self._think(block.thinking or _hidden_thinking(block.signature))
+            elif isinstance(block, RedactedThinkingBlock):
+                self._think(_hidden_thinking(block.data))
+            elif isinstance(block, ToolUseBlock):
+                self._call(block, recall)
+            else:
+                self._result(block)
+
+    def _last_of(self, role: str) -> Message | None:
+        return self.messages[-1] if self.messages and self.messages[-1]["role"] == role else None
+
+    def _assistant(self) -> Message:
+        message = self._last_of("assistant")
+        if message is None:
+            message = {"role": "assistant", "content": ""}
+            self.messages.append(message)
+        return message
+
+    def _say(self, role: str, text: str, control: CacheControl | None) -> None:
+        if role == "assistant":
+            self._assistant()["content"] += text
+        else:
+            before = self._last_of(role)
+            if before is None:
+                self.messages.append({"role": role, "content": text})
+            else:
+                before["content"] += "\n" + text
+        self._keep(control)
+
+    def _think(self, text: str) -> None:
+        if text:
+            message = self._assistant()
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def _call(self, block: ToolUseBlock, recall: Recall) -> None:
+        self._names[block.id] = block.name
+        function = {"name": block.name, "arguments": recall(block.id, block.input)}
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": block.id, "type": "function", "function": function})
+        self._keep(block.cache_control, in_call=True)
+
+    def _result(self, block: ToolResultBlock) -> None:
+        parts = block.content or ""
+        text, places = parts, []
+        if not isinstance(parts, str):
+            text = "\n".join(part.text for part in parts)
+        message = {"role": "tool", "tool_call_id": block.tool_use_id}
+        if block.tool_use_id in self._names:
+            message["name"] = self._names[block.tool_use_id]
+        lead = "Error: " if block.is_error else ""
+        self.messages.append({**message, "content": lead + str(text)})
+        if not isinstance(parts, str):
+            end = len(lead) - 1
+            for part in parts:
+                end += 1 + len(part.text)
+                if part.cache_control is not None:
+                    places.append(
+                        Place(part.cache_control.seconds, message=len(self.messages) - 1, chars=end)
+                    )
+        self.places += places
+        self._keep(block.cache_control)
+
+    def _keep(self, control: CacheControl | None, *, in_call: bool = False) -> None:
+        """A breakpoint behind what was added last."""
+        if control is None:
+            return
+        at = len(self.messages) - 1
+        message = self.messages[at]
+        if in_call:
+            call = len(message["tool_calls"]) - 1
+            self.places.append(Place(control.seconds, message=at, call=call))
+        else:
+            self.places.append(Place(control.seconds, message=at, chars=len(message["content"])))

@@ -1,0 +1,102 @@
+"""From the bodies of the Messages routes to what the engine shall do, and how its answer will be said."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from radixkv_server.apis.anthropic.messages import Conversation
+from radixkv_server.apis.anthropic.render import MessageRenderer
+from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from radixkv_server.breakpoints import kept_prefixes
+from radixkv_server.chat import Chat, chat_job, chat_prompt
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import bad_request
+from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.http.body import as_data
+
+_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+# The templates' own scale ends here.
+_EFFORTS = {"xhigh": "high", "max": "high"}
+
+
+async def parse_messages(
+    context: ServerContext, body: MessagesRequest, tenant: str
+) -> tuple[GenerationRequest, MessageRenderer]:
+    """POST /v1/messages."""
+    model = context.resolve_model(body.model)
+    chat, conversation = _chat_of(context, body, tenant)
+    job, readers = await chat_job(context, chat, _sampling(body), renamed={"stop": "stop_sequences"})
+    if conversation.places:
+        kept = await kept_prefixes(context, chat, conversation.messages, conversation.places, job.prompt_ids)
+        job = replace(job, kept=kept)
+    request = GenerationRequest(
+        id=f"msg_{uuid.uuid4().hex}",
+        jobs=(job,),
+        stream=bool(body.stream),
+        prompt_param="messages",
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+    )
+
+    def remember(call_id: str, arguments: str) -> None:
+        context.calls.remember(tenant, call_id, arguments)
+
+    hidden = body.thinking is not None and body.thinking.display == "omitted"
+    return request, MessageRenderer(request, model, readers, remember, hides_thinking=hidden)
+
+
+async def count_tokens(context: ServerContext, body: CountTokensRequest, tenant: str) -> int:
+    """POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would make."""
+    context.resolve_model(body.model)
+    chat, _ = _chat_of(context, body, tenant)
+    return len((await chat_prompt(context, chat)).ids)
+
+
+def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> tuple[Chat, Conversation]:
+    """The conversation of a body, and what it holds once the chat has been rendered."""
+    conversation = Conversation()
+    last = next((message for message in reversed(body.messages) if message.blocks), None)
+    goes_on = last is not None and last.role == "assistant"
+    if goes_on and last is not None and any(block.type == "tool_use" for block in last.blocks):
+        raise bad_request("a tool_use block must be followed by its tool_result.", param="messages")
+
+    def recall(call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return context.calls.recall(tenant, call_id, value)
+
+    choice = body.tool_choice
+    chat = Chat(
+        source=[as_data(body.system), *as_data(body.messages)],
+        convert=lambda: conversation.convert(body, recall),
+        tools=[tool.for_template() for tool in body.tools or ()],
+        tool_choice="auto" if choice is None else choice.name or _CHOICES[choice.type],
+        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
+        add_generation_prompt=not goes_on,
+        options=_template_options(body, goes_on),
+    )
+    return chat, conversation
+
+
+def _template_options(body: CountTokensRequest, goes_on: bool) -> dict[str, Any]:
+    """What the template is told; variables that it does not know change nothing."""
+    options: dict[str, Any] = {}
+    if goes_on:
+        options["continue_final_message"] = True
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        # Qwen, SmolLM and GLM know the first name, DeepSeek and Granite the other.
+        options["enable_thinking"] = options["thinking"] = body.thinking.type == "enabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        effort = body.output_config.effort
+        options["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return options
+
+
+def _sampling(body: MessagesRequest) -> dict[str, Any]:
+    """Arguments of SamplingParams, where the client gave them."""
+    names = ("temperature", "top_p", "top_k")
+    options = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+    if body.stop_sequences:
+        options["stop"] = tuple(body.stop_sequences)
+    return {**options, "max_tokens": body.max_tokens}

@@ -1,0 +1,229 @@
+"""The answers of POST /v1/messages: content blocks, a stop reason and usage, whole or as typed events.
+
+message_start                      with the usage that is known
+content_block_start                0, of type text, thinking or tool_use
+ping
+content_block_delta ...            text_delta, thinking_delta, input_json_delta
+content_block_delta                a thinking block's signature_delta
+content_block_stop                 0
+...                                further blocks, one after the other
+message_delta                      stop reason and usage
+message_stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from radixkv.chat.answer import (
+    Answer,
+    AnswerEvent,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
+from radixkv_server.apis.anthropic.messages import signature_of
+from radixkv_server.chat import AnswerReaders
+from radixkv_server.dialect import Json
+from radixkv_server.generation_request import GenerationRequest, KeptPrefix
+from radixkv_server.usage import Usage
+
+#: What a call was answered with: its id, and the text of its arguments.
+Remember = Callable[[str, str], None]
+
+_HOUR = 3600.0
+
+
+def usage_json(usage: Usage, kept: Sequence[KeptPrefix]) -> Json:
+    """Anthropic's `usage`: what was read, what was written up to the last breakpoint, and the rest.
+
+    |  read  |  cache_creation, by the breakpoint that ends it  |  input  |
+    0      cached                                     last breakpoint   prompt
+    """
+    start = usage.cached_tokens
+    end = start + usage.cache_write_tokens
+    created = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+    for prefix in kept:
+        stop = min(prefix.num_tokens, end)
+        if stop > start:
+            name = "ephemeral_1h_input_tokens" if prefix.ttl >= _HOUR else "ephemeral_5m_input_tokens"
+            created[name] += stop - start
+            start = stop
+    written = sum(created.values())
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - written,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": created,
+        "output_tokens": usage.completion_tokens,
+        "service_tier": "standard",
+    }
+
+
+def stop_json(finish_reason: str | None, stop_reason: int | str | None, has_calls: bool) -> Json:
+    """Why the answer ended."""
+    if finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+    return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+
+
+class MessageRenderer:
+    """One answer.
+
+    Args:
+        remember: called with the id and the arguments of every tool call.
+        hides_thinking: thinking blocks have no text, but a signature that brings it back.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: str,
+        readers: AnswerReaders,
+        remember: Remember,
+        *,
+        hides_thinking: bool = False,
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._readers = readers
+        self._remember = remember
+        self._hides_thinking = hides_thinking
+        self._stop: Json = {}
+        self._blocks: _BlockEvents | None = None
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        (sample,) = outputs[0].outputs
+        answer = self._readers.answer(sample)
+        for call in answer.tool_calls:
+            self._remember(call.id, call.arguments)
+        stop = stop_json(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
+        return self._message(self._content(answer), stop, usage)
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        frames = []
+        if self._blocks is None:
+            self._blocks = _BlockEvents(self._remember, self._hides_thinking)
+            stop = {"stop_reason": None, "stop_sequence": None}
+            frames.append(event("message_start", message=self._message([], stop, usage)))
+        frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
+        if delta.finish_reason is not None:
+            frames += self._blocks.close()
+            self._stop = stop_json(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
+        return b"".join(frames)
+
+    def ending(self, usage: Usage) -> bytes:
+        counts = self._usage(usage)
+        return event("message_delta", delta=self._stop, usage=counts) + event("message_stop")
+
+    def _message(self, content: list[Json], stop: Json, usage: Usage) -> Json:
+        return {
+            "id": self._request.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **stop,
+            "usage": self._usage(usage),
+        }
+
+    def _usage(self, usage: Usage) -> Json:
+        return usage_json(usage, self._request.jobs[0].kept)
+
+    def _content(self, answer: Answer) -> list[Json]:
+        blocks: list[Json] = []
+        if answer.reasoning:
+            hidden = self._hides_thinking
+            text = "" if hidden else answer.reasoning
+            signature = signature_of(answer.reasoning, hidden=hidden)
+            blocks.append({"type": "thinking", "thinking": text, "signature": signature})
+        if answer.content:
+            blocks.append({"type": "text", "text": answer.content})
+        for call in answer.tool_calls:
+            made = parsed_input(call.arguments)
+            blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": made}]
+        return blocks
+
+
+def parsed_input(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; of those that were cut off, what there is."""
+    try:
+        value = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class _BlockEvents:
+    """The content blocks of one stream; one is open at a time.
+
+    Attributes:
+        has_calls: whether a tool has been called.
+    """
+
+    def __init__(self, remember: Remember, hides_thinking: bool) -> None:
+        self.has_calls = False
+        self._remember = remember
+        self._hides_thinking = hides_thinking
+        self._index = -1
+        self._open: str | None = None
+        self._call_id = ""
+        self._text: list[str] = []  # of an open block of thinking or arguments
+
+    def take(self, said: AnswerEvent) -> list[bytes]:
+        """Events for one part of the answer."""
+        if isinstance(said, ContentDelta):
+            opening = self._begin("text", {"text": ""})
+            return [*opening, self._delta("text_delta", text=said.text)]
+        if isinstance(said, ReasoningDelta):
+            opening = self._begin("thinking", {"thinking": "", "signature": ""})
+            self._text.append(said.text)
+            if self._hides_thinking:
+                return opening
+            return [*opening, self._delta("thinking_delta", thinking=said.text)]
+        if isinstance(said, ToolCallBegin):
+            closing = self.close()
+            self.has_calls = True
+            self._call_id = said.id
+            return [*closing, *self._begin("tool_use", {"id": said.id, "name": said.name, "input": {}})]
+        if isinstance(said, ToolCallArguments):
+            self._text.append(said.text)
+            return [self._delta("input_json_delta", partial_json=said.text)]
+        assert isinstance(said, ToolCallEnd)
+        return self.close()
+
+    def close(self) -> list[bytes]:
+        """End the open block, if there is one."""
+        kind, self._open = self._open, None
+        if kind is None:
+            return []
+        text, self._text = "".join(self._text), []
+        last = []
+        if kind == "thinking":
+            signature = signature_of(text, hidden=self._hides_thinking)
+            last.append(self._delta("signature_delta", signature=signature))
+        elif kind == "tool_use":
+            self._remember(self._call_id, text)
+        return [*last, event("content_block_stop", index=self._index)]
+
+    def _begin(self, kind: str, fields: Json) -> list[bytes]:
+        """Open a block of a kind, unless one is open."""
+        if self._open == kind:
+            return []
+        closing = self.close()
+        self._open = kind
+        self._index += 1
+        start = event("content_block_start", index=self._index, content_block={"type": kind, **fields})
+        return [*closing, start] if self._index else [*closing, start, AnthropicDialect.ping]
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        return event("content_block_delta", index=self._index, delta={"type": kind, **fields})

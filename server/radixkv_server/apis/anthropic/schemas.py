@@ -1,0 +1,186 @@
+"""The bodies of the Messages routes: pydantic models of the requests, checked strictly.
+
+As in OpenAI's dialect: fields work, or are documented and change nothing here (NoOp), or are refused because
+ignoring them would change what the answer means; all others are unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from radixkv_server.apis.anthropic.blocks import InputMessage, NoOp, Texts
+from radixkv_server.breakpoints import CacheControl, check_breakpoints
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+
+MAX_TOOLS = 1024
+MIN_THINKING_TOKENS = 1024
+PRIORITY_LIMIT = 2**31
+
+
+def unsupported(param: str, what: str) -> ParamError:
+    """A field that can't be ignored without changing what the answer means."""
+    return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
+
+
+class Tool(StrictModel):
+    """A tool that the client runs."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    input_schema: dict[str, Any]
+    type: str | None = None
+    description: str | None = None
+    cache_control: CacheControl | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    eager_input_streaming: NoOp = None
+    input_examples: NoOp = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_tools_only(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") not in (None, "custom"):
+            raise unsupported("tools", f"a tool of type {str(value['type'])[:40]!r} (only 'custom')")
+        return value
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> Tool:
+        if self.defer_loading:
+            raise unsupported("tools", "defer_loading")
+        if self.allowed_callers not in (None, ["direct"]):
+            raise unsupported("tools", "a caller other than 'direct'")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool in the form that chat templates expect."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.input_schema
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _name_of_a_tool(self) -> ToolChoice:
+        if (self.name is not None) != (self.type == "tool"):
+            raise ParamError("tool_choice has a name if its type is 'tool', and only then.", "tool_choice")
+        return self
+
+
+class Thinking(StrictModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _budget(self) -> Thinking:
+        if (self.budget_tokens is not None) != (self.type == "enabled"):
+            raise ParamError("thinking needs budget_tokens if it is enabled, and only then.", "thinking")
+        if self.budget_tokens is not None and self.budget_tokens < MIN_THINKING_TOKENS:
+            least = MIN_THINKING_TOKENS
+            raise ParamError(f"thinking.budget_tokens must be at least {least}.", "thinking.budget_tokens")
+        return self
+
+
+class OutputConfig(StrictModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Any = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> OutputConfig:
+        if self.format is not None:
+            raise unsupported("output_config.format", "structured output")
+        return self
+
+
+class CountTokensRequest(StrictModel):
+    """Body of POST /v1/messages/count_tokens: all that decides how a conversation becomes a prompt."""
+
+    messages: Annotated[list[InputMessage], Field(min_length=1), FAIL_FAST]
+    model: str | None = None
+    system: Texts | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+
+    @property
+    def keeps_the_last_block(self) -> bool:
+        """Whether the last message's last block has a breakpoint of its own."""
+        blocks = self.messages[-1].blocks
+        return bool(blocks) and getattr(blocks[-1], "cache_control", None) is not None
+
+    @model_validator(mode="after")
+    def _sound_breakpoints(self) -> CountTokensRequest:
+        blocks: list[Any] = [
+            *(self.tools or ()),
+            *(() if isinstance(self.system, str) else self.system or ()),
+        ]
+        for message in self.messages:
+            for block in message.blocks:
+                parts = getattr(block, "content", None)
+                blocks += [*(parts if isinstance(parts, list) else ()), block]
+        if not self.keeps_the_last_block:
+            blocks.append(self)
+        controls = [getattr(block, "cache_control", None) for block in blocks]
+        check_breakpoints([control for control in controls if control is not None])
+        return self
+
+    @model_validator(mode="after")
+    def _sound_tools(self) -> CountTokensRequest:
+        names = [tool.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ParamError("tools: their names must differ.", "tools")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool") and not names:
+            raise ParamError("tool_choice: there are no tools to choose from.", "tool_choice")
+        if choice is not None and choice.name is not None and choice.name not in names:
+            raise ParamError(f"tool_choice: there is no tool {choice.name[:64]!r}.", "tool_choice")
+        return self
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: NoOp = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: NoOp = None
+    container: Any = None
+    diagnostics: Any = None
+    # Beyond Anthropic.
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> MessagesRequest:
+        for name in ("container", "diagnostics"):
+            if getattr(self, name) is not None:
+                raise unsupported(name, "this field")
+        if self.temperature is not None and not 0 <= self.temperature <= 1:
+            raise ParamError("temperature must be from 0 to 1.", "temperature")
+        if self.priority is not None and not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
+            raise ParamError("priority must be a 32-bit signed integer.", "priority")
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            raise ParamError(
+                "thinking.budget_tokens must be below max_tokens, which counts thinking, too.",
+                "thinking.budget_tokens",
+            )
+        return self

@@ -1,0 +1,104 @@
+"""CallMemory: the exact JSON text of tool calls that were answered, for APIs whose clients send objects back.
+
+The prompt of the next turn holds the arguments again. Only if they are the very text that the model wrote,
+spaces included, do they make the tokens that the cache has; an API that gives arguments as parsed JSON
+loses that text on the way to the client and back. It is worth as much as what is cached: like that it is
+bounded, each tenant's own, and lost with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from radixkv.text.json_text import read_json_text
+
+# Characters of arguments and ids kept for one tenant, and tenants: the least recently used go.
+MAX_CHARS = 1024 * 1024
+MAX_TENANTS = 64
+# What one entry takes besides its characters.
+_ENTRY_CHARS = 200
+
+
+class CallMemory:
+    """Texts of arguments by tenant and the call's id. Any thread.
+
+    Args:
+        max_chars: most characters kept for one tenant.
+    """
+
+    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+        self._max_chars = max_chars
+        self._tenants: OrderedDict[str, _Texts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def remember(self, tenant: str, call_id: str, text: str) -> None:
+        """A call was answered with these arguments. O(1), amortised."""
+        with self._lock:
+            texts = self._tenants.setdefault(tenant, _Texts())
+            self._tenants.move_to_end(tenant)
+            texts.put(call_id, text, self._max_chars)
+            if len(self._tenants) > MAX_TENANTS:
+                self._tenants.popitem(last=False)
+
+    def recall(self, tenant: str, call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arguments that a client sends back, as they were written if they are the same. O(arguments)."""
+        with self._lock:
+            texts = self._tenants.get(tenant)
+            text = texts.get(call_id) if texts is not None else None
+        if text is None:
+            return value
+        try:
+            written = read_json_text(text)
+        except (ValueError, RecursionError):  # cut off before its end
+            return value
+        return written if _same(written, value) else value
+
+
+class _Texts:
+    """One tenant's texts, least recently used first."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, str] = OrderedDict()
+        self._chars = 0
+
+    def get(self, call_id: str) -> str | None:
+        text = self._by_id.get(call_id)
+        if text is not None:
+            self._by_id.move_to_end(call_id)
+        return text
+
+    def put(self, call_id: str, text: str, max_chars: int) -> None:
+        self._drop(call_id)
+        if len(call_id) + len(text) + _ENTRY_CHARS > max_chars:
+            return
+        self._by_id[call_id] = text
+        self._chars += len(call_id) + len(text) + _ENTRY_CHARS
+        while self._chars > max_chars:
+            self._drop(next(iter(self._by_id)))
+
+    def _drop(self, call_id: str) -> None:
+        text = self._by_id.pop(call_id, None)
+        if text is not None:
+            self._chars -= len(call_id) + len(text) + _ENTRY_CHARS
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; true is not 1, but 1.0 is, as in JavaScript."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict):
+        return (
+            isinstance(other, Mapping)
+            and one.keys() == other.keys()
+            and all(_same(value, other[name]) for name, value in one.items())
+        )
+    if isinstance(one, list):
+        return (
+            isinstance(other, list)
+            and len(one) == len(other)
+            and all(_same(*pair) for pair in zip(one, other, strict=True))
+        )
+    return bool(one == other)
