@@ -38,7 +38,8 @@ class EngineConfig:
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
-        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`.
+        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`; `auto`: `fair` on a server that asks
+            for API keys, else `prefix`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
@@ -75,7 +76,7 @@ class EngineConfig:
     eviction_policy: str = "lru"
     ghost_blocks: int | None = None
     pin_budget: float = 0.5
-    scheduling_policy: str = "prefix"
+    scheduling_policy: str = "auto"
     max_overtake: int = 32
     namespace_weights: Mapping[str, float] | None = None
     deterministic: bool = False
@@ -107,7 +108,7 @@ class EngineConfig:
         one_of("attention_backend", "auto", "cpu", "triton", "torch")
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
-        one_of("scheduling_policy", "prefix", "fcfs", "priority", "fair", "lpm")
+        one_of("scheduling_policy", "auto", "prefix", "fcfs", "priority", "fair", "lpm")
         size = self.block_size
         require(
             isinstance(size, int) and 8 <= size <= 256 and size & (size - 1) == 0,

@@ -295,6 +295,11 @@ class PrefixCache:
             self._pins.expire()
         return self._capacity.available(self._groups.of(frame_namespace(namespace)))
 
+    def ceiling(self, namespace: Namespace = "") -> int:
+        """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
+        ceiling = self._groups.of(frame_namespace(namespace)).ceiling
+        return self.num_blocks if ceiling is None else ceiling
+
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
         if self._pinned:

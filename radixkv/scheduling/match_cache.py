@@ -89,7 +89,10 @@ class MatchCache:
             needed -= match.num_tokens // size
         if num_running:
             needed += num_running + request.num_forks
-        return needed <= self.available(request) + freed
+        room = self.available(request)
+        if freed:
+            room = min(room + freed, self._cache.ceiling(request.namespace))
+        return needed <= room
 
     def any_fits(self, requests: Sequence[Request], num_running: int) -> bool:
         """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.

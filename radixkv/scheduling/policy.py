@@ -92,9 +92,9 @@ class AdmissionPolicy:
         """Whether `request` may be admitted while `passed`, tried before it, does not fit."""
         return True
 
-    def displaces(self, request: Request, running: Request) -> bool:
-        """Whether a waiting `request` that does not fit is worth preempting `running` for."""
-        return False
+    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+        """The running requests worth preempting for a waiting one that does not fit, who goes first first."""
+        return ()
 
     def on_served(self, namespace: Namespace, num_tokens: int) -> None:
         """Told how many tokens of a namespace a step computes."""
@@ -161,8 +161,13 @@ class PriorityPolicy(AdmissionPolicy):
     def may_pass(self, request: Request, passed: Request) -> bool:
         return self._rank(request) <= self._rank(passed)
 
-    def displaces(self, request: Request, running: Request) -> bool:
-        return not running.is_promoted and request.priority < running.priority
+    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+        victims = [
+            other
+            for other in running
+            if not other.is_promoted and request.priority < other.priority and other.has_progressed
+        ]
+        return sorted(victims, key=self.urgency, reverse=True)
 
 
 def tenant_of(namespace: Namespace) -> str:
@@ -180,6 +185,9 @@ def tenant_of(namespace: Namespace) -> str:
 
 class FairPolicy(AdmissionPolicy):
     """Serve first the tenant with the least work done for its weight; see `tenant_of`.
+
+    A tenant of whom nothing runs need not wait for the end of what others run: place and room are made for
+    one request of its own, by preempting the newest of the tenant that has most.
 
     Args:
         weights: tenant -> share; a tenant without an entry has weight 1.
@@ -229,10 +237,35 @@ class FairPolicy(AdmissionPolicy):
                 heapq.heapreplace(heap, (level, following.arrival_order, following, tenant, rest))
         return merged
 
+    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+        """The newest of whichever tenant has most at the time, but nobody's last. O(n log n)."""
+        by_tenant: dict[str, list[Request]] = {}
+        for other in running:
+            by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
+        by_tenant.pop(tenant_of(request.namespace), None)
+        heap = [(-len(own), tenant) for tenant, own in by_tenant.items() if len(own) > 1]
+        heapq.heapify(heap)
+        for own in by_tenant.values():
+            own.sort(key=lambda other: (other.has_progressed, other.arrival_order))
+        victims: list[Request] = []
+        while heap:
+            _, tenant = heap[0]
+            own = by_tenant[tenant]
+            if len(own) > 1 and own[-1].has_progressed:
+                victims.append(own.pop())
+                heapq.heapreplace(heap, (-len(own), tenant))
+            else:
+                heapq.heappop(heap)
+        return victims
+
     def order_prompts(self, prompts: list[Request]) -> list[Request]:
         served = self.served
         prompts.sort(key=lambda r: (served.get(tenant_of(r.namespace), 0.0), r.last_scheduled_step))
         return prompts
+
+    def level(self, request: Request) -> float:
+        """How much its tenant has been served, for its weight."""
+        return self.served.get(tenant_of(request.namespace), 0.0)
 
     def on_served(self, namespace: Namespace, num_tokens: int) -> None:
         tenant = tenant_of(namespace)
@@ -250,13 +283,15 @@ class FairPolicy(AdmissionPolicy):
 
 
 def make_policy(name: str, *, weights: Mapping[str, float] | None = None) -> AdmissionPolicy:
-    """The policy called `name`.
+    """The policy called `name`; `auto` is `prefix`.
 
     Raises:
         ConfigError: there is none of that name.
     """
     if name == FairPolicy.name:
         return FairPolicy(weights)
+    if name == "auto":
+        return PrefixPolicy()
     for policy in (PrefixPolicy, PureLongestPrefixPolicy, AdmissionPolicy, PriorityPolicy):
         if policy.name == name:
             return policy()

@@ -10,7 +10,7 @@ Three rules, the first one strongest:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.request_state import Request
@@ -29,11 +29,3 @@ def choose_victim(rivals: Iterable[Request], in_step: Container[int], policy: Ad
         return rank, request.has_progressed, order
 
     return max((request for request in rivals if request.arrival_order not in in_step), key=key)
-
-
-def choose_displaced(
-    request: Request, running: Iterable[Request], policy: AdmissionPolicy
-) -> Sequence[Request]:
-    """The running requests that may be preempted to admit `request`, least urgent first. O(n log n)."""
-    victims = [other for other in running if policy.displaces(request, other) and other.has_progressed]
-    return sorted(victims, key=policy.urgency, reverse=True)

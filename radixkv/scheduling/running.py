@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from radixkv.scheduling.batch import DecodeRows, Entry
 from radixkv.scheduling.decode_batch import DecodeBatch, tell_lease
+from radixkv.scheduling.policy import tenant_of
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.schedule_result import SchedulerStats
 
@@ -24,6 +26,7 @@ class RunningRequests:
         self._requests: dict[int, Request] = {}
         self._others: dict[int, Request] = {}  # those that are not in the decode batch
         self._decodes = DecodeBatch(block_size)
+        self._num_by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -41,8 +44,13 @@ class RunningRequests:
         """Requests in the decode batch."""
         return len(self._decodes)
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether anything of a tenant runs. O(1)."""
+        return self._num_by_tenant[tenant] > 0
+
     def add(self, request: Request) -> None:
         """A request that has been given a lease. O(1)."""
+        self._num_by_tenant[tenant_of(request.namespace)] += 1
         self._requests[request.arrival_order] = self._others[request.arrival_order] = request
 
     def remove(self, request: Request, *, tell: bool = True) -> bool:
@@ -53,7 +61,11 @@ class RunningRequests:
         """
         was_decoding = self.leave_decodes(request, tell=tell)
         self._others.pop(request.arrival_order, None)
-        self._requests.pop(request.arrival_order, None)
+        if self._requests.pop(request.arrival_order, None) is not None:
+            tenant = tenant_of(request.namespace)
+            self._num_by_tenant[tenant] -= 1
+            if not self._num_by_tenant[tenant]:
+                del self._num_by_tenant[tenant]
         return was_decoding
 
     # ------------------------------------------------------------------ the decode batch
@@ -116,4 +128,6 @@ class RunningRequests:
                 assert request.num_computed <= request.lease.num_tokens
             assert (request in self._decodes) is not (order in self._others)
         assert len(self._decodes) + len(self._others) == len(self._requests)
+        counted = Counter(tenant_of(request.namespace) for request in self._requests.values())
+        assert self._num_by_tenant == counted, "the tenants' running requests are miscounted"
         self._decodes.check()

@@ -9,7 +9,6 @@ from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy
-from radixkv.scheduling.preemption import choose_displaced
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.room import Room
 from radixkv.scheduling.running import RunningRequests
@@ -62,13 +61,14 @@ class StepBuilder:
 
     def fill(self, plan: StepPlan) -> None:
         """Schedule what there is to do."""
-        if len(self._waiting) and self._policy.ranks_prompts:
-            self._displace(plan)
+        claimant = self._make_room(plan) if len(self._waiting) else None
         prompts = self._schedule_decodes(plan)
         plan.num_prompts = len(prompts) + len(self._waiting)
         order: list[Request] = []
         if len(self._waiting) and plan.sequence_slots > 0 and plan.budget > 0:
             order = self._waiting.in_order_of_trial(self._matches.matched_tokens)
+            if claimant is not None and order[0] is not claimant:
+                order = [claimant, *(request for request in order if request is not claimant)]
         if order:
             plan.set_reserve()
         if self._policy.ranks_prompts and prompts:
@@ -127,14 +127,18 @@ class StepBuilder:
             if plan.budget == before:
                 return
 
-    def _displace(self, plan: StepPlan) -> None:
-        """Preempt less urgent requests for the most urgent waiting one, if that makes it fit."""
-        request = self._waiting.most_urgent() if len(self._running) else None
-        if request is None:
-            return
-        if self._admission.foresee(plan, request) in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
-            return
-        victims = choose_displaced(request, self._running, self._policy)
+    def _make_room(self, plan: StepPlan) -> Request | None:
+        """Make sure that the one who has a claim fits, by preempting others if that helps; who it is."""
+        request = self._waiting.claimant(self._running)
+        if request is not None and len(self._running):
+            result = self._admission.foresee(plan, request)
+            if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
+                self._displace(plan, request)
+        return request
+
+    def _displace(self, plan: StepPlan, request: Request) -> None:
+        """Preempt others for a waiting request, if that makes it fit."""
+        victims = self._policy.displaced_for(request, self._running)
         slots = plan.sequence_slots + sum(victim.num_sequence_slots for victim in victims)
         freed = sum(len(victim.lease.block_table) for victim in victims if victim.lease)
         if slots < min(request.num_sequence_slots, self._max_num_seqs):

@@ -9,6 +9,7 @@ from sortedcontainers import SortedKeyList
 
 from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, FairPolicy, MatchedTokens, tenant_of
 from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.running import RunningRequests
 
 
 class _ByArrival:
@@ -102,6 +103,22 @@ class WaitingQueue:
             return next(iter(self._by_urgency), None)
         self._sort()
         return min(self._by_arrival.values(), key=self._policy.urgency, default=None)
+
+    def claimant(self, running: RunningRequests) -> Request | None:
+        """Whom room is made for, if the policy makes room. O(1) where the order is kept; else O(tenants).
+
+        The most urgent one; under `fair`, the first of the tenant served least of those of whom nothing runs.
+        """
+        policy = self._policy
+        if policy.ranks_prompts:
+            return self.most_urgent()
+        if not isinstance(policy, FairPolicy):
+            return None
+        idle = [tenant for tenant in self._by_tenant if not running.has_tenant(tenant)]
+        if not idle:
+            return None
+        firsts = (next(iter(self._by_tenant[tenant].in_order())) for tenant in idle)
+        return min(firsts, key=lambda first: (policy.level(first), first.arrival_order))
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
         """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""

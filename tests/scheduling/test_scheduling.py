@@ -238,3 +238,47 @@ def test_a_thousand_waiting_requests_are_not_matched_again_when_nothing_changed(
     for _ in range(5):
         engine.step()
     assert calls == 0
+
+
+@pytest.mark.parametrize("limit", [{"max_num_seqs": 4}, {"num_blocks": 100}])
+@pytest.mark.parametrize("salts", [1, 5])
+def test_a_flood_does_not_make_another_tenant_wait_for_its_decodes(limit, salts):
+    """What one tenant's decodes hold is shared with a newcomer at once, and nobody loses a token."""
+    engine, _ = make_engine(**{"num_blocks": 800, "budget": 64, "scheduling_policy": "fair", **limit})
+    for i in range(20):
+        engine.add_request(
+            prompt(i, 30), LONG, request_id=f"flood-{i}", namespace=("flood", f"salt {i % salts}")
+        )
+    for _ in range(25):
+        engine.step()
+    for i in range(4):
+        engine.add_request(prompt(100 + i, 20), ONE, request_id=f"quiet-{i}", namespace=("quiet", ""))
+        assert steps_until(engine, f"quiet-{i}") <= 2
+        engine.check()
+    outputs = run_all(engine)
+    assert all(
+        len(outputs[f"flood-{i}"].outputs[0].token_ids) == 60 for i in range(20) if f"flood-{i}" in outputs
+    )
+
+
+def test_nobodys_last_request_gives_way_to_another_tenant():
+    engine, _ = make_engine(num_blocks=400, budget=64, max_num_seqs=3, scheduling_policy="fair")
+    for tenant in ("a", "b", "c", "d", "e"):
+        engine.add_request(prompt(ord(tenant), 20), LONG, request_id=tenant, namespace=(tenant, ""))
+    outputs = run_all(engine)
+    assert sum(output.num_preemptions for output in outputs.values()) == 0
+
+
+def test_a_tenant_at_its_ceiling_makes_nobody_give_way_in_vain():
+    engine, _ = make_engine(num_blocks=100, budget=64, scheduling_policy="fair")
+    engine.cache.set_quotas({"small": (0, 8), "big": (0, None)})
+    for i in range(20):
+        engine.add_request(prompt(i, 30), LONG, request_id=f"flood-{i}", namespace=("big", ""))
+    for _ in range(25):
+        engine.step()
+    before = engine.stats().num_preemptions
+    engine.add_request(prompt(99, 40), LONG, request_id="small", namespace=("small", ""))
+    for _ in range(10):
+        engine.step()
+    assert engine.stats().num_preemptions - before <= 10
+    run_all(engine)
