@@ -3,7 +3,7 @@
 The tokenizers library's `encode` keeps Python's interpreter lock from beginning to end, a second or two for a
 megabyte of text, and every other thread stands still meanwhile. Its `encode_batch_fast` gives the lock up,
 computes the same ids without their offsets, and is quicker; what remains under the lock is the list of ids,
-about 10 ms for a million.
+about 10 ms for a million. The same goes for `decode` and `decode_batch`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 # Giving the lock up may cost half a millisecond until it is had again, what a text of this size takes
-# (characters).
+# (characters, or ids).
 SHORT_TEXT = 2048
 
 
@@ -27,3 +27,15 @@ def encode_ids(backend: Any, text: str, *, add_special_tokens: bool) -> list[int
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
+
+
+def decode_ids(backend: Any, ids: list[int], *, skip_special_tokens: bool) -> str:
+    """The text of ids. O(n); never under the interpreter's lock for long.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+    """
+    if len(ids) <= SHORT_TEXT:
+        return str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
+    (text,) = backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+    return str(text)

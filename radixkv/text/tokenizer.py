@@ -19,7 +19,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.text.control_tokens import ControlTokens
-from radixkv.text.encoding import encode_ids
+from radixkv.text.encoding import decode_ids, encode_ids
 from radixkv.text.incremental_decoding import (
     DecoderChain,
     IncrementalDecoder,
@@ -249,7 +249,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; unknown ids add nothing, bytes that are no UTF-8 become U+FFFD. O(n)."""
         ids = [int(token) for token in token_ids]
-        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        return decode_ids(self._backend, ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> IncrementalDecoder:
         """A decoder for one growing output; its pieces concatenate to what `decode` gives.

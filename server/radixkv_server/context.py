@@ -53,7 +53,7 @@ class ServerContext:
         return cls(
             engine=engine,
             settings=settings,
-            bodies=BodyReader(settings.max_json_depth),
+            bodies=BodyReader(settings.max_json_depth, settings.max_json_parts),
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format),
             metrics=ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics),

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
-from radixkv_server.dialect import Dialect, Json, dump
+from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation import Generation
 from radixkv_server.generation_request import GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
@@ -26,6 +26,9 @@ from radixkv_server.rate_limits import ASSUMED_ANSWER_TOKENS
 from radixkv_server.usage import Usage
 
 Body = TypeVar("Body", bound=BaseModel)
+
+# An answer about more tokens than these, logprobs and all, is put together in a thread.
+INLINE_TOKENS = 1024
 
 
 class Renderer(Protocol):
@@ -47,6 +50,18 @@ Parse = Callable[[ServerContext, Body], Awaitable[tuple[GenerationRequest, Rende
 def json_response(value: Json, status: int = 200) -> Response:
     """A response of compact JSON as UTF-8."""
     return Response(dump(value), status, media_type="application/json")
+
+
+async def long_json_response(make: Callable[[], Json], *, size: int) -> Response:
+    """A response of what `make` gives; both are done in a thread, if there may be much of it.
+
+    Args:
+        size: tokens that the answer has something about.
+    """
+    if size <= INLINE_TOKENS:
+        return json_response(make())
+    body = await asyncio.to_thread(lambda: dump_in_pieces(make()))
+    return Response(body, media_type="application/json")
 
 
 async def respond(
@@ -83,11 +98,13 @@ async def respond(
     except ClientDisconnect:
         generation.meter.close(left=True)
         raise
-    answer = renderer.answer(outputs, generation.usage)
+    usage = generation.usage
+    size = usage.prompt_tokens + usage.completion_tokens
+    answer = await long_json_response(lambda: renderer.answer(outputs, usage), size=size)
     generation.meter.close()
     if before_end is not None:
         await before_end()
-    return json_response(answer)
+    return answer
 
 
 async def _frames(

@@ -12,6 +12,7 @@ from radixkv.text.text_size import text_size
 from radixkv_server.errors import bad_request
 
 T = TypeVar("T")
+IdsT = TypeVar("IdsT", bound=Sequence[int])
 
 # Work on texts longer than this is done in a thread: it takes milliseconds to seconds, during which every
 # stream of the server would stand still.
@@ -80,13 +81,29 @@ class PromptEncoder:
 
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         """The given ids as a list, each within the vocabulary and the whole within the context limit."""
+        self.check_length(ids, param)
+        return list(self._in_vocabulary(ids, param))
+
+    async def detokenize(self, ids: Sequence[int], param: str) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            ApiError: an id is outside the vocabulary.
+        """
+
+        def work() -> str:
+            return self._engine.tokenizer.decode(self._in_vocabulary(ids, param), skip_special_tokens=False)
+
+        return await _off_loop(len(ids), work)
+
+    def _in_vocabulary(self, ids: Sequence[int], param: str) -> Sequence[int]:
         size = self._engine.tokenizer.vocab_size
         if ids and (min(ids) < 0 or max(ids) >= size):
             wrong = next(token for token in ids if not 0 <= token < size)
             raise bad_request(f"Token id {wrong} is outside the vocabulary of {size} tokens.", param=param)
-        return self.check_length(list(ids), param)
+        return ids
 
-    def check_length(self, ids: list[int], param: str) -> list[int]:
+    def check_length(self, ids: IdsT, param: str) -> IdsT:
         """`ids`, if they are at least one and leave room for a token of output."""
         if not ids:
             raise bad_request(f"{param} must not be empty: it has no tokens.", param=param)

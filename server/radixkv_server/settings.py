@@ -33,6 +33,7 @@ class ServerSettings:
         max_body_bytes: largest request body.
         max_header_bytes: largest request line plus headers.
         max_json_depth: deepest nesting of arrays and objects in a body.
+        max_json_parts: most arrays, objects and members of objects in a body.
         max_messages: most messages in a chat.
         max_prompts: most prompts in one completions request.
         max_samples: most samples (prompts x best_of) in one request.
@@ -70,6 +71,7 @@ class ServerSettings:
     max_body_bytes: int = 16 * MIB
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
+    max_json_parts: int = 200_000
     max_messages: int = 8192
     max_prompts: int = 256
     max_samples: int = 1024
@@ -106,6 +108,7 @@ class ServerSettings:
             "max_body_bytes",
             "max_header_bytes",
             "max_json_depth",
+            "max_json_parts",
             "max_messages",
             "max_prompts",
             "max_samples",

@@ -403,9 +403,9 @@ def test_context_length_exceeded(client: httpx.Client) -> None:
     check_error(answer, 400, param="messages", code="context_length_exceeded")
 
 
-def test_a_million_bad_items_make_one_error(server: LiveServer) -> None:
+def test_many_bad_items_make_one_error(server: LiveServer) -> None:
     with live_server(ScriptedEngine(max_model_len=100_000)) as roomy, roomy.http() as client:
-        body = b'{"messages": [' + b"{}," * 1_000_000 + b"{}]}"
+        body = b'{"messages": [' + b"{}," * 190_000 + b"{}]}"
         message = check_error(client.post(CHAT, content=body, headers=JSON), 400)
         assert len(message) < 500
 

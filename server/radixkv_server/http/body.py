@@ -13,31 +13,19 @@ import math
 import re
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.requests import Request
 
 from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Bodies above this size are parsed in a thread.
-INLINE_BYTES = 128 * 1024
+# Bodies above this size are parsed in a thread, and above the second one at a time.
+INLINE_BYTES = 32 * 1024
+HUGE_BYTES = 1024 * 1024
 
-# The optional closing quote and the possessive repeats keep this linear on any input.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-def json_depth(body: bytes) -> int:
-    """The deepest nesting of arrays and objects in JSON text, found without parsing; linear time."""
-    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
-    if not brackets:
-        return 0
-    codes = np.frombuffer(brackets, dtype=np.uint8)
-    steps = np.where((codes == ord("[")) | (codes == ord("{")), 1, -1)
-    return max(0, int(np.cumsum(steps).max()))
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _finite(text: str) -> float:
@@ -51,65 +39,88 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def parse_json(body: bytes, max_depth: int) -> Any:
-    """Parse JSON text.
+def _loads(text: str) -> Any:
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
+    return value
+
+
+def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
+    """Parse JSON text. Other threads run in between, however long it is.
 
     Raises:
         ApiError: 400; the text is not UTF-8 or not JSON, nests deeper than `max_depth`, holds NaN,
-            Infinity or a number beyond float64, or a lone surrogate.
+            Infinity or a number beyond float64, or a lone surrogate. 413; it has more than `max_parts`
+            arrays, objects and members of objects.
     """
 
     def refuse(reason: str) -> ApiError:
         return bad_request(f"The request body is not valid JSON: {reason}.", code="invalid_json")
 
-    if body.count(b"[") + body.count(b"{") > max_depth and json_depth(body) > max_depth:
+    few = body.count(b"[") + body.count(b"{") + body.count(b":") <= min(max_depth, max_parts)
+    if few and len(body) <= WINDOW:
+        shape = Outline()
+    else:
+        shape = outline(body, max_depth=max_depth, max_parts=max_parts)
+    if shape.depth > max_depth:
         raise refuse(f"it nests deeper than {max_depth} levels")
+    if shape.num_parts > max_parts:
+        message = f"The request body has more than {max_parts:,} arrays, objects and fields."
+        raise ApiError(413, message, code="request_too_large")
     try:
-        text = body.decode("utf-8")
+        return parse_pieces(body, shape, _loads)
     except UnicodeDecodeError as error:
         raise refuse(f"byte {error.start} is not UTF-8") from None
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise refuse(f"{error.msg} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
         raise refuse("it nests too deeply") from None
     except ValueError as error:
         raise refuse(str(error)[:200]) from None
-    if _SURROGATE_ESCAPE.search(body):
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError:
-            raise refuse("it holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
-    return value
 
 
 class BodyReader:
-    """Reads JSON bodies. Long ones are parsed in a thread, one at a time.
-
-    The parser keeps the interpreter to itself: were several at work, everybody else would wait for all.
+    """Reads JSON bodies. Long ones are parsed in a thread, huge ones one at a time.
 
     Args:
         max_depth: deepest nesting of arrays and objects.
+        max_parts: most arrays, objects and members of objects. Each is an object of Python's, which takes
+            memory, and time of everybody's in the garbage collector.
     """
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, max_parts: int) -> None:
         self._max_depth = max_depth
+        self._max_parts = max_parts
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
         """Read, parse and validate the body of `request`.
 
         Raises:
-            ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, 400 with one that
+            ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, and what
                 `parse_json` or `model` refuses.
         """
         _check_media_type(request)
         body = await _read(request, max_bytes)
         if len(body) <= INLINE_BYTES:
-            return _parse_and_validate(body, model, self._max_depth)
+            return self._parse(body, model)
+        if len(body) <= HUGE_BYTES:
+            return await asyncio.to_thread(self._parse, body, model)
         async with self._one_at_a_time:
-            return await asyncio.to_thread(_parse_and_validate, body, model, self._max_depth)
+            return await asyncio.to_thread(self._parse, body, model)
+
+    def _parse(self, body: bytes, model: type[Model]) -> Model:
+        value = parse_json(body, self._max_depth, self._max_parts)
+        if not isinstance(value, dict):
+            raise bad_request("The request body must be a JSON object.", code="invalid_json")
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            raise validation_error(error, model) from None
 
 
 def _check_media_type(request: Request) -> None:
@@ -137,16 +148,6 @@ def too_large(max_bytes: int) -> ApiError:
     """The answer to a body over the limit."""
     message = f"The request body is larger than {max_bytes:,} bytes."
     return ApiError(413, message, code="request_too_large")
-
-
-def _parse_and_validate(body: bytes, model: type[Model], max_depth: int) -> Model:
-    value = parse_json(body, max_depth)
-    if not isinstance(value, dict):
-        raise bad_request("The request body must be a JSON object.", code="invalid_json")
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise validation_error(error, model) from None
 
 
 def _param(location: tuple[int | str, ...]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,7 @@ async def parse_completion(
     jobs = [Job(ids, _text_params(context, body, len(ids))) for ids in prompts]
     request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
-    echoes = _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
+    echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
     return request, TextRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), echoes)
 
 
@@ -74,7 +75,7 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
     if body.continue_final_message:
         options["continue_final_message"] = True
     return Chat(
-        source=as_data(body.messages),
+        source=body.messages,
         convert=lambda: template_messages(body.messages),
         tools=as_data(body.tools or []),
         tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
@@ -107,12 +108,14 @@ async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> li
     if len(body.prompts) * body.num_samples > settings.max_samples:
         most = settings.max_samples
         raise bad_request(f"At most {most} samples (prompts x n or best_of) are allowed.", param="n")
-    return [
-        await context.prompts.encode(prompt, param="prompt")
-        if isinstance(prompt, str)
-        else context.prompts.check_ids(prompt, "prompt")
-        for prompt in body.prompts
-    ]
+    encoded = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            encoded.append(await context.prompts.encode(prompt, param="prompt"))
+        else:
+            encoded.append(context.prompts.check_ids(prompt, "prompt"))
+            await asyncio.sleep(0)  # others have their turn between hundreds of long prompts
+    return encoded
 
 
 def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
@@ -140,9 +143,10 @@ def _params(
     )
 
 
-def _prompt_texts(context: ServerContext, body: CompletionRequest, prompts: Sequence[list[int]]) -> list[str]:
-    tokenizer = context.engine.tokenizer
+async def _prompt_texts(
+    context: ServerContext, body: CompletionRequest, prompts: Sequence[list[int]]
+) -> list[str]:
     return [
-        given if isinstance(given, str) else tokenizer.decode(ids, skip_special_tokens=False)
+        given if isinstance(given, str) else await context.prompts.detokenize(ids, "prompt")
         for given, ids in zip(body.prompts, prompts, strict=True)
     ]

@@ -9,8 +9,7 @@ from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeReque
 from radixkv_server.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
-from radixkv_server.errors import bad_request
-from radixkv_server.exchange import json_response
+from radixkv_server.exchange import json_response, long_json_response
 from radixkv_server.http.body import as_data
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
@@ -31,16 +30,20 @@ async def tokenize(request: Request) -> Response:
         messages = body.messages
         assert messages is not None
         chat = Chat(
-            source=as_data(body.messages),
+            source=messages,
             convert=lambda: template_messages(messages),
             tools=as_data(body.tools or []),
             add_generation_prompt=body.add_generation_prompt is not False,
         )
         ids = (await chat_prompt(context, chat)).ids
-    answer: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
-    if body.return_token_strs:
-        answer["token_strs"] = [tokenizer.token_text(token) for token in ids]
-    return json_response(answer)
+
+    def answer() -> Json:
+        told: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
+        if body.return_token_strs:
+            told["token_strs"] = [tokenizer.token_text(token) for token in ids]
+        return told
+
+    return await long_json_response(answer, size=len(ids))
 
 
 @router.post("/detokenize")
@@ -49,12 +52,7 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, DetokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
-    tokenizer = context.engine.tokenizer
-    for token in body.tokens:
-        if not 0 <= token < tokenizer.vocab_size:
-            message = f"Token id {token} is outside the vocabulary of {tokenizer.vocab_size} tokens."
-            raise bad_request(message, param="tokens")
-    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response({"prompt": await context.prompts.detokenize(body.tokens, "tokens")})
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])

@@ -1,0 +1,212 @@
+"""Parsing long JSON in pieces, so that other threads run in between.
+
+The standard parser keeps Python's interpreter lock from the first byte to the last, and so do the faster
+ones; a worker process does not help, since taking over what it found costs as much again. Here numpy looks
+for the commas first, a window at a time (`outline`), and the standard parser gets runs of elements between
+them (`parse_pieces`):
+
+    {"model": "m", "messages": [{...}, {...}, ... , {...}], "seed": 1}      a body of megabytes
+    |           |  |                                      | |       |
+    `- a run ---'  `- one long member: its value is cut --' `- run -'       at commas of its own depth
+                               [{...}, {...}]
+                               [{...}, ...  ]                               runs of at most two windows
+
+Only runs that the standard parser accepts are put together, with nothing left out between them: whatever the
+outline says, what is accepted is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+WINDOW = 64 * 1024
+
+Loads = Callable[[str], Any]
+
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+@dataclass(slots=True)
+class Outline:
+    """What is known of a JSON text without parsing it.
+
+    Attributes:
+        depth: deepest nesting of arrays and objects.
+        num_parts: arrays, objects and members of objects.
+        window: bytes that were looked at in one go.
+        commas: depth -> positions, ascending, of each window's first and last comma there. Between two of
+            them lies less than a window, or a single element.
+    """
+
+    depth: int = 0
+    num_parts: int = 0
+    window: int = WINDOW
+    commas: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+def outline(body: bytes, *, max_depth: int, max_parts: int, window: int = WINDOW) -> Outline:
+    """Look over a JSON text; ends early beyond one of the limits. O(bytes).
+
+    Text that is not JSON has some outline, too.
+    """
+    found = Outline(window=window)
+    depth, in_string, escaped = 0, False, False
+    for start in range(0, len(body), window):
+        codes = np.frombuffer(body, np.uint8, min(window, len(body) - start), start)
+        quotes = codes == ord('"')
+        backslashes = codes == ord("\\")
+        if escaped or backslashes.any():
+            taken = _escaped(backslashes, escaped)
+            escaped = bool(backslashes[-1]) and not taken[-1]
+            quotes &= ~taken
+        plain = ~np.logical_xor.accumulate(quotes)
+        if in_string:
+            plain = ~plain
+        in_string = not plain[-1]
+        opening = ((codes == ord("[")) | (codes == ord("{"))) & plain
+        closing = ((codes == ord("]")) | (codes == ord("}"))) & plain
+        depths = depth + np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int64)
+        depth = int(depths[-1])
+        found.depth = max(found.depth, int(depths.max()))
+        colons = (codes == ord(":")) & plain
+        found.num_parts += int(np.count_nonzero(opening)) + int(np.count_nonzero(colons))
+        if found.depth > max_depth or found.num_parts > max_parts:
+            break
+        at = np.flatnonzero((codes == ord(",")) & plain)
+        _note_commas(found, start + at, depths[at])
+    return found
+
+
+def _escaped(backslashes: npt.NDArray[np.bool_], carried: bool) -> npt.NDArray[np.bool_]:
+    """Which characters follow an odd number of backslashes; `carried`: the first one does."""
+    places = np.arange(len(backslashes))
+    last_other = np.maximum.accumulate(np.where(backslashes, -1 - carried, places))
+    runs = places - last_other  # backslashes up to and including each character
+    before = np.empty_like(runs)
+    before[0], before[1:] = carried, runs[:-1]
+    return before % 2 == 1
+
+
+def _note_commas(found: Outline, places: npt.NDArray[np.int64], depths: npt.NDArray[np.int64]) -> None:
+    for depth in np.unique(depths).tolist():
+        here = places[depths == depth]
+        found.commas[depth] += [int(here[0]), int(here[-1])] if len(here) > 1 else [int(here[0])]
+
+
+def parse_pieces(body: bytes, shape: Outline, loads: Loads) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        shape: the text's outline.
+        loads: the parser of a piece.
+
+    Raises:
+        json.JSONDecodeError: not JSON; its position is one in `body`, in bytes.
+        UnicodeDecodeError: not UTF-8; likewise.
+        ValueError: what else `loads` raises.
+    """
+    return _Pieces(body, shape, loads).value(0, len(body), 0)
+
+
+class _Pieces:
+    """One text that is being parsed."""
+
+    def __init__(self, body: bytes, shape: Outline, loads: Loads) -> None:
+        self._body = body
+        self._commas = shape.commas
+        self._window = shape.window
+        self._loads = loads
+
+    def value(self, start: int, end: int, depth: int) -> Any:
+        """The value that is all of `body[start:end]`, and has `depth` containers around it."""
+        start = self._after_space(start, end)
+        while end > start and self._body[end - 1] in b" \t\n\r":
+            end -= 1
+        first, last = self._body[start : start + 1], self._body[end - 1 : end]
+        if end - start <= self._window or first not in (b"[", b"{"):
+            return self._parse(start, end, "", "")
+        closing = b"]" if first == b"[" else b"}"
+        if last != closing:
+            raise self._error("Expecting ',' delimiter", end - 1)
+        return self._array(start, end, depth + 1) if first == b"[" else self._object(start, end, depth + 1)
+
+    def _array(self, start: int, end: int, depth: int) -> list[Any]:
+        items: list[Any] = []
+        for left, right in self._runs(start, end, depth):
+            if right - left <= 2 * self._window:
+                items += self._parse(left, right, "[", "]")
+            else:
+                items.append(self.value(left, right, depth))
+        return items
+
+    def _object(self, start: int, end: int, depth: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for left, right in self._runs(start, end, depth):
+            if right - left <= 2 * self._window:
+                members.update(self._parse(left, right, "{", "}"))
+            else:
+                key, after = self._key(left, right)
+                members[key] = self.value(after, right, depth)
+        return members
+
+    def _runs(self, start: int, end: int, depth: int) -> Iterator[tuple[int, int]]:
+        """The elements of the container `body[start:end]` in runs, none of them blank."""
+        commas = self._commas.get(depth, [])
+        cuts = commas[bisect_right(commas, start) : bisect_left(commas, end)]
+        left = start + 1
+        for right in (*cuts, end - 1):
+            if self._after_space(left, right) < right:
+                yield left, right
+            elif cuts:
+                raise self._error("Expecting value", right)
+            left = right + 1
+
+    def _key(self, start: int, end: int) -> tuple[str, int]:
+        """The key that a member begins with, and where its value begins."""
+        start = self._after_space(start, end)
+        found = _STRING.match(self._body, start, min(end, start + WINDOW))
+        if found is None:
+            raise self._error(f"Expecting property name of at most {WINDOW} bytes in double quotes", start)
+        colon = self._after_space(found.end(), end)
+        if self._body[colon : colon + 1] != b":":
+            raise self._error("Expecting ':' delimiter", colon)
+        return self._parse(start, found.end(), "", ""), colon + 1
+
+    def _parse(self, start: int, end: int, before: str, after: str) -> Any:
+        text = self._decode(start, end)
+        try:
+            return self._loads(before + text + after)
+        except json.JSONDecodeError as error:
+            place = start + len(text[: max(0, error.pos - len(before))].encode("utf-8"))
+            raise self._error(error.msg, min(place, end)) from None
+
+    def _decode(self, start: int, end: int) -> str:
+        try:
+            return self._body[start:end].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnicodeDecodeError(
+                "utf-8", b"", start + error.start, start + error.end, error.reason
+            ) from None
+
+    def _after_space(self, start: int, end: int) -> int:
+        found = _SPACE.match(self._body, start, end)
+        assert found is not None
+        return found.end()
+
+    def _error(self, message: str, place: int) -> json.JSONDecodeError:
+        error = json.JSONDecodeError(message, "", 0)
+        error.pos = place
+        error.lineno = self._body.count(b"\n", 0, place) + 1
+        line = self._body[self._body.rfind(b"\n", 0, place) + 1 : place]
+        error.colno = len(line.decode("utf-8", "replace")) + 1
+        return error
