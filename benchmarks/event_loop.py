@@ -1,9 +1,9 @@
 """How long does `/health` take while other clients send as much as they can?
 
-A client asks for `/health` every few milliseconds while a stream runs on the model and others send large bodies
-of every shape to every route, one at a time and several at once; at the end, many small requests come at once
-to a full queue. Nothing that a client sends may make the others wait: the event loop must be free at all times,
-and so must the interpreter's lock.
+A client asks for `/health` every few milliseconds while streams run on the model and others send large
+bodies of every shape to every route, one at a time and several at once; at the end, many small requests come
+at once to a full queue. Nothing that a client sends may make the others wait: the event loop must be free at
+all times, and so must the interpreter's lock.
 
     python -m benchmarks.event_loop                      # serves the embedded model itself
     python -m benchmarks.event_loop --url http://127.0.0.1:8000 --json out.json
@@ -33,16 +33,20 @@ def _items(unit: bytes, size: int) -> bytes:
 
 def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
     """Route, kind and body of about `size` bytes."""
-    chat = b'{"messages":[' + USER + b"],"
+    chat = b'{"max_tokens":1,"messages":[' + USER + b"],"
     text = b"x " * (size // 2)
     deep = b'{"type":"object","properties":{"a":' * 12 + b"1" + b"}}" * 12
     tool = b'{"type":"function","function":{"name":"f","parameters":' + deep + b"}}"
     call = b'{"id":"1","type":"function","function":{"name":"f","arguments":"' + text + b'"}}'
     for route in ("/v1/chat/completions", "/tokenize", "/v1/messages", "/v1/messages/count_tokens"):
-        more = b'"max_tokens":1,' if route.startswith("/v1/messages") else b""
+        more = b'"max_tokens":1,' if route in ("/v1/chat/completions", "/v1/messages") else b""
         yield route, "one message", b"{" + more + b'"messages":[{"role":"user","content":"' + text + b'"}]}'
         yield route, "many messages", b"{" + more + b'"messages":[' + _items(USER, size) + b"]}"
-        yield route, "many tools", chat + more + b'"tools":[' + _items(tool, size) + b"]}"
+        yield (
+            route,
+            "many tools",
+            b"{" + more + b'"messages":[' + USER + b'],"tools":[' + _items(tool, size) + b"]}",
+        )
     yield "/v1/chat/completions", "small lists", chat + b'"tools":[' + _items(b"[1]", size) + b"]}"
     yield "/v1/chat/completions", "strings", chat + b'"metadata":[' + _items(b'"a"', size) + b"]}"
     yield "/v1/chat/completions", "escapes", chat + b'"user":"' + b"\\u00e9" * (size // 6) + b'"}'
@@ -51,7 +55,7 @@ def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
     yield (
         "/v1/chat/completions",
         "arguments",
-        b'{"messages":[{"role":"assistant","tool_calls":[' + call + b"]}]}",
+        b'{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[' + call + b"]}]}",
     )
     ids = _items(b"[" + _items(b"123", 24_000) + b"]", size)
     yield "/v1/completions", "token ids", b'{"prompt":[' + ids + b'],"max_tokens":1}'
@@ -59,8 +63,8 @@ def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
     yield "/v1/completions", "short prompts", b'{"prompt":[' + _items(b'"a"', size) + b"]}"
     yield "/tokenize", "one prompt", b'{"prompt":"' + text + b'"}'
     yield "/detokenize", "token ids", b'{"tokens":[' + _items(b"12345", size) + b"]}"
-    yield "/v1/responses", "one input", b'{"input":"' + text + b'"}'
-    yield "/v1/responses", "many inputs", b'{"input":[' + _items(USER, size) + b"]}"
+    yield "/v1/responses", "one input", b'{"max_output_tokens":16,"input":"' + text + b'"}'
+    yield "/v1/responses", "many inputs", b'{"max_output_tokens":16,"input":[' + _items(USER, size) + b"]}"
     yield "/v1/cache/explain", "one prompt", b'{"prompt":"' + text + b'"}'
     yield "/v1/cache/pins", "one prompt", b'{"prompt":"' + text + b'"}'
 
@@ -174,7 +178,13 @@ def measure(server: Server, size: int, at_once: int) -> list[dict[str, Any]]:
                 while len(probe.times) < 20:
                     time.sleep(0.01)
             took = round(time.perf_counter() - started, 2)
-            row = {"route": route, "kind": kind, "clients": clients, "status": sorted(set(statuses))}
+            row = {
+                "megabytes": size / 1e6,
+                "route": route,
+                "kind": kind,
+                "clients": clients,
+                "status": sorted(set(statuses)),
+            }
             rows.append({**row, "took_s": took, "health_ms": spread(probe.times)})
             print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -220,7 +230,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--url", help="a running server; default: one is started, on the embedded model")
     parser.add_argument("--key", help="its API key")
-    parser.add_argument("--megabytes", type=float, default=15.0)
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        nargs="+",
+        default=[15.0, 1.5],
+        help="sizes of the bodies; what is refused unread says little: one should be just under the limits",
+    )
     parser.add_argument("--at-once", type=int, default=4, help="clients that send the same body")
     parser.add_argument("--streams", type=int, default=2, help="streams that keep the model at work")
     parser.add_argument("--flood", type=int, default=200, help="requests at once to a full queue")
@@ -234,7 +250,9 @@ def main() -> None:
                 time.sleep(5.0)
             found: dict[str, Any] = {"undisturbed_ms": spread(probe.times)}
             print(json.dumps(found))
-            found["bodies"] = measure(server, int(args.megabytes * 1e6), args.at_once)
+            found["bodies"] = [
+                row for size in args.megabytes for row in measure(server, int(size * 1e6), args.at_once)
+            ]
             found["flood"] = flood(server, args.flood)
             print(json.dumps(found["flood"]))
     worst = max(row["health_ms"]["p99"] for row in found["bodies"])
