@@ -16,6 +16,7 @@ RESERIALISED = (
     "arguments as they came"
 )
 OTHER_TOKENS = "the same text in other tokens than the model had generated"
+OTHER_FORM = "the chat template writes tool calls in another form than the model does"
 ADDED_IDS = "the chat template adds ids to tool calls, which the model had not written"
 
 
@@ -33,6 +34,10 @@ def divergence_hint(
     marks = {mark.strip() for mark in opens}
     if _begins(cached, marks) and not _begins(new, marks):
         return TEMPLATE_DROPS_REASONING if reasoning_sent else CLIENT_DROPS_REASONING
+    calls = {mark.strip() for mark in (chat_format.calls[0] if chat_format.calls is not None else ())}
+    written = {mark for mark in calls if _begins(cached, {mark})}
+    if new and written and not _begins(new, written):
+        return OTHER_FORM
     if not cached or not new:
         return None
     if chat_format.call_id_length is not None and new.lstrip(" ,").startswith('"id"'):

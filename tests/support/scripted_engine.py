@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_calls import CacheCalls
@@ -152,6 +153,7 @@ class ScriptedEngine:
     """See the module's text.
 
     Args:
+        tokenizer: what stands in for a `ByteTokenizer`.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
     """
@@ -160,9 +162,10 @@ class ScriptedEngine:
         self,
         *,
         max_model_len: int = 4096,
+        tokenizer: Any = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.model_name = "scripted"
         self.model_fingerprint = "scripted-weights"
         self.max_model_len = max_model_len
@@ -174,7 +177,7 @@ class ScriptedEngine:
             self.config,
             self.tokenizer,
             max_model_len=max_model_len,
-            vocab_size=ByteTokenizer.vocab_size,
+            vocab_size=self.tokenizer.vocab_size,
             end_token_ids=frozenset({257}),
             num_blocks=max_model_len,
             block_size=16,
@@ -334,9 +337,11 @@ class ScriptedEngine:
         outputs = [CompletionOutput(index) for index in range(params.num_samples)]
         cached = written = 0
         first: float | None = None
+        report: MissReport | None = None
         async for delta in self.stream(prompt, params, request_id=request_id, **options):
             first = first or time.monotonic()
             cached, written = delta.num_cached_tokens, delta.num_cache_write_tokens
+            report = delta.cache_report or report
             output = outputs[delta.index]
             output.text += delta.text
             output.token_ids += delta.token_ids
@@ -355,6 +360,7 @@ class ScriptedEngine:
             prompt_token_ids=ids,
             outputs=outputs[: params.n],
             num_cached_tokens=cached,
+            cache_report=report,
             num_cache_write_tokens=written,
             prompt_logprobs=prompt_logprobs,
             num_generated_tokens=sum(len(output.token_ids) for output in outputs),
