@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -249,41 +248,6 @@ def pull(
     print(pull_model(name, trust_remote_code=trust_remote_code))
 
 
-@app.command()
-@engine_options
-def explain(
-    config: EngineConfig,
-    prompt_file: Annotated[
-        list[Path], typer.Option("--prompt", help="File with a prompt; repeat: sent in this order.")
-    ],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports here.")] = None,
-) -> None:
-    """Say how much of each prompt would come from the cache, and why the rest would not.
-
-    Only the cache is consulted, after computing nothing but the bookkeeping of the prompts before it.
-    """
-    from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.model.loading.loader import load_tokenizer
-
-    tokenizer = load_tokenizer(config)
-    cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)
-    reports = []
-    for path in prompt_file:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise radixkv.ConfigError(f"--prompt {path}: {error.strerror or error}") from error
-        token_ids = tokenizer.encode(text)
-        report = cache.explain(token_ids)
-        reports.append({"prompt": str(path), **report.to_dict()})
-        print(f"{path}: {report.detail}")
-        lease = cache.acquire(token_ids)
-        lease.commit(len(token_ids))
-        lease.release()
-    if json_file is not None:
-        json_file.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
-
-
 def _load(config: EngineConfig) -> Any:
     from radixkv.engine.builder import build_engine
 
@@ -295,8 +259,10 @@ def _load(config: EngineConfig) -> Any:
 def command_tree() -> typer.Typer:
     """All commands, those included that live with what they run."""
     from radixkv.tools.bench import cli as bench
+    from radixkv.tools.explain import cli as explain
     from radixkv.tools.replay import cli as replay
 
+    explain.add_commands(app)
     bench.add_commands(app)
     replay.add_commands(app)
     return app

@@ -100,10 +100,13 @@ def _type_of(name: str) -> Any:
     return kind | None if optional else kind
 
 
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> Callable[..., Any]:
     """Give a typer command a `model` argument and every engine setting as an option.
 
     The command must take `config: EngineConfig`; its other parameters stay as they are.
+
+    Args:
+        model_flag: the model is an option, `--model`: the command has arguments of its own.
     """
     helps = setting_helps(EngineConfig)
     names = [field.name for field in fields(EngineConfig) if field.name not in _NOT_OPTIONS]
@@ -112,7 +115,12 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "model",
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         default=defaults["model"],
-        annotation=Annotated[str, typer.Argument(help=helps["model"], metavar="[MODEL]")],
+        annotation=Annotated[
+            str,
+            typer.Option("--model", help=helps["model"], rich_help_panel=ENGINE_PANEL)
+            if model_flag
+            else typer.Argument(help=helps["model"], metavar="[MODEL]"),
+        ],
     )
     options = []
     for name in names:

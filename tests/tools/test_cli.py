@@ -93,3 +93,6 @@ def test_explain_says_where_prompts_part(tmp_path: Path):
     assert reports[0]["reason"] == "first_seen"
     assert reports[1]["reason"] == "diverged"
     assert 5 < reports[1]["diverged_at"] < 20
+    assert '"The harbour master counts the ships every evening and' in done.stdout
+    assert '" paints their number red.' in done.stdout
+    assert '" writes their number down.' in done.stdout

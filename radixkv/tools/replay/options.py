@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from radixkv.errors import ConfigError
+from radixkv.tools.output_files import check_writable
 from radixkv.tools.replay.readers import BlockIds, ReadOptions
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
@@ -61,17 +61,3 @@ def check_json(path: Path | None) -> None:
     """
     if path is not None:
         check_writable("--json", path)
-
-
-def check_writable(flag: str, path: Path) -> None:
-    """Look before a long run whether its result can be written.
-
-    Raises:
-        ConfigError: the path is a folder, or lies in none, or may not be written.
-    """
-    if path.is_dir():
-        raise ConfigError(f"{flag} {path}: a folder; name a file in it")
-    if not path.resolve().parent.is_dir():
-        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-        raise ConfigError(f"{flag} {path}: may not be written; name another file")

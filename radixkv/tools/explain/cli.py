@@ -1,0 +1,106 @@
+"""The command `radixkv explain`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.tools.cli_options import engine_options
+from radixkv.tools.explain.local import LocalCache
+from radixkv.tools.explain.prompt_file import read_prompt
+from radixkv.tools.explain.remote import explain_remotely, read_key
+from radixkv.tools.output_files import check_writable
+
+SHOWN_CHARS = 160
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the command into the command line's `app`."""
+    app.command(name="explain")(explain)
+
+
+@partial(engine_options, model_flag=True)
+def explain(
+    config: EngineConfig,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prompts: texts, chats as JSON (a list of messages), or bodies of requests."),
+    ] = None,
+    prompt_file: Annotated[
+        list[Path] | None, typer.Option("--prompt", help="The same as FILES; may be repeated.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Ask this running server, as http://127.0.0.1:8000.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the key for --url; else it is taken from RADIXKV_API_KEY."),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports here.")] = None,
+) -> None:
+    """Say how much of each prompt would come from the cache, and show the text where the rest begins.
+
+    With --url a running server is asked about what it has cached now; nothing is sent to its model. Without,
+    the prompts are taken as sent one after the other to an empty cache; no model is loaded.
+    """
+    paths = [*(files or ()), *(prompt_file or ())]
+    if not paths:
+        raise ConfigError("give at least one file with a prompt")
+    if url is None and api_key_file is not None:
+        raise ConfigError("--api-key-file is for a server: give its --url")
+    if url is not None and config != EngineConfig():
+        raise ConfigError(
+            "--url asks a server that runs with settings of its own: leave the engine's options"
+        )
+    if json_file is not None:
+        check_writable("--json", json_file)
+    prompts = [read_prompt(path) for path in paths]
+    if url is None:
+        cache = LocalCache(config)
+        reports = [cache.explain(prompt) for prompt in prompts]
+    else:
+        key = read_key(api_key_file)
+        reports = [explain_remotely(url, key, prompt) for prompt in prompts]
+    for path, report in zip(paths, reports, strict=True):
+        print("\n".join(lines_of(path, report)))
+    if json_file is not None:
+        named = [{"file": str(path), **report} for path, report in zip(paths, reports, strict=True)]
+        try:
+            json_file.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json {json_file}: {error.strerror or error}") from error
+
+
+def lines_of(path: Path, report: dict[str, Any]) -> list[str]:
+    """A report for people."""
+    if "with_tokens" in report:
+        first = f"{report['shared_tokens']} of {report['prompt_tokens']} tokens are shared."
+    else:
+        first = (
+            f"{report['cached_tokens']} of {report['prompt_tokens']} tokens are cached: {report['reason']}."
+        )
+    lines = [f"{path}: {first}"]
+    around = report.get("around")
+    if around is not None:
+        lines.append(f"  at token {around['position']}")
+        shown = {name: around.get(name) for name in ("before", "prompt", "cached", "with")}
+        for name, text in shown.items():
+            if text:
+                lines.append(f"  {name:<8} {_shown(text, is_end=name == 'before')}")
+    if report.get("advice"):
+        lines.append(f"  {report['advice']}")
+    return lines
+
+
+def _shown(text: str, *, is_end: bool) -> str:
+    """A text in quotes, on one line, its end or its beginning."""
+    cut = text[-SHOWN_CHARS:] if is_end else text[:SHOWN_CHARS]
+    more = "..." if len(cut) < len(text) else ""
+    quoted = json.dumps(cut, ensure_ascii=False)
+    return more + quoted if is_end else quoted + more

@@ -1,0 +1,64 @@
+"""Explanations without a server: prompts sent one after the other to an empty cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError, InvalidRequestError
+from radixkv.tools.explain.prompt_file import PromptFile
+
+SHOWN_TOKENS = 48
+
+
+class LocalCache:
+    """A cache as an engine with these settings has it, and the model's tokenizer."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        from radixkv.model.loading.loader import load_tokenizer
+
+        self._tokenizer = load_tokenizer(config)
+        self._cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)
+
+    def explain(self, prompt: PromptFile) -> dict[str, Any]:
+        """What the cache says to a prompt, in the form that a server answers; from then on it has it.
+
+        Raises:
+            ConfigError: the prompt is none, or does not fit.
+        """
+        try:
+            token_ids = self._encode(prompt.body)
+            report = self._cache.explain(token_ids)
+            cached = self._cache.continuation(token_ids, limit=SHOWN_TOKENS)
+            lease = self._cache.acquire(token_ids)
+        except (InvalidRequestError, KeyError, TypeError) as error:
+            raise ConfigError(f"{prompt.path}: {error}") from error
+        lease.commit(len(token_ids))
+        lease.release()
+        told = report.to_dict()
+        told["prompt_tokens"], told["cached_tokens"] = report.num_prompt_tokens, report.num_hit_tokens
+        told["around"] = None
+        if report.reason != "hit":
+            told["around"] = self._around(token_ids, report.num_hit_tokens, cached)
+        return told
+
+    def _encode(self, body: dict[str, Any]) -> list[int]:
+        if "messages" in body:
+            options = dict(body.get("chat_template_kwargs") or {})
+            return self._tokenizer.apply_chat_template(body["messages"], tools=body.get("tools"), **options)
+        if "prompt" not in body:
+            raise InvalidRequestError("two prompts are compared by a server: give --url")
+        prompt = body["prompt"]
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _around(self, token_ids: list[int], position: int, cached: list[int]) -> dict[str, Any]:
+        return {
+            "position": position,
+            "before": self._text(token_ids[max(0, position - SHOWN_TOKENS) : position]),
+            "prompt": self._text(token_ids[position : position + SHOWN_TOKENS]),
+            "cached": self._text(cached) if cached else None,
+        }
+
+    def _text(self, token_ids: list[int]) -> str:
+        return b"".join(map(self._tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")

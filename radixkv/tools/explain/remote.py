@@ -1,0 +1,58 @@
+"""Asking a running server for explanations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import ConfigError
+from radixkv.tools.explain.prompt_file import PromptFile
+
+KEY_VARIABLE = "RADIXKV_API_KEY"
+
+
+def read_key(path: Path | None) -> str | None:
+    """The API key in a file, or in the environment; None: there is none.
+
+    Raises:
+        ConfigError: the file can't be read, or holds no key.
+    """
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").strip() or None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not key or len(key.split()) > 1:
+        raise ConfigError(f"--api-key-file {path} must hold one key and nothing else")
+    return key
+
+
+def explain_remotely(url: str, key: str | None, prompt: PromptFile) -> dict[str, Any]:
+    """What the server says to a prompt; see docs/cache_api.md.
+
+    Raises:
+        ConfigError: the server does not answer, or refuses.
+    """
+    import httpx
+
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.post(
+            url.rstrip("/") + "/v1/cache/explain",
+            json=prompt.body,
+            headers=headers,
+            timeout=60,
+            trust_env=False,
+        )
+        told = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(f"{url} does not answer: {error or type(error).__name__}") from error
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or answer.status_code != 200:
+        error = told.get("error") if isinstance(told, dict) else None
+        message = error.get("message") if isinstance(error, dict) else "this is no answer of radixkv's"
+        raise ConfigError(f"{url} answers {answer.status_code} to {prompt.path}: {message}")
+    return told
