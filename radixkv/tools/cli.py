@@ -25,7 +25,6 @@ app = typer.Typer(
     name="radixkv",
     help="A prefix-caching LLM serving engine.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -198,43 +197,6 @@ def serve(
 
 
 @app.command()
-@engine_options
-def chat(
-    config: EngineConfig,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.7,
-) -> None:
-    """Chat with a model in the terminal; each turn says how much of it came from the cache."""
-    from radixkv import LLM, SamplingParams
-
-    llm = LLM.from_engine(_load(config))
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-    console = Console(stderr=True)
-    console.print("An empty line or Ctrl-D ends the chat.", style="dim")
-    while True:
-        try:
-            text = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            break
-        if not text.strip():
-            break
-        messages.append({"role": "user", "content": text})
-        answer, cached, prompt = "", 0, 0
-        try:
-            for delta in llm.stream_chat(messages, params):
-                answer += delta.text
-                cached, prompt = delta.num_cached_tokens, delta.num_prompt_tokens
-                print(delta.text, end="", flush=True)
-        except KeyboardInterrupt:
-            console.print(" (stopped)", style="dim")
-        print()
-        console.print(f"{cached} of {prompt} prompt tokens from the cache", style="dim")
-        messages.append({"role": "assistant", "content": answer})
-
-
-@app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="Embedded model or hub id.")] = EMBEDDED_MODEL,
     trust_remote_code: Annotated[
@@ -248,23 +210,16 @@ def pull(
     print(pull_model(name, trust_remote_code=trust_remote_code))
 
 
-def _load(config: EngineConfig) -> Any:
-    from radixkv.engine.builder import build_engine
-
-    Console(stderr=True).print(f"Loading {config.model} ...", highlight=False)
-    return build_engine(config)
-
-
 @functools.cache
 def command_tree() -> typer.Typer:
     """All commands, those included that live with what they run."""
     from radixkv.tools.bench import cli as bench
+    from radixkv.tools.chat import cli as chat
     from radixkv.tools.explain import cli as explain
     from radixkv.tools.replay import cli as replay
 
-    explain.add_commands(app)
-    bench.add_commands(app)
-    replay.add_commands(app)
+    for commands in (chat, explain, bench, replay):
+        commands.add_commands(app)
     return app
 
 

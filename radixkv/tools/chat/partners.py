@@ -1,0 +1,190 @@
+"""Whom `radixkv chat` talks to: a server by its URL, or a model loaded into this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+
+from radixkv.errors import ConfigError, RequestFailedError
+from radixkv.request import SamplingParams
+
+if TYPE_CHECKING:
+    from radixkv.llm import LLM
+
+Message = dict[str, str]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is known of the latest answer; times in seconds, None until it is known."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    finish_reason: str | None = None
+
+
+class Partner(Protocol):
+    """Answers conversations."""
+
+    def stream(self, messages: Sequence[Message], turn: Turn) -> Iterator[str]:
+        """The answer's text as it comes; fills in `turn`. Closing the iterator stops it.
+
+        Raises:
+            RadixKVError: there is no answer.
+        """
+
+    def explain(self, messages: Sequence[Message]) -> str:
+        """How much of the conversation is cached, and why the rest is not; the text around the break."""
+
+    def close(self) -> None:
+        """Nothing more will be asked."""
+
+
+class LocalPartner:
+    """A model in this process."""
+
+    def __init__(self, llm: LLM, *, max_tokens: int, temperature: float) -> None:
+        self._llm = llm
+        self._params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+
+    def stream(self, messages: Sequence[Message], turn: Turn) -> Iterator[str]:
+        started = time.monotonic()
+        for delta in self._llm.stream_chat(messages, self._params):
+            if delta.token_ids and turn.ttft_s is None:
+                turn.ttft_s = time.monotonic() - started
+            turn.prompt_tokens, turn.cached_tokens = delta.num_prompt_tokens, delta.num_cached_tokens
+            turn.output_tokens += len(delta.token_ids)
+            turn.finish_reason = delta.finish_reason or turn.finish_reason
+            turn.total_s = time.monotonic() - started
+            if delta.error is not None:
+                raise RequestFailedError(delta.error, code=delta.error_code)
+            if delta.text:
+                yield delta.text
+
+    def explain(self, messages: Sequence[Message]) -> str:
+        engine = self._llm.engine
+        assert engine.tokenizer is not None  # there was a chat
+        ids = engine.tokenizer.apply_chat_template(list(messages))
+        return engine.cache.explain(ids).detail
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class RemotePartner:
+    """A server with OpenAI's chat completions; what it tells of its cache is shown.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        model: what to ask for; None: the first that is served.
+        api_key: None: none is sent.
+
+    Raises:
+        ConfigError: nothing answers there, or not as it should.
+    """
+
+    def __init__(
+        self, url: str, *, model: str | None, api_key: str | None, max_tokens: int, temperature: float
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        self._url = base
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        self._options = {"max_tokens": max_tokens, "temperature": temperature}
+        try:
+            found = self._http.get("/v1/models")
+            self.model = model or str(self._checked(found)["data"][0]["id"])
+        except (httpx.HTTPError, httpx.InvalidURL, RequestFailedError, LookupError) as error:
+            self._http.close()
+            raise ConfigError(f"--url {url}: no server with OpenAI's API answers: {_said(error)}") from None
+
+    def stream(self, messages: Sequence[Message], turn: Turn) -> Iterator[str]:
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        started = time.monotonic()
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    self._checked(response)
+                for event in _events(response):
+                    if "error" in event:
+                        raise RequestFailedError(str(event["error"].get("message")))
+                    usage = event.get("usage")
+                    if usage:
+                        details = usage.get("prompt_tokens_details") or {}
+                        turn.prompt_tokens = usage["prompt_tokens"]
+                        turn.cached_tokens = details.get("cached_tokens") or 0
+                        turn.output_tokens = usage["completion_tokens"]
+                    for choice in event.get("choices", ()):
+                        delta = choice.get("delta") or {}
+                        text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+                        turn.finish_reason = choice.get("finish_reason") or turn.finish_reason
+                        if text and turn.ttft_s is None:
+                            turn.ttft_s = time.monotonic() - started
+                        turn.total_s = time.monotonic() - started
+                        if text:
+                            yield text
+        except httpx.HTTPError as error:
+            raise RequestFailedError(f"the server at {self._url} went away: {_said(error)}") from None
+
+    def explain(self, messages: Sequence[Message]) -> str:
+        try:
+            found = self._http.post("/v1/cache/explain", json={"messages": list(messages)})
+        except httpx.HTTPError as error:
+            raise RequestFailedError(f"the server at {self._url} went away: {_said(error)}") from None
+        if found.status_code == 404:
+            return "this server does not explain its cache"
+        answer = self._checked(found)
+        lines = [answer["detail"]]
+        around = answer.get("around")
+        if around:
+            lines.append(f"  before:  {around['before']!r}")
+            lines.append(f"  prompt:  {around['prompt']!r}")
+            if around.get("cached") is not None:
+                lines.append(f"  cached:  {around['cached']!r}")
+        if answer.get("advice"):
+            lines.append(answer["advice"])
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        self._http.close()
+
+    @staticmethod
+    def _checked(response: httpx.Response) -> Any:
+        """The body of a good answer; an error in the server's own words otherwise."""
+        try:
+            body = response.json()
+        except ValueError:
+            body = None
+        if response.status_code < 400 and isinstance(body, dict):
+            return body
+        error = body.get("error") if isinstance(body, dict) else None
+        message = error.get("message") if isinstance(error, dict) else response.text[:200]
+        raise RequestFailedError(f"HTTP {response.status_code}: {message}")
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data:"):
+            data = line[5:].strip()
+            if data == "[DONE]":
+                return
+            yield json.loads(data)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
