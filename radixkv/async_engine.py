@@ -265,6 +265,16 @@ class AsyncEngine:
         return self._engine.max_model_len
 
     @property
+    def context_length(self) -> int:
+        """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
+        return self._engine.context_length
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Arguments of SamplingParams for requests that don't give them."""
+        return self._engine.default_sampling
+
+    @property
     def summary(self) -> EngineSummary:
         """What the start-up banner says of the engine."""
         summary = self._engine.summary

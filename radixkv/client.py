@@ -298,6 +298,16 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def context_length(self) -> int:
+        """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
+        ...
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Arguments of SamplingParams for requests that don't give them."""
+        ...
+
+    @property
     def tokenizer(self) -> TextTokenizer: ...
 
     @property

@@ -49,6 +49,8 @@ class EngineConfig:
         seed: seed of requests that bring none; None: from the operating system.
         threads: torch CPU threads; None: as many as there are physical cores available.
         chat_template: Jinja text that replaces the model's own; None: the model's.
+        generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
+            top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
         allow_download: False: never reach for the hub.
         trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
             it; False: such a model is refused.
@@ -85,6 +87,7 @@ class EngineConfig:
     seed: int | None = None
     threads: int | None = None
     chat_template: str | None = None
+    generation_config: str = "auto"
     allow_download: bool = True
     trust_remote_code: bool = False
 
@@ -108,6 +111,7 @@ class EngineConfig:
         one_of("attention_backend", "auto", "cpu", "triton", "torch")
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
+        one_of("generation_config", "auto", "none")
         one_of("scheduling_policy", "auto", "prefix", "fcfs", "priority", "fair", "lpm")
         size = self.block_size
         require(

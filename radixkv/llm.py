@@ -106,6 +106,10 @@ class LLM:
     def tokenizer(self) -> Any:
         return self.engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` use where no parameters are given: the model's own recommendations."""
+        return SamplingParams(**self.engine.default_sampling)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -121,7 +125,7 @@ class LLM:
             prompts: one prompt or several, each text or token ids: a sequence of integers, or a
                 one-dimensional array. A two-dimensional array is a prompt per row. They may be more than
                 the engine's queue holds.
-            params: for all prompts, or one per prompt.
+            params: for all prompts, or one per prompt; None: `get_default_sampling_params()`.
             progress: show a progress bar; None: when standard error is a terminal.
 
         Returns:
@@ -267,12 +271,11 @@ class LLM:
         is_id = several and (isinstance(several[0], int) or getattr(several[0], "ndim", None) == 0)
         return [several] if is_id else several
 
-    @staticmethod
     def _params_for(
-        prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
+            return [params or self.get_default_sampling_params()] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequestError(
                 f"{len(params)} sampling parameters were given for {len(prompts)} prompts; "

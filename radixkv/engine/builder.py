@@ -91,11 +91,13 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         runner,
         tokenizer=loaded.tokenizer,
         max_model_len=max_model_len,
+        context_length=config.max_model_len or loaded.max_model_len,
         max_num_batched_tokens=budget,
         vocab_size=loaded.vocab_size,
         end_token_ids=loaded.eos_token_ids,
         model_name=loaded.name,
         model_fingerprint=loaded.fingerprint,
+        default_sampling=loaded.default_sampling,
     )
 
 

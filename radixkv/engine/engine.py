@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
@@ -71,10 +71,13 @@ class Engine:
         cache: the prefix cache over the runner's blocks.
         tokenizer: None for token-id prompts without text (tests, benchmarks).
         max_model_len: longest prompt plus output, in tokens.
+        context_length: the most that the model is made for, or the settings allow, where the cache's pool
+            does not hold as much; None: `max_model_len`.
         max_num_batched_tokens: token budget of a step.
         vocab_size: token ids must be below it; None: unchecked.
         end_token_ids: the model's end-of-sequence tokens.
         model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
+        default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
     """
 
@@ -87,10 +90,12 @@ class Engine:
         tokenizer: Tokenizer | None,
         max_model_len: int,
         max_num_batched_tokens: int,
+        context_length: int | None = None,
         vocab_size: int | None = None,
         end_token_ids: Sequence[int] = (),
         model_name: str = "",
         model_fingerprint: str = "",
+        default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -98,6 +103,8 @@ class Engine:
         self.cache = cache
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        self.context_length = context_length or max_model_len
+        self.default_sampling = dict(default_sampling or {})
         self.vocab_size = vocab_size
         self.end_token_ids = frozenset(end_token_ids)
         self.model_name = model_name

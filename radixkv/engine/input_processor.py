@@ -157,7 +157,8 @@ class InputProcessor:
         """
         if len(prompt) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        if len(prompt) >= self.max_model_len:
+        pool = self.num_blocks * self.block_size
+        if len(prompt) >= self.max_model_len and pool > self.max_model_len:
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_model_len} "
                 f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
@@ -176,12 +177,12 @@ class InputProcessor:
                 "out of stop_token_ids",
                 param="stop_token_ids",
             )
-        needed = -(-(len(prompt) + 1) // self.block_size)
-        if needed > self.num_blocks:
+        if len(prompt) >= pool:
+            needed = -(-(len(prompt) + 1) // self.block_size)
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens and needs {needed} KV blocks of {self.block_size} "
                 f"tokens with at least one token to generate, but the cache has {self.num_blocks}; shorten "
-                f"the prompt to {self.num_blocks * self.block_size - 1} tokens, or raise --kv-cache-memory "
+                f"the prompt to {pool - 1} tokens, or raise --kv-cache-memory "
                 "or --num-blocks"
             )
 

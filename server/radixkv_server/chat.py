@@ -161,6 +161,7 @@ async def chat_job(
     ids = context.prompts.check_length(prompt.ids, chat.param)
     params = sampling_params(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens},
+        defaults=context.engine.default_sampling,
         room=context.engine.max_model_len - len(ids),
         vocab_size=tokenizer.vocab_size,
         renamed=renamed,

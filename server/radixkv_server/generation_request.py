@@ -109,8 +109,9 @@ def new_id(prefix: str) -> str:
 
 
 def sampling_params(
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
+    defaults: Mapping[str, Any],
     room: int,
     vocab_size: int,
     renamed: Mapping[str, str] | None = None,
@@ -119,6 +120,7 @@ def sampling_params(
 
     Args:
         options: arguments of SamplingParams. `max_tokens` is clamped to `room`; a value below 1 is refused.
+        defaults: arguments where `options` has none: the model's.
         room: tokens left of the context after the prompt.
         vocab_size: token ids in `logit_bias` and `stop_token_ids` must be below it.
         renamed: argument -> field of the body, where they differ.
@@ -133,7 +135,8 @@ def sampling_params(
                 raise InvalidRequestError(message, param=name)
     wanted = options.get("max_tokens")
     try:
-        return SamplingParams(**{**options, "max_tokens": None if wanted is None else min(wanted, room)})
+        max_tokens = None if wanted is None else min(wanted, room)
+        return SamplingParams(**{**defaults, **options, "max_tokens": max_tokens})
     except InvalidRequestError as error:
         param = (renamed or {}).get(error.param or "", error.param)
         raise InvalidRequestError(str(error), param=param, code=error.code) from None

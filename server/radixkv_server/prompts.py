@@ -136,9 +136,18 @@ class PromptEncoder:
         return self._most_chars
 
     def _too_long(self, size: str, param: str) -> ContextLengthExceededError:
+        most, own = self.max_model_len, self._engine.context_length
+        limit, advice = f"This model's maximum context length is {most} tokens", "Please reduce the length"
+        if most < own:
+            block_size = self._engine.config.block_size
+            limit = (
+                f"This server's KV cache is a pool of {most // block_size} blocks, which hold {most} of the "
+                f"{own} tokens that the model can take"
+            )
+            advice += ", or have the server started with a larger --kv-cache-memory or --num-blocks"
         return ContextLengthExceededError(
-            f"This model's maximum context length is {self.max_model_len} tokens, of which at least one is "
-            f"for the output. However, your {param} resulted in {size}. Please reduce the length.",
+            f"{limit}, of which at least one is for the output. However, your {param} resulted in {size}. "
+            f"{advice}.",
             param=param,
         )
 

@@ -32,6 +32,16 @@ def assert_idle(llm: LLM) -> None:
     assert engine.cache.stats.held_blocks == 0
 
 
+def test_the_models_own_sampling_is_used_where_none_is_given():
+    llm = llm_of()
+    assert llm.get_default_sampling_params() == SamplingParams()
+    llm.engine.default_sampling = {"temperature": 0.0}
+    default = llm.get_default_sampling_params()
+    assert default.is_greedy
+    [output] = llm.generate([[5, 6, 7]])
+    assert output.outputs[0].token_ids == llm.generate([[5, 6, 7]], default)[0].outputs[0].token_ids
+
+
 def test_interleaved_streams_each_get_their_own():
     llm = llm_of()
     prompts = [[5, 6, 7], [8, 9], [5, 6, 1]]

@@ -110,6 +110,16 @@ class TestFolder:
         (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
         assert load(folder).eos_token_ids == (7, 9, 2)  # 2 is the tokenizer's own
 
+    def test_sampling_of_the_generation_config(self, folder: Path) -> None:
+        file = folder / "generation_config.json"
+        said = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
+        file.write_text(json.dumps({**said, "do_sample": True, "max_new_tokens": 5}))
+        assert load(folder).default_sampling == said
+        assert load(folder, generation_config="none").default_sampling == {}
+        file.write_text('{"temperature": 500.0}')
+        with pytest.raises(ModelLoadError, match=r"temperature .* 500.*--generation-config none"):
+            load(folder)
+
     def test_chat_template_from_the_configuration(self, original: Path) -> None:
         loaded = load(original, chat_template="{{ messages[0]['content'] }}!")
         ids = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import openai
 import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
@@ -347,3 +349,28 @@ def test_request_ids(server: LiveServer) -> None:
         assert mine.headers["x-request-id"] == "my-id.1"
         forged = client.get("/health", headers={"x-request-id": "a b"})
         assert forged.headers["x-request-id"].startswith("req_")
+
+
+def test_the_models_own_sampling_is_the_default() -> None:
+    engine = ScriptedEngine(default_sampling={"temperature": 0.25, "top_k": 20})
+    with live_server(engine) as server, server.openai() as client:
+        chat: Any = {"model": "scripted", "messages": [{"role": "user", "content": "say:x"}]}
+        client.chat.completions.create(**chat)
+        client.chat.completions.create(**chat, temperature=1)
+        client.completions.create(model="scripted", prompt="say:x", extra_body={"top_k": 0})
+        answer = client.responses.create(model="scripted", input="say:x")
+        asked = [(request.params.temperature, request.params.top_k) for request in engine.requests]
+        assert asked == [(0.25, 20), (1, 20), (0.25, 0), (0.25, 20)]
+        assert answer.temperature == 0.25
+
+
+def test_a_small_pool_is_not_called_the_models_context() -> None:
+    engine = ScriptedEngine(max_model_len=64, context_length=4096)
+    with live_server(engine) as server, server.openai() as client:
+        model = client.models.retrieve("scripted")
+        assert (model.max_model_len, model.context_length) == (64, 4096)  # type: ignore[attr-defined]
+        with pytest.raises(
+            openai.BadRequestError, match=r"pool of 4 blocks.* 64 of the 4096 .*--num-blocks"
+        ) as bad:
+            client.completions.create(model="scripted", prompt="x" * 64)
+        assert bad.value.code == "context_length_exceeded"

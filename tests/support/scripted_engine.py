@@ -163,12 +163,16 @@ class ScriptedEngine:
         *,
         max_model_len: int = 4096,
         tokenizer: Any = None,
+        context_length: int | None = None,
+        default_sampling: Mapping[str, Any] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.model_name = "scripted"
         self.model_fingerprint = "scripted-weights"
         self.max_model_len = max_model_len
+        self.context_length = context_length or max_model_len
+        self.default_sampling = default_sampling or {}
         self.prefix_cache = PrefixCache(100, 16)  # nothing is computed, but what a test puts there is found
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()

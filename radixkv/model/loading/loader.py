@@ -13,6 +13,7 @@ that importing this module (for the command line's help, say) costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
+from radixkv.model.loading.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +46,7 @@ class LoadedModel:
         max_model_len: the most tokens it is made for.
         vocab_size: width of its logits.
         eos_token_ids: ids that end an output.
+        default_sampling: arguments of SamplingParams that its makers recommend.
         fingerprint: identifies weights, configuration, tokenizer and dtype; K/V of different ones don't mix.
     """
 
@@ -60,6 +63,7 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, Any]
     fingerprint: str
 
     def __repr__(self) -> str:
@@ -152,6 +156,9 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
             hf_tokenizer, chat_template=config.chat_template, eos_token_ids=_end_tokens(source.name, model)
         ),
     )
+    defaults: dict[str, Any] = {}
+    if config.generation_config == "auto":
+        defaults = files.explained("generation config", lambda: sampling_defaults(source.name, model))
     shape = files.explained("weights", lambda: model_checks.check_model(source.name, model, limit))
     return LoadedModel(
         model=model,
@@ -168,6 +175,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         vocab_size=vocab_size,
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
+        default_sampling=defaults,
         fingerprint=fingerprint(source, str(dtype), str(config.quantization)),
     )
 

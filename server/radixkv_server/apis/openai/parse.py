@@ -137,6 +137,7 @@ def _params(
 ) -> SamplingParams:
     return sampling_params(
         options,
+        defaults=context.engine.default_sampling,
         room=context.prompts.max_model_len - num_prompt_tokens,
         vocab_size=context.engine.tokenizer.vocab_size,
         renamed=renamed,

@@ -70,8 +70,12 @@ def _model_card(context: ServerContext, name: str) -> Json:
         "max_input_tokens": longest,
         "max_tokens": longest,
     }
-    root = context.engine.model_name
-    return {"id": name, **openai, **anthropic, "root": root, "max_model_len": longest}
+    own = {
+        "root": context.engine.model_name,
+        "max_model_len": longest,
+        "context_length": context.engine.context_length,
+    }
+    return {"id": name, **openai, **anthropic, **own}
 
 
 #: OpenAI's is also the dialect of every path that no other API claims.
