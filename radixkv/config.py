@@ -44,6 +44,9 @@ class EngineConfig:
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
         deterministic: logits do not depend on cache state, chunking or batch mates.
+        speculation: `auto` guesses next tokens from the cache and from what was written before, and checks
+            them in the same step; answers stay the same. `off` computes one token a step.
+        max_draft_tokens: most guesses for a request in a step.
         share_prefix_attention: attend shared prefixes once per group of requests.
         request_timeout_s: a request older than this is aborted; None: never.
         seed: seed of requests that bring none; None: from the operating system.
@@ -82,6 +85,8 @@ class EngineConfig:
     max_overtake: int = 32
     namespace_weights: Mapping[str, float] | None = None
     deterministic: bool = False
+    speculation: str = "auto"
+    max_draft_tokens: int = 16
     share_prefix_attention: bool = True
     request_timeout_s: float | None = None
     seed: int | None = None
@@ -113,6 +118,7 @@ class EngineConfig:
         one_of("quantization", None, "int8")
         one_of("generation_config", "auto", "none")
         one_of("scheduling_policy", "auto", "prefix", "fcfs", "priority", "fair", "lpm")
+        one_of("speculation", "auto", "off")
         size = self.block_size
         require(
             isinstance(size, int) and 8 <= size <= 256 and size & (size - 1) == 0,
@@ -121,7 +127,7 @@ class EngineConfig:
         )
         for name in ("num_blocks", "kv_cache_memory", "max_model_len", "max_num_batched_tokens"):
             at_least(name, 1)
-        for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads"):
+        for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads", "max_draft_tokens"):
             at_least(name, 1)
         at_least("ghost_blocks", 0)
         at_least("max_overtake", 0)

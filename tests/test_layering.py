@@ -30,6 +30,7 @@ FLOORS = (
     ("chat",),
     ("request",),
     ("scheduling", "sampling"),
+    ("speculation",),
     ("model",),
     ("engine",),
     ("entry points",),
@@ -40,6 +41,7 @@ HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 TORCH_FREE = (
     "radixkv.cache",
     "radixkv.scheduling",
+    "radixkv.speculation",
     "radixkv.tools.replay",
     "radixkv.request",
     "radixkv.config",

@@ -115,6 +115,11 @@ class Lease(Holding):
         """Whether `release` was called."""
         return self._is_released
 
+    @property
+    def shares_tail(self) -> bool:
+        """Whether others hold the partial last block, too: the next `append` replaces it by a copy. O(1)."""
+        return bool(self.num_tokens % self._tree.block_size) and self._must_copy_tail()
+
     def token_ids(self) -> list[int]:
         """All tokens of the lease. O(n)."""
         return np.frombuffer(bytes(self.tokens), np.int32).tolist()

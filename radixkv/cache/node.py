@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HashFunction = Callable[[bytes], int]
 
+_MOST_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
 
 
@@ -244,6 +245,21 @@ class Children:
         """Whether a child's first block begins with all of `block`. O(log n)."""
         i = self._place(block)
         return i < len(self._order) and self._order[i].startswith(block)
+
+    def latest_beginning_with(self, block: bytes) -> Node | None:
+        """Of the children that begin with all of `block` and go on, one that was used last. O(log n).
+
+        Of many, the first few in token order are looked at.
+        """
+        i, best = self._place(block), None
+        for place in range(i, min(i + _MOST_LOOKED_AT, len(self._order))):
+            first = self._order[place]
+            if not first.startswith(block):
+                break
+            child = self._member(place)
+            if len(child.key) > len(block) and (best is None or child.last_access > best.last_access):
+                best = child
+        return best
 
     def is_covered(self, node: Node) -> bool:
         """Whether another child begins with all the tokens of `node`, a partial child. O(log n)."""

@@ -19,6 +19,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import xxhash
 
 from radixkv.cache.admission import Admission
@@ -222,6 +223,16 @@ class PrefixCache:
         space = self._namespaces.known(namespace)
         self._last = match = self._lookup.match(data, space, namespace)
         return match
+
+    def continuation(self, token_ids: TokenIds, namespace: Namespace = "", most: int = 64) -> list[int]:
+        """What was cached behind these tokens before, in the same namespace: a guess of what comes next.
+
+        At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
+        was declared is followed. Read-only. O(tokens + path).
+        """
+        data = encode_tokens(token_ids)
+        found = self._lookup.continuation(data, self._namespaces.known(namespace), most * TOKEN_BYTES)
+        return np.frombuffer(found, dtype=np.int32).tolist()
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""

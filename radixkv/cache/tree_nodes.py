@@ -108,6 +108,33 @@ class TreeNodes:
             source = neighbour if same else None
             return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
+    def continuation(self, walk: Walk, space: Space, tail: bytes, most: int) -> bytes:
+        """What follows `tail` where a walk over whole blocks ended; the latest used of several. Read-only.
+
+        Args:
+            walk: ended inside or at the end of its node's run.
+            space: the namespace whose children are followed.
+            most: bytes.
+
+        O(log siblings) for each node passed.
+        """
+        node = walk.node
+        inside = walk.depth * TOKEN_BYTES - node.start * TOKEN_BYTES
+        if node.parent is not None and inside < len(node.key):
+            found = bytes(node.key[inside : inside + len(tail) + most])
+            if not found.startswith(tail):
+                return b""
+        else:
+            found = b""
+        while len(found) < len(tail) + most:
+            children = self.children_of(node, space)
+            child = None if children is None else children.latest_beginning_with(tail[len(found) :])
+            if child is None:
+                break
+            node = child
+            found += child.key
+        return found[len(tail) : len(tail) + most]
+
     def path(self, node: Node) -> list[Node]:
         """The nodes from below the root down to `node`. O(depth)."""
         nodes = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
+from radixkv.speculation.counts import SpeculationCounts
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class EngineStats:
         model_time_s: time in the model, sampling included.
         gap_time_s: time between two model calls while work was waiting.
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
+        speculation: drafts, and how many of their tokens were right.
     """
 
     num_waiting: int
@@ -34,6 +36,7 @@ class EngineStats:
     gap_time_s: float
     num_rebuilds: int
     cache: CacheStats
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
 
 @dataclass(slots=True)

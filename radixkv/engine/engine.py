@@ -34,15 +34,19 @@ from radixkv.engine.input_processor import InputProcessor, Prompt
 from radixkv.engine.output_processor import OutputProcessor, StepResult
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
+from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.request import FinishReason, SamplingParams
 from radixkv.sampling.grammar.compiler import Grammar
-from radixkv.sampling.sampler import SampledToken, sample
-from radixkv.scheduling.batch import Batch
+from radixkv.sampling.sampler import SampledToken, sample_runs
+from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.policy import make_policy
-from radixkv.scheduling.request_state import Namespace
+from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.speculation.counts import SpeculationCounts
+from radixkv.speculation.drafter import Drafter
+from radixkv.speculation.step_costs import StepCosts
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +58,17 @@ logger = logging.getLogger("radixkv")
 
 @dataclass(slots=True)
 class _StepOutcome:
-    """What runner and sampler gave: logits, and a token for each of `requests`; or the `error` alone."""
+    """What runner and sampler gave: logits, and tokens for each of `requests`; or the `error` alone.
+
+    Attributes:
+        runs: as many as `requests`: the accepted tokens of its draft, and one more.
+        drafts: the entries of those that had one.
+    """
 
     logits: torch.Tensor | None = None
     requests: list[Sample] = field(default_factory=list)
-    sampled: list[SampledToken] = field(default_factory=list)
+    runs: list[list[SampledToken]] = field(default_factory=list)
+    drafts: dict[Sample, Entry] = field(default_factory=dict)
     error: BaseException | None = None
 
 
@@ -79,6 +89,7 @@ class Engine:
         model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
+        step_costs: what rows cost, for how many guesses pay; None: what is known of the runner's backend.
     """
 
     def __init__(
@@ -97,6 +108,7 @@ class Engine:
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        step_costs: StepCosts | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -121,6 +133,7 @@ class Engine:
             block_size=cache.block_size,
             clock=clock,
         )
+        self._speculation = None if config.speculation == "off" else self._make_speculation(step_costs)
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -128,12 +141,21 @@ class Engine:
             max_tokens_per_request=config.max_tokens_per_request,
             policy=make_policy(config.scheduling_policy, weights=config.namespace_weights),
             max_overtake=config.max_overtake,
+            drafter=self._speculation,
         )
         self.scheduler = self._scheduler_over(cache)
         self._groups: dict[str, RequestGroup] = {}
         self._output = OutputProcessor(tokenizer)
         self._faults = FaultRecovery()
         self._counters = Counters()
+
+    def _make_speculation(self, step_costs: StepCosts | None) -> Speculation:
+        def continuation(request: Request, most: int) -> list[int]:
+            return self.cache.continuation(request.tokens.view(), request.namespace, most)
+
+        most = self.config.max_draft_tokens
+        costs = step_costs or StepCosts.of_backend(self.runner.backend_name)
+        return Speculation(Drafter(costs, most, continuation), most)
 
     # ------------------------------------------------------------------ requests in
 
@@ -250,28 +272,35 @@ class Engine:
         started = self.clock()
         try:
             logits = self.runner.execute(batch)
-            rows, requests = self._rows_to_sample(batch)
-            outcome = _StepOutcome(logits, requests, sample(logits, rows, requests))
+            rows, requests, drafts = self._rows_to_sample(batch)
+            guesses = [drafts[request].draft if request in drafts else () for request in requests]
+            outcome = _StepOutcome(logits, requests, sample_runs(logits, rows, requests, guesses), drafts)
         except BaseException as error:
             return _StepOutcome(error=error)
         self._counters.model_called(started, self.clock())
         return outcome
 
-    def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Sample]]:
-        """The logits row of every sample that gets a token; forks share their parent's row."""
+    def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Sample], dict[Sample, Entry]]:
+        """Every sample that gets tokens, with the first of its logits rows, and its entry if it has a draft.
+
+        Forks share their parent's row.
+        """
         rows: list[int] = []
         requests: list[Sample] = []
+        drafts: dict[Sample, Entry] = {}
         for entry, _, end in batch.logit_spans():
             if not entry.samples:
                 continue
             request = sample_of(entry.request)
             requests.append(request)
-            rows.append(end - 1)
+            rows.append(end - 1 - len(entry.draft))
+            if entry.draft:
+                drafts[request] = entry
             if request.num_forks:
                 forks = self.input_processor.forks(request)
                 requests.extend(forks)
                 rows.extend([end - 1] * len(forks))
-        return rows, requests
+        return rows, requests, drafts
 
     def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
         if outcome.error is not None:
@@ -287,15 +316,29 @@ class Engine:
             if not request.was_added and not request.group.is_finished:
                 request.group.samples.append(request)
                 self.scheduler.add_fork(request, request.group.samples[0])
-        for request, token in zip(outcome.requests, outcome.sampled, strict=True):
+        for request, run in zip(outcome.requests, outcome.runs, strict=True):
             request.num_forks = 0
             if request.is_finished or not request.was_added:
                 continue
-            failure = self._output.add_token(request, token, now)
+            if request in outcome.drafts:
+                self._count_draft(request, len(outcome.drafts[request].draft), len(run) - 1)
+            num_tokens = request.num_tokens
+            failure = self._output.add_tokens(request, run, now)
+            if request in outcome.drafts:
+                # Of a run that ends early, by a stop string, say, the rest is no part of the request.
+                self.scheduler.settle(
+                    outcome.drafts[request], min(request.num_tokens - num_tokens, len(run) - 1)
+                )
             if failure is not None:
                 self._fail(request, failure)
             elif request.output.finish_reason is not None:
                 self._finish(request, request.output.finish_reason)
+
+    def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
+        assert self._speculation is not None
+        self._speculation.checked(request, num_tokens, num_accepted)
+        request.accepted_draft_tokens += num_accepted
+        request.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
         """Note when requests began, and take the logprobs of prompts."""
@@ -337,6 +380,8 @@ class Engine:
         request.times.finished = self.clock()
         self.scheduler.finish(request, discard=discard)
         self._counters.finished += reason in ("stop", "length")
+        if self._speculation is not None:
+            self._speculation.ended(request)
         self._faults.clear(request)
         if request.group.is_finished:
             self._close(request.group)
@@ -425,6 +470,9 @@ class Engine:
             model_time_s=counters.model_time_s,
             gap_time_s=counters.gap_time_s,
             num_rebuilds=counters.num_rebuilds,
+            speculation=(
+                SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
+            ),
             cache=self.cache.stats,
         )
 

@@ -51,15 +51,38 @@ class OutputProcessor:
         result, self._result = self._result, StepResult()
         return result
 
-    def add_token(self, request: Sample, token: SampledToken, now: float) -> Failure | None:
-        """Give a request its next token; `request.output.finish_reason` says then whether it was the last.
+    def add_tokens(self, request: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
+        """Give a request its next tokens, in one delta; `request.output.finish_reason` says then if it ended.
+
+        Tokens behind its end are left out.
 
         Args:
             now: a clock reading, in seconds.
 
         Returns:
-            Why the request can't go on, if so.
+            Why the request can't go on, if so: it has got the tokens before.
         """
+        if request.times.first_token is None:
+            request.times.first_token = now
+        texts: list[str] = []
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        failure: Failure | None = None
+        for token in run:
+            failure = self._add_token(request, token, texts, logprobs)
+            if failure is not None:
+                break
+            tokens.append(token.token_id)
+            if request.output.finish_reason is not None:
+                break
+        if tokens:
+            self._emit(request, "".join(texts), tokens, logprobs or None)
+        return failure
+
+    def _add_token(
+        self, request: Sample, token: SampledToken, texts: list[str], logprobs: list[TokenLogprobs]
+    ) -> Failure | None:
+        """Give a request one token, and its text and logprobs to the lists."""
         if token.token_id < 0:
             failure = request.sampling_state.failure
             if failure is not None:
@@ -75,20 +98,16 @@ class OutputProcessor:
             return _failure(request, "sampling", error, "sampling_failed")
         request.tokens.append(token.token_id)
         self.num_generated += 1
-        if request.times.first_token is None:
-            request.times.first_token = now
         output = request.output
-        logprobs: list[TokenLogprobs] | None = None
         try:
-            text = output.push(token.token_id, is_complete=request.sampling_state.is_complete)
+            texts.append(output.push(token.token_id, is_complete=request.sampling_state.is_complete))
             if token.logprobs is not None:
-                logprobs = [name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)]
-                output.record_logprobs(logprobs[0])
+                logprobs.append(name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text))
+                output.record_logprobs(logprobs[-1])
         except ENDS_PROCESS:
             raise
         except BaseException as error:
             return _decoding_failure(request, error)
-        self._emit(request, text, [token.token_id], logprobs)
         return None
 
     def add_prompt_logits(self, request: Sample, start: int, logits: torch.Tensor) -> Failure | None:
@@ -175,6 +194,8 @@ def _delta(
         group.failure.message if failed and group.failure is not None else None,
         group.failure.code if failed and group.failure is not None else None,
         request.times,
+        request.accepted_draft_tokens,
+        request.rejected_draft_tokens,
     )
 
 
@@ -231,6 +252,8 @@ def _collect(group: RequestGroup) -> RequestOutput:
         prompt_logprobs=first.prompt_logprobs,
         num_generated_tokens=sum(request.output.num_tokens for request in group.samples),
         num_preemptions=sum(request.num_preemptions for request in group.samples),
+        accepted_draft_tokens=sum(request.accepted_draft_tokens for request in group.samples),
+        rejected_draft_tokens=sum(request.rejected_draft_tokens for request in group.samples),
         times=first.times,
         error=group.failure.message if group.failure is not None else None,
         error_code=group.failure.code if group.failure is not None else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.request import SamplingParams
@@ -22,12 +23,20 @@ class Sample(Request):
     """A request to the scheduler, with its text and stop conditions, its random stream, and its siblings.
 
     Its maker sets all three.
+
+    Attributes:
+        accepted_draft_tokens: of its tokens, those that were guessed.
+        rejected_draft_tokens: guesses that were wrong.
     """
 
-    __slots__ = ("group", "output", "sampling_state")
+    __slots__ = ("accepted_draft_tokens", "group", "output", "rejected_draft_tokens", "sampling_state")
     group: RequestGroup
     output: SampleOutput
     sampling_state: SamplingState
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.accepted_draft_tokens = self.rejected_draft_tokens = 0
 
 
 def sample_of(request: Request) -> Sample:

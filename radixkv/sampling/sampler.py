@@ -61,40 +61,150 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
     Returns:
         One token per request, in order. Nothing of the requests is changed: see `SamplingState.accept`.
     """
+    return [run[0] for run in sample_runs(logits, rows, requests, [()] * len(rows))]
+
+
+def sample_runs(
+    logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled], drafts: Sequence[Sequence[int]]
+) -> list[list[SampledToken]]:
+    """Choose tokens for each request as far as they are what its draft says, and the one after.
+
+    Each token is the one that `sample` would choose once the tokens before it had been accepted: by the
+    request's own random number of that place, and by its logits processors as they would be then.
+
+    Args:
+        logits: [S, V], any float dtype; not changed.
+        rows: the first row of each request; row + i is that of the token behind the first i of its draft.
+        requests: as many as `rows`.
+        drafts: a guess of the next tokens of each request; empty: one token is chosen.
+
+    Returns:
+        For each request the accepted tokens of its draft, then one more. Nothing of the requests is changed.
+    """
     if not rows:
         return []
-    processors = [request.sampling_state.processors for request in requests]
-    prepare_processors(processors)  # before anything waits for a GPU's logits
-    identity = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
-    raw = (logits if identity else _rows(logits, rows)).float()
-    changed = [i for i, own in enumerate(processors) if any(processor.is_active for processor in own)]
-    processed = _rows(raw, changed)
-    apply_processors(processed, [processors[i] for i in changed])
-    # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
-    best, tokens = (raw if len(changed) < len(rows) else processed).max(dim=1)
-    if 0 < len(changed) < len(rows):
-        best[changed], tokens[changed] = processed.max(dim=1)
-    broken = (~torch.isfinite(best)).tolist()
-    chosen = tokens.tolist()
-    drawn = [i for i, request in enumerate(requests) if not request.params.is_greedy and not broken[i]]
-    if drawn:
-        own = _rows(raw, drawn)
-        places = {i: j for j, i in enumerate(changed)}
-        if both := [(j, places[i]) for j, i in enumerate(drawn) if i in places]:
-            own[[j for j, _ in both]] = processed[[place for _, place in both]]
-        for i, token in zip(drawn, _draw(own, [requests[i] for i in drawn]), strict=True):
-            chosen[i] = token
-    result = [SampledToken(-1 if bad else token) for bad, token in zip(broken, chosen, strict=True)]
-    wanted = [
-        i for i, request in enumerate(requests) if request.params.logprobs is not None and not broken[i]
-    ]
-    if wanted:
-        largest = max(requests[i].params.logprobs or 0 for i in wanted)
-        found = gather_logprobs(_rows(raw, wanted), [chosen[i] for i in wanted], largest)
-        for i, logprobs in zip(wanted, found, strict=True):
-            logprobs.top = logprobs.top[: requests[i].params.logprobs]
-            result[i].logprobs = logprobs
-    return result
+    return _Step(logits, rows, requests, drafts).runs()
+
+
+class _Step:
+    """The rows to sample: those of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
+
+    Attributes:
+        raw: the model's float32 logits [R, V] of all rows.
+        processed: the rows that processors have changed, as they have left them.
+        places: row -> its place in `processed`.
+        chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
+        broken: rows that are no numbers.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        requests: Sequence[Sampled],
+        drafts: Sequence[Sequence[int]],
+    ) -> None:
+        self.requests, self.drafts = requests, drafts
+        # Before anything waits for a GPU's logits.
+        prepare_processors([request.sampling_state.processors for request in requests])
+        self.starts: list[int] = []
+        wanted: list[int] = []
+        for row, draft in zip(rows, drafts, strict=True):
+            self.starts.append(len(wanted))
+            wanted.extend(range(row, row + 1 + len(draft)))
+        identity = len(wanted) == len(logits) and all(row == i for i, row in enumerate(wanted))
+        self.raw = (logits if identity else _rows(logits, wanted)).float()
+        self.places: dict[int, int] = {}
+        self.processed = self._process()
+        # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
+        if len(self.places) < len(self.raw):
+            best, tokens = self.raw.max(dim=1)
+            if self.places:
+                changed = list(self.places)
+                best[changed], tokens[changed] = self.processed.max(dim=1)
+        else:
+            order = [self.places[row] for row in range(len(self.raw))]
+            best, tokens = (column[order] for column in self.processed.max(dim=1))
+        self.broken: list[bool] = (~torch.isfinite(best)).tolist()
+        self.chosen: list[int] = tokens.tolist()
+
+    def _process(self) -> torch.Tensor:
+        """The rows that processors change: a request's first, then the next as if its draft were accepted."""
+        states = [request.sampling_state for request in self.requests]
+        remaining = [i for i, state in enumerate(states) if state.processors]
+        accepted = [0] * len(states)
+        blocks: list[torch.Tensor] = []
+        depth = 0
+        try:
+            while remaining:
+                # Behind the end of a complete output, nothing is chosen.
+                going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
+                active = [i for i in going_on if any(p.is_active for p in states[i].processors)]
+                rows = [self.starts[i] + depth for i in active]
+                block = _rows(self.raw, rows)
+                apply_processors(block, [states[i].processors for i in active])
+                for row in rows:
+                    self.places[row] = len(self.places)
+                blocks.append(block)
+                remaining = [i for i in remaining if depth < len(self.drafts[i])]
+                for i in remaining:
+                    states[i].accept(self.drafts[i][depth])
+                    accepted[i] += 1
+                depth += 1
+        finally:
+            for i, count in enumerate(accepted):
+                if count:
+                    states[i].roll_back(count)
+        return blocks[0] if len(blocks) == 1 else torch.cat([*blocks, self.raw[:0]])
+
+    def runs(self) -> list[list[SampledToken]]:
+        """The tokens of each request. Rows are drawn one after the other while they agree with the draft."""
+        drawing = [i for i, request in enumerate(self.requests) if not request.params.is_greedy]
+        depth = 0
+        while drawing := [i for i in drawing if self._is_reached(i, depth)]:
+            own = self._logits([self.starts[i] + depth for i in drawing])
+            tokens = _draw(own, [self.requests[i] for i in drawing], depth)
+            for i, token in zip(drawing, tokens, strict=True):
+                self.chosen[self.starts[i] + depth] = token
+            depth += 1
+        runs: list[list[SampledToken]] = []
+        for i, start in enumerate(self.starts):
+            end = start + 1
+            while self._is_reached(i, end - start):
+                end += 1
+            runs.append([SampledToken(-1 if self.broken[r] else self.chosen[r]) for r in range(start, end)])
+        self._add_logprobs(runs)
+        return runs
+
+    def _is_reached(self, i: int, depth: int) -> bool:
+        """Whether a token is chosen from this row of request i: it is a number, and all before it agree."""
+        draft, row = self.drafts[i], self.starts[i] + depth
+        if depth == 0:
+            return not self.broken[row]
+        return depth <= len(draft) and not self.broken[row - 1] and self.chosen[row - 1] == draft[depth - 1]
+
+    def _logits(self, rows: list[int]) -> torch.Tensor:
+        """A copy of some rows as the processors left them."""
+        own = _rows(self.raw, rows)
+        changed = [(j, self.places[row]) for j, row in enumerate(rows) if row in self.places]
+        if changed:
+            own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
+        return own
+
+    def _add_logprobs(self, runs: list[list[SampledToken]]) -> None:
+        wanted: list[tuple[int, int, SampledToken]] = []  # row, most likely ones wanted, token
+        for request, start, run in zip(self.requests, self.starts, runs, strict=True):
+            most = request.params.logprobs
+            if most is not None:
+                wanted.extend((start + k, most, token) for k, token in enumerate(run) if token.token_id >= 0)
+        if not wanted:
+            return
+        own = _rows(self.raw, [row for row, _, _ in wanted])
+        largest = max(most for _, most, _ in wanted)
+        found = gather_logprobs(own, [token.token_id for _, _, token in wanted], largest)
+        for (_, most, token), logprobs in zip(wanted, found, strict=True):
+            logprobs.top = logprobs.top[:most]
+            token.logprobs = logprobs
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -122,14 +232,18 @@ def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -
     ]
 
 
-def _draw(logits: torch.Tensor, requests: Sequence[Sampled]) -> list[int]:
-    """One token for each row by temperature, top_k, top_p, min_p and the request's random stream."""
+def _draw(logits: torch.Tensor, requests: Sequence[Sampled], ahead: int) -> list[int]:
+    """One token for each row by temperature, top_k, top_p, min_p and the request's random stream.
+
+    Args:
+        ahead: how many tokens come before this one that the requests have not got yet.
+    """
     params = [request.params for request in requests]
     device = logits.device
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
     # Subtract the maximum first: dividing by a tiny temperature must not overflow.
     scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
-    uniform = [request.sampling_state.draw() for request in requests]
+    uniform = [request.sampling_state.draw(ahead) for request in requests]
     tokens = [0] * len(requests)
     plain = [j for j, p in enumerate(params) if p.top_k <= 0 and p.top_p >= 1.0]
     if plain:

@@ -86,9 +86,9 @@ class SamplingState:
         """How many leading tokens of a draft could be accepted; what comes behind must not be. O(count)."""
         return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
-    def draw(self) -> float:
-        """The random number for the next token; the same until a token is accepted."""
-        return self._random.at(self.num_generated)
+    def draw(self, ahead: int = 0) -> float:
+        """The random number for the next token but `ahead`; the same until a token is accepted."""
+        return self._random.at(self.num_generated + ahead)
 
     def accept(self, token_id: int) -> None:
         """The request has got this token. Called by the engine: a step that fails gives nobody a token."""

@@ -160,9 +160,4 @@ class Admission:
         """Let a request about to be admitted share what the decode batch has added to its prefix."""
         other = self._running.continuation(request, self._matches.match(request).num_tokens)
         if other is not None:
-            self._running.leave_decodes(other)
-            plan.leave_decodes()
-            # The tokens fit into its last block, so nobody is preempted for them.
-            assert other.lease is not None
-            other.lease.append(other.tokens.view(other.lease.num_tokens))
-            self._chunks.schedule(plan, other, 1)
+            self._chunks.take_from_decodes(plan, self._running, other)

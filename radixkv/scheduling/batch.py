@@ -33,9 +33,11 @@ class Entry:
         redundant: leading tokens of the range whose K/V is already in the cache (another request computed
             the same tokens): they are computed for their logits only, and not written.
         samples: whether the last token's logits choose the request's next token.
-        num_logits: of how many of its last rows the logits are needed: 1 to sample, all of them for the
-            logprobs of a prompt, 0 inside a prompt.
+        num_logits: of how many of its last rows the logits are needed: 1 to sample and one more for each
+            token of the draft, all of them for the logprobs of a prompt, 0 inside a prompt.
         copies: copy-on-write of this entry's lease, to run before its tokens are written.
+        draft: the last tokens of the range when they are a guess: the request has not got them, their K/V is
+            not committed, and the step's logits tell which of them are right.
     """
 
     request: Request
@@ -45,6 +47,12 @@ class Entry:
     samples: bool = False
     num_logits: int = 0
     copies: Sequence[Copy] = ()
+    draft: Sequence[int] = ()
+
+    @property
+    def end(self) -> int:
+        """Where the tokens end that the request has got: what comes behind is its draft."""
+        return self.start + self.count - len(self.draft)
 
 
 @dataclass(slots=True)
@@ -169,7 +177,12 @@ def _flatten(entries: list[Entry], block_size: int) -> Batch:
             slots[first] = int(table[position // block_size]) * block_size + position % block_size
         else:
             rows = slice(first, first + entry.count)
-            token_ids[rows] = request.tokens.view(entry.start, entry.start + entry.count)
+            if entry.draft:
+                known = entry.end - entry.start
+                token_ids[first : first + known] = request.tokens.view(entry.start, entry.end)
+                token_ids[first + known : first + entry.count] = entry.draft
+            else:
+                token_ids[rows] = request.tokens.view(entry.start, entry.start + entry.count)
             at = positions[rows]
             slots[rows] = table[at // block_size].astype(np.int64) * block_size + at % block_size
         if entry.redundant:

@@ -7,6 +7,7 @@ from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.step_plan import MIN_CHUNK, StepPlan
 
 # Most tokens per step of a prompt whose logits are all wanted: they take vocabulary * 4 bytes each.
@@ -73,6 +74,15 @@ class Chunks:
         request.last_scheduled_step = plan.number
         if self._cache.enabled:
             self._in_flight.announce(request, entry.start + entry.count)
+
+    def take_from_decodes(self, plan: StepPlan, running: RunningRequests, request: Request) -> None:
+        """Make a request of the decode batch an entry of its own in this step: its lease knows its tokens."""
+        running.leave_decodes(request)
+        plan.leave_decodes()
+        # The tokens fit into its last block, so nobody is preempted for them.
+        assert request.lease is not None
+        request.lease.append(request.tokens.view(request.lease.num_tokens))
+        self.schedule(plan, request, 1)
 
     def extend(self, plan: StepPlan, *, shortest_first: bool) -> None:
         """Give what is left of the budget to the prompts of the step."""

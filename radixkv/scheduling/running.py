@@ -93,6 +93,10 @@ class RunningRequests:
         for request in list(self._decodes) if dissolve else self._decodes.unfit():
             self.leave_decodes(request, tell=dissolve)
 
+    def decodes(self) -> Iterator[Request]:
+        """The requests of the decode batch as of now; they may leave it meanwhile."""
+        return iter(self._decodes)
+
     def decode_rows(self) -> DecodeRows:
         """The decode batch's part of the step. O(rows)."""
         return self._decodes.rows()
@@ -103,6 +107,7 @@ class RunningRequests:
             request = entry.request
             if (
                 entry.samples
+                and not entry.draft
                 and request.tokens.length % self._block_size
                 and not request.shares_blocks
                 and request.num_sequence_slots == 1

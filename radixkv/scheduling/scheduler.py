@@ -12,8 +12,11 @@ The life of a request in here:
     waits for them (`in_flight_prefixes`).
  4. What is scheduled is committed at once: requests later in the same step share it already, since the
     step writes K and V before it attends.
- 5. `complete` advances the computed lengths after the model has run; `withdraw` takes a failed step back.
- 6. `finish` releases the lease: the tokens stay cached, evictable.
+ 5. What is left of the budget is for drafts (`drafting`): guesses of the tokens that follow, computed in the
+    same step and shareable only once they have proved right.
+ 6. `complete` advances the computed lengths after the model has run, and `settle` by the drafts that were
+    right; `withdraw` takes a failed step back.
+ 7. `finish` releases the lease: the tokens stay cached, evictable.
 
 Everything that is decided for a step is in one `StepPlan`, made by `schedule` and passed along.
 """
@@ -24,6 +27,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch
 from radixkv.scheduling.chunks import Chunks
+from radixkv.scheduling.drafting import Drafter, Drafting
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy
@@ -46,6 +50,7 @@ class Scheduler:
             to compute; None: half of the budget that is left when its turn comes.
         policy: an `AdmissionPolicy` or the name of one.
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
+        drafter: guesses tokens for the requests that get one in a step; None: nobody does.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Scheduler:
         max_tokens_per_request: int | None = None,
         policy: str | AdmissionPolicy = "prefix",
         max_overtake: int = 32,
+        drafter: Drafter | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -84,6 +90,7 @@ class Scheduler:
             room,
             admission,
             policy,
+            None if drafter is None else Drafting(cache, running, chunks, drafter),
             max_num_seqs=max_num_seqs,
             max_overtake=max_overtake,
         )
@@ -201,9 +208,22 @@ class Scheduler:
     # ------------------------------------------------------------------ after the step
 
     def complete(self, batch: Batch) -> None:
-        """The model has run: the step's tokens have their K/V."""
+        """The model has run: the step's tokens have their K/V. Drafts are left to `settle`."""
         for entry in batch.entries:
-            entry.request.num_computed = entry.start + entry.count
+            entry.request.num_computed = entry.end
+
+    def settle(self, entry: Entry, num_accepted: int) -> None:
+        """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.
+
+        What was computed of the right ones is shareable from now on. To be called once a step for each entry
+        with a draft, after `complete` and before the request is finished. O(draft).
+        """
+        request, lease = entry.request, entry.request.lease
+        if lease is not None:
+            request.num_computed = entry.end + num_accepted
+            lease.truncate(request.num_computed)
+            lease.commit(request.num_computed)
+            self._matches.touched()
 
     def withdraw(self, batch: Batch) -> list[Request]:
         """The step failed: what it made shareable is withdrawn, its requests wait again.

@@ -1,4 +1,4 @@
-"""Who gets what of a step: decodes, then prompts in progress, then waiting requests, then longer chunks."""
+"""Who gets what of a step: decodes, prompts in progress, waiting requests, longer chunks, and last drafts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.chunks import Chunks
+from radixkv.scheduling.drafting import Drafting
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.request_state import Request
@@ -35,6 +36,7 @@ class StepBuilder:
         room: Room,
         admission: Admission,
         policy: AdmissionPolicy,
+        drafting: Drafting | None,
         *,
         max_num_seqs: int,
         max_overtake: int,
@@ -47,6 +49,7 @@ class StepBuilder:
         self._room = room
         self._admission = admission
         self._policy = policy
+        self._drafting = drafting
         self._max_num_seqs = max_num_seqs
         self._max_overtake = max_overtake
 
@@ -80,6 +83,8 @@ class StepBuilder:
         plan.reserve = 0
         self._schedule_prompts(plan, [r for r in prompts if r.arrival_order not in plan.entries])
         self._spend_rest(plan, put_off)
+        if self._drafting is not None and plan.budget > 0:
+            self._drafting.fill(plan)
         if plan.is_empty and len(self._waiting):
             self._unblock(plan)
         self._waiting.count_passed(plan.latest_admitted, plan.held_up.values())

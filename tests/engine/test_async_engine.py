@@ -413,7 +413,7 @@ async def test_any_order_of_closing_cancelling_and_reusing_ids_leaves_nothing(se
                     for _ in range(int(random.integers(1, 6))):
                         given += (await anext(stream)).token_ids
                     await stream.aclose()
-                    assert given == answers[p][: len(given)]
+                    assert given[: len(answers[p])] == answers[p][: len(given)]
 
         await asyncio.gather(*map(client, range(6)))
         await assert_idle(engine)

@@ -143,7 +143,7 @@ def test_a_sampler_fault_changes_no_sample(monkeypatch):
         with monkeypatch.context() as patch:
             if fail:
                 broken = FailOnce(SamplingState.draw, 14, RuntimeError("broken"))
-                patch.setattr(SamplingState, "draw", lambda self, broken=broken: broken(self))
+                patch.setattr(SamplingState, "draw", lambda self, ahead=0, broken=broken: broken(self, ahead))
             outputs = run_all(engine)
         results.append([outputs[i].outputs[0].token_ids for i in ids])
     assert results[0] == results[1]

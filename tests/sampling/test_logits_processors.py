@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from radixkv.request import SamplingParams
 from radixkv.sampling import sampler
 from radixkv.sampling.logits_processors import LogitsProcessor, apply_processors, make_processors
-from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampler import sample, sample_runs
 from radixkv.sampling.sampling_state import RandomStream, SamplingState
 
 VOCABULARY = 40
@@ -50,6 +50,13 @@ KINDS: dict[str, tuple[SamplingParams, Reference]] = {
     "MinTokens": (SamplingParams(min_tokens=3), held_open),
 }
 kinds = st.sampled_from(sorted(KINDS))
+PENALTIES = (
+    ("LogitBias", "logit_bias"),
+    ("RepetitionPenalty", "repetition_penalty"),
+    ("CountPenalty", "presence_penalty"),
+    ("CountPenalty", "frequency_penalty"),
+    ("MinTokens", "min_tokens"),
+)
 tokens = st.integers(0, VOCABULARY - 1)
 #: Tokens to accept, and (negative) how many to roll back.
 histories = st.lists(tokens | st.integers(-4, -1), max_size=25)
@@ -206,6 +213,62 @@ class TestSampler:
         rows = [done, Row(SamplingParams()), changed, Row(SamplingParams(temperature=0.0))]
         sample(random_logits(4), [0, 1, 2, 3], rows)
         assert touched == [1]
+
+
+class TestDrafts:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from([*sorted(KINDS), "all", ""]), st.sampled_from([0.0, 1.0]), histories),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(0, 5),
+        st.randoms(use_true_random=False),
+    )
+    def test_runs_are_what_single_steps_choose(self, wanted, most, random) -> None:  # type: ignore[no-untyped-def]
+        """Whatever the drafts say: each token is the one chosen when those before it have been accepted."""
+        requests, drafts, expected, rows = [], [], [], []
+        logits = random_logits(len(wanted) * (most + 1))
+        for i, (kind, temperature, history) in enumerate(wanted):
+            changes = {name: getattr(KINDS[own][0], name) for own, name in PENALTIES if kind in (own, "all")}
+            params = SamplingParams(temperature=temperature, logprobs=1, top_p=0.9, **changes)
+            request = Row(params, seed=i)
+            for token in history:
+                if token >= 0:
+                    request.sampling_state.accept(token)
+            alone = Row(params, seed=i)
+            alone.sampling_state = copy.deepcopy(request.sampling_state)
+            first = i * (most + 1)
+            run = []
+            for row in range(first, first + most + 1):
+                (token,) = sample(logits, [row], [alone])
+                run.append(token)
+                alone.sampling_state.accept(token.token_id)
+            right = random.randint(0, most)
+            draft = [token.token_id for token in run[:right]]
+            if right < most:
+                draft.append((run[right].token_id + 1) % VOCABULARY)
+            requests.append(request)
+            drafts.append(draft)
+            rows.append(first)
+            expected.append(run[: right + 1])
+        assert sample_runs(logits, rows, requests, drafts) == expected
+        # Nothing of the requests has changed: the same again.
+        assert sample_runs(logits, rows, requests, drafts) == expected
+
+    def test_a_row_that_is_no_number_ends_its_run_and_no_other(self) -> None:
+        logits = random_logits(4)
+        logits[1] = float("nan")
+        greedy = [Row(SamplingParams(temperature=0.0)), Row(SamplingParams(temperature=1.0))]
+        first = int(logits[0].argmax())
+        runs = sample_runs(logits, [0, 3], greedy, [[first, 5], []])
+        assert [token.token_id for token in runs[0]] == [first, -1]
+        assert len(runs[1]) == 1
+        assert runs[1][0].token_id >= 0
+        # What the draft has wrong is not looked at.
+        runs = sample_runs(logits, [0], greedy[:1], [[(first + 1) % VOCABULARY, 5]])
+        assert [token.token_id for token in runs[0]] == [first]
 
 
 class TestState:

@@ -18,6 +18,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.builder import engine_on_runner
 from radixkv.engine.engine import Engine
 from radixkv.scheduling.batch import Batch, Copy
+from radixkv.speculation.step_costs import StepCosts
 
 VOCAB = 97
 END = 0
@@ -184,7 +185,8 @@ class PagedHashModel:
         context = self.tokens[slots]
         request = batch.entries[r].request
         assert (self.positions[slots] == at).all(), f"{request!r} reads slots of other positions"
-        assert (context == request.tokens.view(0, length)).all(), f"{request!r} reads another's tokens"
+        known = np.append(request.tokens.view(0, batch.entries[r].end), batch.entries[r].draft)
+        assert (context == known[:length]).all(), f"{request!r} reads another's tokens"
         return context
 
 
@@ -197,6 +199,7 @@ def make_engine(
     model: PagedHashModel | None = None,
     clock: Callable[[], float] | None = None,
     tokenizer: Any = None,
+    step_costs: StepCosts | None = None,
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
@@ -212,6 +215,7 @@ def make_engine(
         vocab_size=VOCAB,
         end_token_ids=(END,),
         model_name="paged-hash",
+        step_costs=step_costs,
         **extra,
     )
     MADE.append(engine)

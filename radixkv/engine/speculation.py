@@ -1,0 +1,66 @@
+"""Speculation: drafts for the requests of one engine, what grammars force first, and how they went.
+
+What the scheduler asks for drafts (`radixkv.scheduling.drafting.Drafter`), with what only the engine knows of
+a request: how many tokens it may still get, which tokens end it, what its grammar allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from radixkv.engine.request_group import Sample, sample_of
+from radixkv.scheduling.request_state import Request
+from radixkv.speculation.counts import SpeculationCounts
+from radixkv.speculation.drafter import Drafter
+
+
+class Speculation:
+    """Forced tokens, then guesses.
+
+    Args:
+        drafter: guesses.
+        max_tokens: most tokens of a draft.
+    """
+
+    def __init__(self, drafter: Drafter, max_tokens: int) -> None:
+        self._drafter = drafter
+        self._max_tokens = max_tokens
+        self.counts = SpeculationCounts()
+
+    def begin(self, num_rows: int, num_samples: int) -> None:
+        """See `Drafter.begin`."""
+        self._drafter.begin(num_rows, num_samples)
+
+    def granted(self, num_tokens: int) -> None:
+        """See `Drafter.granted`."""
+        self._drafter.granted(num_tokens)
+
+    def draft(self, request: Request, most: int) -> Sequence[int]:
+        """What the request's grammar forces; else guesses, as far as the grammar allows them.
+
+        A token that ends the output is none of them: it is chosen without a guess as quickly.
+        """
+        sample = sample_of(request)
+        output, state = sample.output, sample.sampling_state
+        most = min(most, self._max_tokens, output.max_output_tokens - output.num_tokens - 1)
+        if most <= 0:
+            return ()
+        tokens: Sequence[int] = state.forced_tokens()[:most]
+        if not tokens:
+            tokens = self._drafter.draft(request, most)
+            if tokens:
+                tokens = tokens[: state.num_allowed(tokens)]
+        if tokens:
+            ends, stops = output.end_token_ids, sample.params.stop_token_ids
+            tokens = list(takewhile(lambda token: token not in ends and token not in stops, tokens))
+        return tokens
+
+    def checked(self, request: Sample, num_draft_tokens: int, num_accepted: int) -> None:
+        """Of a draft of the request so many tokens were right."""
+        self.counts.observe(num_draft_tokens, num_accepted)
+        self._drafter.observe(request, num_draft_tokens, num_accepted)
+
+    def ended(self, request: Request) -> None:
+        """The request has ended."""
+        self._drafter.ended(request)

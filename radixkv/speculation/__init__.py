@@ -1,0 +1,1 @@
+"""Speculation without a draft model: where guesses of the next tokens come from, and how many pay."""

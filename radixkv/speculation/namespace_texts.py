@@ -1,0 +1,62 @@
+"""NamespaceTexts: the recent outputs of each namespace, for guesses in the same one only."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
+from radixkv.speculation.text_index import TextIndex
+
+#: Tokens that a namespace's text has at most; then the older half is forgotten.
+MAX_TOKENS = 32_768
+#: Namespaces with a text; the one that was written to longest ago goes first.
+MAX_NAMESPACES = 64
+#: An output shorter than this is hardly worth its place.
+MIN_OUTPUT = 8
+_END = -1  # between two outputs: no token, so that no match and no guess goes across
+
+
+class NamespaceTexts:
+    """Bounded: at most `MAX_NAMESPACES` texts of 12 bytes a token (0.4 MB each) and a table of 64 KB."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[NamespaceKey, TextIndex] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, namespace: Namespace, output: Sequence[int]) -> None:
+        """An output of this namespace has ended. O(output)."""
+        if len(output) < MIN_OUTPUT:
+            return
+        key = frame_namespace(namespace)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = TextIndex(np.empty(0, dtype=np.int32))
+            if len(self._texts) > MAX_NAMESPACES:
+                self._texts.popitem(last=False)
+        elif len(text) > MAX_TOKENS:
+            kept = text.read(len(text) - MAX_TOKENS // 2, MAX_TOKENS)
+            text = self._texts[key] = TextIndex(np.asarray(kept, dtype=np.int32))
+        self._texts.move_to_end(key)
+        for token_id in output[-MAX_TOKENS // 2 :]:
+            text.append(token_id)
+        text.append(_END)
+
+    def find(self, namespace: Namespace, context: Sequence[int], most: int) -> tuple[list[int], int]:
+        """What followed the end of `context` before, at most `most` tokens, and how long the match is."""
+        text = self._texts.get(frame_namespace(namespace)) if self._texts else None
+        if text is None:
+            return [], 0
+        place, length = text.find(context)
+        found = text.read(place, most) if length else []
+        if _END in found:
+            del found[found.index(_END) :]
+        return found, length
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._texts.clear()

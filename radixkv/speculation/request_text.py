@@ -1,0 +1,98 @@
+"""RequestText: the guesses that one request's own tokens, its cached continuation and its prediction give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from radixkv.scheduling.request_state import Request
+from radixkv.speculation.acceptance import Acceptance
+from radixkv.speculation.text_index import LONGEST_MATCH, TextIndex
+
+#: Of a prompt, so many tokens are searched.
+MAX_INDEXED = 32_768
+#: Tokens of a cached continuation that are read at a time.
+_PAGE = 64
+_LONGEST_WAIT = 64
+
+#: The cached tokens behind all that a request has, at most so many.
+Continuation = Callable[[Request, int], Sequence[int]]
+
+
+class RequestText:
+    """What one request has written so far, and where it is in texts that it may be repeating.
+
+        script     s0 s1 s2 s3 s4 s5        a text that the request has followed token for token:
+                         ^ at               the next guess is s3
+
+    Attributes:
+        context: the request's last tokens.
+        acceptance: how its guesses went.
+        match: length of the match behind the latest draft; 0: it was none of these guesses.
+    """
+
+    __slots__ = (
+        "_at",
+        "_length",
+        "_look_at",
+        "_own",
+        "_prediction",
+        "_script",
+        "_wait",
+        "acceptance",
+        "context",
+        "match",
+    )
+
+    def __init__(self, request: Request) -> None:
+        prediction = request.params.prediction
+        tokens = request.tokens.view(max(0, request.num_tokens - MAX_INDEXED))
+        self._own = TextIndex(tokens)
+        self._length = request.num_tokens
+        self._prediction = TextIndex(np.asarray(prediction, dtype=np.int32)) if prediction else None
+        # The prediction is what the answer begins with, until it turns out otherwise.
+        output = request.output_token_ids()
+        follows = prediction is not None and list(prediction[: len(output)]) == output
+        self._script: Sequence[int] = prediction if follows and prediction else ()
+        self._at = len(output)
+        self._look_at, self._wait = 0, 1
+        self.context: list[int] = tokens[-LONGEST_MATCH:].tolist()
+        self.acceptance = Acceptance(request.params.is_greedy)
+        self.match = 0
+
+    def catch_up(self, request: Request) -> None:
+        """Take in the tokens that the request has got meanwhile. O(those tokens)."""
+        new = request.tokens.view(self._length).tolist()
+        self._length = request.num_tokens
+        for token_id in new:
+            self._own.append(token_id)
+            if self._at < len(self._script) and self._script[self._at] == token_id:
+                self._at += 1
+            else:
+                self._script, self._at = (), 0
+        self.context = (self.context + new)[-LONGEST_MATCH:]
+
+    def follow(self, request: Request, most: int, continuation: Continuation) -> list[int]:
+        """The next tokens of what the request is repeating: its cached continuation, or the prediction.
+
+        The cache is asked where the text ends, and again after ever longer waits where it knew nothing.
+        """
+        left = len(self._script) - self._at
+        if left <= 0 and self._length >= self._look_at:
+            self._script, self._at = continuation(request, _PAGE), 0
+            self._wait = 1 if self._script else min(2 * self._wait, _LONGEST_WAIT)
+            self._look_at = self._length + self._wait
+        return list(self._script[self._at : self._at + most])
+
+    def find(self, most: int) -> tuple[list[int], int]:
+        """What followed the request's last tokens in the prediction, or before in its own text."""
+        best: tuple[list[int], int] = [], 0
+        if self._prediction is not None:
+            place, length = self._prediction.find(self.context)
+            if length:
+                best = self._prediction.read(place, most), length
+        place, length = self._own.find(self.context, inside=True)
+        if length > best[1]:
+            best = self._own.read(place, most), length
+        return best

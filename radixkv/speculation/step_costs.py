@@ -1,0 +1,53 @@
+"""StepCosts: what one more row costs in a step, and what a token is worth there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+
+#: Duration of a step by its rows, as a multiple of a step of one row. `cpu` was measured (SmolLM2-135M,
+#: float32, context 512, 2 cores; docs/speculation.md); `triton` is an estimate from a GPU's roofline.
+MEASURED: Mapping[str, Mapping[int, float]] = {
+    "cpu": {1: 1.0, 2: 1.11, 4: 1.23, 8: 1.54, 16: 2.08, 32: 3.1, 64: 5.1, 128: 9.2},
+    "triton": {1: 1.0, 16: 1.03, 64: 1.12, 128: 1.3, 256: 1.8, 512: 3.2},
+}
+
+
+class StepCosts:
+    """Interpolates linearly between what was measured, and goes on as steeply behind.
+
+    Args:
+        durations: rows of a step -> how long it takes, in any unit; two at least.
+    """
+
+    def __init__(self, durations: Mapping[int, float]) -> None:
+        assert len(durations) >= 2
+        self._rows = sorted(durations)
+        self._costs = [durations[rows] for rows in self._rows]
+
+    @classmethod
+    def of_backend(cls, backend: str) -> StepCosts:
+        """What is known of an attention backend; of an unknown one, as of a CPU."""
+        return cls(MEASURED.get(backend, MEASURED["cpu"]))
+
+    def duration(self, rows: int) -> float:
+        """How long a step of so many rows takes. O(log entries)."""
+        i = self._segment(rows)
+        return self._costs[i] + (rows - self._rows[i]) * self._slope(i)
+
+    def one_more(self, rows: int) -> float:
+        """What a row more costs in a step of so many."""
+        return self._slope(self._segment(rows))
+
+    def break_even(self, rows: int, num_samples: int) -> float:
+        """How likely a guess must be for one more row to pay, in a step where so many requests get a token.
+
+        A token that is got in this step saves its request a step, which is a share of a step's duration.
+        """
+        return self.one_more(rows) * num_samples / self.duration(num_samples)
+
+    def _segment(self, rows: int) -> int:
+        return min(max(0, bisect_right(self._rows, rows) - 1), len(self._rows) - 2)
+
+    def _slope(self, i: int) -> float:
+        return (self._costs[i + 1] - self._costs[i]) / (self._rows[i + 1] - self._rows[i])

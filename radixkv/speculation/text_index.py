@@ -1,0 +1,118 @@
+"""TextIndex: where the last tokens of some text occurred before, longest match first.
+
+Hash chains as in deflate (RFC 1951, and zlib's implementation of it): `_last` has for each hash of GRAM
+tokens the latest place they end at, `_before` for each place the one before it with the same hash.
+
+    text      a b c d e a b c
+    place     0 1 2 3 4 5 6 7 8          _last[hash(a b c)] = 8, _before[8] = 3, _before[3] = -1
+
+A chain is followed for a few steps; each candidate is compared backwards, so that hashes only propose.
+Memory: 8 bytes a token and a table of fixed size.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+#: A match has at least so many tokens.
+GRAM = 3
+#: Matches are not measured beyond this.
+LONGEST_MATCH = 32
+_TABLE = 1 << 14
+_MASK = _TABLE - 1
+_FACTORS = (40503, 30011, 9973)
+_MOST_CANDIDATES = 8
+
+
+class TextIndex:
+    """A text that grows at its end.
+
+    Args:
+        tokens: it begins with these. O(tokens log tokens), vectorised: 1 ms for 8,000.
+    """
+
+    __slots__ = ("_before", "_last", "_tokens")
+
+    def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
+        count = len(tokens)
+        self._tokens = array("i", tokens.tobytes())
+        last = np.full(_TABLE, -1, dtype=np.int32)
+        before = np.full(count + 1, -1, dtype=np.int32)
+        if count >= GRAM:
+            wide = tokens.astype(np.int64)
+            hashes = (wide[:-2] * _FACTORS[0] + wide[1:-1] * _FACTORS[1] + wide[2:] * _FACTORS[2]) & _MASK
+            places = np.argsort(hashes, kind="stable").astype(np.int32)
+            ordered = hashes[places]
+            places += GRAM
+            same = ordered[1:] == ordered[:-1]
+            before[places[1:][same]] = places[:-1][same]
+            ends = np.append(~same, True)
+            last[ordered[ends]] = places[ends]
+        self._last = array("i", last.tobytes())
+        self._before = array("i", before.tobytes())
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, token_id: int) -> None:
+        """The text goes on with this token. O(1)."""
+        tokens = self._tokens
+        tokens.append(token_id)
+        place = len(tokens)
+        if place < GRAM:
+            self._before.append(-1)
+            return
+        key = _hash(tokens[-3], tokens[-2], token_id)
+        self._before.append(self._last[key])
+        self._last[key] = place
+
+    def read(self, place: int, most: int) -> list[int]:
+        """At most `most` tokens from a place on."""
+        return self._tokens[place : place + most].tolist()
+
+    def find(self, context: Sequence[int], *, inside: bool = False) -> tuple[int, int]:
+        """The place behind the longest match of the context's end, the latest of several; and its length.
+
+        (0, 0) where fewer than GRAM tokens match, or the text ends behind the match. O(LONGEST_MATCH) for
+        each of a few candidates.
+
+        Args:
+            context: the last tokens, `LONGEST_MATCH` of them if there are that many.
+            inside: the context is the end of this very text.
+        """
+        if len(context) < GRAM:
+            return 0, 0
+        tokens = self._tokens
+        end = len(tokens)
+        place = self._last[_hash(context[-3], context[-2], context[-1])]
+        if inside and place == end:
+            place = self._before[place]
+        best, longest = 0, GRAM - 1
+        for _ in range(_MOST_CANDIDATES):
+            if place < 0:
+                break
+            if place < end:
+                length = self._matching(place, context)
+                if length > longest:
+                    best, longest = place, length
+                    if length >= LONGEST_MATCH:
+                        break
+            place = self._before[place]
+        return (best, longest) if best else (0, 0)
+
+    def _matching(self, place: int, context: Sequence[int]) -> int:
+        """How many tokens before `place` are those at the end of `context`."""
+        tokens = self._tokens
+        most = min(place, len(context), LONGEST_MATCH)
+        length = 0
+        while length < most and tokens[place - 1 - length] == context[-1 - length]:
+            length += 1
+        return length
+
+
+def _hash(first: int, second: int, third: int) -> int:
+    return (first * _FACTORS[0] + second * _FACTORS[1] + third * _FACTORS[2]) & _MASK
