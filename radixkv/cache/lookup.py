@@ -119,7 +119,7 @@ class Lookup:
             match._source_version = 0 if source is None else source.version
         return match
 
-    def continuation(self, data: bytes, space: Space | None, most: int) -> bytes:
+    def following(self, data: bytes, space: Space | None, most: int) -> bytes:
         """What is cached behind these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
         if space is None or not self._enabled:
             return b""
@@ -127,7 +127,7 @@ class Lookup:
         walk = self.match(data[:whole], space).walk
         if walk is None or walk.depth * TOKEN_BYTES != whole:
             return b""
-        return self._tree.continuation(walk, space, data[whole:], most)
+        return self._tree.following(walk, space, data[whole:], most)
 
     def still_holds(self, match: Match, data: bytes, space: Space) -> bool:
         """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""

@@ -224,14 +224,14 @@ class PrefixCache:
         self._last = match = self._lookup.match(data, space, namespace)
         return match
 
-    def continuation(self, token_ids: TokenIds, namespace: Namespace = "", most: int = 64) -> list[int]:
+    def following(self, token_ids: TokenIds, namespace: Namespace = "", most: int = 64) -> list[int]:
         """What was cached behind these tokens before, in the same namespace: a guess of what comes next.
 
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. Read-only. O(tokens + path).
         """
         data = encode_tokens(token_ids)
-        found = self._lookup.continuation(data, self._namespaces.known(namespace), most * TOKEN_BYTES)
+        found = self._lookup.following(data, self._namespaces.known(namespace), most * TOKEN_BYTES)
         return np.frombuffer(found, dtype=np.int32).tolist()
 
     def is_current(self, match: Match) -> bool:

@@ -108,7 +108,7 @@ class TreeNodes:
             source = neighbour if same else None
             return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
-    def continuation(self, walk: Walk, space: Space, tail: bytes, most: int) -> bytes:
+    def following(self, walk: Walk, space: Space, tail: bytes, most: int) -> bytes:
         """What follows `tail` where a walk over whole blocks ended; the latest used of several. Read-only.
 
         Args:

@@ -75,6 +75,7 @@ class Drafter:
         text = self._texts.get(request)
         if text is not None and text.match:
             text.acceptance.observe(text.match, num_guesses, num_right)
+            text.match = 0
 
     def ended(self, request: Request) -> None:
         """The request has ended: its output may be repeated by others of its namespace. O(output)."""
