@@ -12,6 +12,7 @@ same sample whatever else is in the batch. Reported logprobs are the model's own
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -107,11 +108,12 @@ class _Step:
         self.requests, self.drafts = requests, drafts
         # Before anything waits for a GPU's logits.
         prepare_processors([request.sampling_state.processors for request in requests])
-        self.starts: list[int] = []
-        wanted: list[int] = []
-        for row, draft in zip(rows, drafts, strict=True):
-            self.starts.append(len(wanted))
-            wanted.extend(range(row, row + 1 + len(draft)))
+        self.starts: Sequence[int] = range(len(rows))
+        wanted = rows
+        if any(drafts):
+            sizes = [1 + len(draft) for draft in drafts]
+            self.starts = [0, *itertools.accumulate(sizes[:-1])]
+            wanted = [row + i for row, size in zip(rows, sizes, strict=True) for i in range(size)]
         identity = len(wanted) == len(logits) and all(row == i for i, row in enumerate(wanted))
         self.raw = (logits if identity else _rows(logits, wanted)).float()
         self.places: dict[int, int] = {}
@@ -132,6 +134,8 @@ class _Step:
         """The rows that processors change: a request's first, then the next as if its draft were accepted."""
         states = [request.sampling_state for request in self.requests]
         remaining = [i for i, state in enumerate(states) if state.processors]
+        if not remaining:
+            return self.raw[:0]
         accepted = [0] * len(states)
         blocks: list[torch.Tensor] = []
         depth = 0
@@ -155,33 +159,42 @@ class _Step:
             for i, count in enumerate(accepted):
                 if count:
                     states[i].roll_back(count)
-        return blocks[0] if len(blocks) == 1 else torch.cat([*blocks, self.raw[:0]])
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def runs(self) -> list[list[SampledToken]]:
         """The tokens of each request. Rows are drawn one after the other while they agree with the draft."""
-        drawing = [i for i, request in enumerate(self.requests) if not request.params.is_greedy]
+        starts, broken, chosen = self.starts, self.broken, self.chosen
+        drawing = [
+            i
+            for i, request in enumerate(self.requests)
+            if not request.params.is_greedy and not broken[starts[i]]
+        ]
         depth = 0
-        while drawing := [i for i in drawing if self._is_reached(i, depth)]:
-            own = self._logits([self.starts[i] + depth for i in drawing])
+        while drawing:
+            own = self._logits([starts[i] + depth for i in drawing])
             tokens = _draw(own, [self.requests[i] for i in drawing], depth)
             for i, token in zip(drawing, tokens, strict=True):
-                self.chosen[self.starts[i] + depth] = token
+                chosen[starts[i] + depth] = token
             depth += 1
+            drawing = [i for i in drawing if self.drafts[i] and self._goes_on(i, depth)]
+            drawing = [i for i in drawing if not broken[starts[i] + depth]]
         runs: list[list[SampledToken]] = []
-        for i, start in enumerate(self.starts):
-            end = start + 1
-            while self._is_reached(i, end - start):
-                end += 1
-            runs.append([SampledToken(-1 if self.broken[r] else self.chosen[r]) for r in range(start, end)])
+        for i, start in enumerate(starts):
+            run = [SampledToken(-1 if broken[start] else chosen[start])]
+            while self.drafts[i] and self._goes_on(i, len(run)):
+                row = start + len(run)
+                run.append(SampledToken(-1 if broken[row] else chosen[row]))
+            runs.append(run)
         self._add_logprobs(runs)
         return runs
 
-    def _is_reached(self, i: int, depth: int) -> bool:
-        """Whether a token is chosen from this row of request i: it is a number, and all before it agree."""
-        draft, row = self.drafts[i], self.starts[i] + depth
-        if depth == 0:
-            return not self.broken[row]
-        return depth <= len(draft) and not self.broken[row - 1] and self.chosen[row - 1] == draft[depth - 1]
+    def _goes_on(self, i: int, depth: int) -> bool:
+        """Whether the run of request i goes on behind its first `depth` tokens: the draft has them, too."""
+        draft = self.drafts[i]
+        if depth > len(draft):
+            return False
+        before = self.starts[i] + depth - 1
+        return self.chosen[before] == draft[depth - 1] and not self.broken[before]
 
     def _logits(self, rows: list[int]) -> torch.Tensor:
         """A copy of some rows as the processors left them."""
@@ -193,9 +206,10 @@ class _Step:
 
     def _add_logprobs(self, runs: list[list[SampledToken]]) -> None:
         wanted: list[tuple[int, int, SampledToken]] = []  # row, most likely ones wanted, token
-        for request, start, run in zip(self.requests, self.starts, runs, strict=True):
+        for i, request in enumerate(self.requests):
             most = request.params.logprobs
             if most is not None:
+                start, run = self.starts[i], runs[i]
                 wanted.extend((start + k, most, token) for k, token in enumerate(run) if token.token_id >= 0)
         if not wanted:
             return
