@@ -115,6 +115,7 @@ class Asked:
     salt: str
     priority: int
     aborted: bool = False
+    cached: int = 0
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -154,6 +155,7 @@ class ScriptedEngine:
 
     Args:
         tokenizer: what stands in for a `ByteTokenizer`.
+        caches: prompts are cached, as if they had been computed.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
     """
@@ -165,6 +167,7 @@ class ScriptedEngine:
         tokenizer: Any = None,
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
+        caches: bool = False,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -173,7 +176,9 @@ class ScriptedEngine:
         self.max_model_len = max_model_len
         self.context_length = context_length or max_model_len
         self.default_sampling = default_sampling or {}
-        self.prefix_cache = PrefixCache(100, 16)  # nothing is computed, but what a test puts there is found
+        # Nothing is computed, but what a test puts there is found.
+        self.prefix_cache = PrefixCache(100, 16)
+        self._caches = caches
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
@@ -262,6 +267,7 @@ class ScriptedEngine:
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
         asked = Asked(request_id, encoded.token_ids.tolist(), params, tenant, salt, priority)
+        asked.cached = self._look_up(asked)
         self.requests.append(asked)
         self._running[request_id] = asked
         self.note()
@@ -274,6 +280,15 @@ class ScriptedEngine:
             del self._running[request_id]
             asked.aborted = not finished
             self.note()
+
+    def _look_up(self, asked: Asked) -> int:
+        """The prompt's cached tokens: half of them, or with `caches` those that were asked for before."""
+        if not self._caches:
+            return len(asked.prompt) // 2
+        lease = self.prefix_cache.acquire(asked.prompt, self.cache.namespace(*asked.owner))
+        lease.commit(len(asked.prompt))
+        lease.release()
+        return lease.num_cached_tokens
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         params = asked.params
@@ -314,8 +329,8 @@ class ScriptedEngine:
                     finish_reason=reason,
                     stop_reason=stop,
                     num_prompt_tokens=len(asked.prompt),
-                    num_cached_tokens=len(asked.prompt) // 2,
-                    num_cache_write_tokens=len(asked.prompt) - len(asked.prompt) // 2,
+                    num_cached_tokens=asked.cached,
+                    num_cache_write_tokens=len(asked.prompt) - asked.cached,
                     error="scripted failure" if reason == "error" else None,
                     times=times,
                 )
