@@ -82,37 +82,41 @@ class Place:
 
 
 async def kept_prefixes(
-    context: ServerContext, chat: Chat, messages: Sequence[Message], places: Sequence[Place], ids: list[int]
+    context: ServerContext, chat: Chat, places: Sequence[Place], ids: list[int]
 ) -> tuple[KeptPrefix, ...]:
     """The prefixes that the breakpoints of a chat mean, shortest first.
 
     Args:
         chat: as it was rendered.
-        messages: what its `convert` gave.
+        places: in the messages that its `convert` gives.
         ids: the prompt.
 
     A breakpoint behind something that the template leaves out means nothing.
     """
     lengths: dict[int, float] = {}
     for place in places:
-        other = await chat_prompt(context, changed_after(place, chat, messages))
+        other = await chat_prompt(context, _changed_after(place, chat))
         length = common_prefix(ids, other.ids)
         if 0 < length < len(ids):
             lengths[length] = max(place.ttl, lengths.get(length, 0.0))
     return tuple(KeptPrefix(length, ttl) for length, ttl in sorted(lengths.items()))
 
 
-def changed_after(place: Place, chat: Chat, messages: Sequence[Message]) -> Chat:
+def _changed_after(place: Place, chat: Chat) -> Chat:
     """The chat up to a breakpoint, with something else behind it, in messages of the same roles."""
+
+    def convert() -> list[Message]:
+        messages = chat.convert()
+        if place.tool is not None:
+            return [message if message["role"] == "system" else _stub(message) for message in messages]
+        at = place.message
+        return [*messages[:at], _change(messages[at], place), *map(_stub, messages[at + 1 :])]
+
     tools = chat.tools
     if place.tool is not None:
         last = place.tool + 1 == len(tools)
         tools = [*tools, _OTHER_TOOL] if last else tools[: place.tool + 1]
-        changed = [message if message["role"] == "system" else _stub(message) for message in messages]
-    else:
-        at = place.message
-        changed = [*messages[:at], _change(messages[at], place), *map(_stub, messages[at + 1 :])]
-    return replace(chat, source=changed, convert=lambda: changed, tools=tools)
+    return replace(chat, convert=convert, tools=tools)
 
 
 def _change(message: Message, place: Place) -> Message:

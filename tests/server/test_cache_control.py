@@ -163,6 +163,45 @@ def test_a_full_budget_fails_no_request(server: LiveServer) -> None:
     assert server.engine.prefix_cache.stats.num_pins == 1
 
 
+def openai(server: LiveServer, **body: Any) -> Any:
+    with server.openai("key-a") as client:
+        return client.chat.completions.create(model="scripted", max_tokens=4, **body).usage
+
+
+def test_openais_parts_messages_and_tools(server: LiveServer) -> None:
+    functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in TOOLS]
+    kept = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    plain = openai(server, tools=functions, messages=[user(text("one", None), text("two", None))])
+    usage = openai(
+        server,
+        tools=[{**functions[0], **kept}, functions[1]],
+        messages=[
+            {"role": "system", "content": "Rules", **kept},
+            user(text("one", "5m"), text("two", None)),
+        ],
+    )
+    start, system = "tools:['first'", "tools:['first', 'second']\nsystem\nRules"
+    assert pins(server) == [(start, HOUR), (system, HOUR), (system + "user\none", FIVE_MINUTES)]
+    assert usage.prompt_tokens == plain.prompt_tokens + len("system\nRules") + 2, "no more is shown"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([user({**text("x"), "cache_control": {"type": "bogus"}})], id="type"),
+        pytest.param([user(text("x", "2h"))], id="time"),
+        pytest.param([user(*[text("x")] * 5)], id="five"),
+        pytest.param([user(text("x", "5m"), text("x", "1h"))], id="order"),
+        pytest.param([{"role": "user", "content": "x", "cache_control": {"type": "bogus"}}], id="message"),
+    ],
+)
+def test_openais_bad_breakpoints_are_refused(server: LiveServer, messages: Any) -> None:
+    with server.http(headers={"x-api-key": "key-a"}) as client:
+        answer = client.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400
+    assert "cache_control" in answer.json()["error"]["param"]
+
+
 def test_streams_pin_and_count_the_same(server: LiveServer) -> None:
     body = {"system": [text("Rules")], "messages": [user(text("x", None))]}
     with server.anthropic("key-a") as client, client.messages.stream(**ASK, **body) as stream:

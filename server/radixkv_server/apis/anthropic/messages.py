@@ -61,7 +61,8 @@ class Conversation:
     _names: dict[str, str] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
-        """Take a body in. O(its text)."""
+        """Take a body in, anew. O(its text)."""
+        self.messages, self.places, self._names = [], [], {}
         for index, tool in enumerate(body.tools or ()):
             if tool.cache_control is not None:
                 self.places.append(Place(tool.cache_control.seconds, tool=index))

@@ -30,8 +30,7 @@ async def parse_messages(
     chat, conversation = _chat_of(context, body, tenant)
     job, readers = await chat_job(context, chat, _sampling(body), renamed={"stop": "stop_sequences"})
     if conversation.places:
-        kept = await kept_prefixes(context, chat, conversation.messages, conversation.places, job.prompt_ids)
-        job = replace(job, kept=kept)
+        job = replace(job, kept=await kept_prefixes(context, chat, conversation.places, job.prompt_ids))
     request = GenerationRequest(
         id=f"msg_{uuid.uuid4().hex}",
         jobs=(job,),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from radixkv.text.json_text import read_json_text
+from radixkv_server.breakpoints import CacheControl, Place
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError
 
@@ -19,6 +20,7 @@ _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 class ContentPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _text_only(self) -> ContentPart:
@@ -68,6 +70,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FAIL_FAST] | None = None
     tool_call_id: str | None = None
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -124,3 +127,21 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """All messages in the form that templates expect."""
     return [message.for_template() for message in messages]
+
+
+def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Place]]:
+    """The breakpoints of messages, and where they stand in `template_messages`. O(parts)."""
+    found = []
+    for index, message in enumerate(messages):
+        chars = -1
+        for part in message.content if isinstance(message.content, list) else ():
+            chars += 1 + len(part.text)
+            if part.cache_control is not None:
+                place = Place(part.cache_control.seconds, message=index, chars=chars)
+                found.append((part.cache_control, place))
+        control = message.cache_control
+        if control is not None:
+            chars = len(message.content or "") if not isinstance(message.content, list) else chars
+            call = len(message.tool_calls) - 1 if message.tool_calls else None
+            found.append((control, Place(control.seconds, message=index, chars=max(0, chars), call=call)))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
@@ -13,6 +14,7 @@ from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
+from radixkv_server.breakpoints import kept_prefixes
 from radixkv_server.chat import Chat, chat_job
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
@@ -28,7 +30,11 @@ async def parse_chat(
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
     options, renamed = _chat_sampling(body)
-    job, readers = await chat_job(context, _chat_of(context, body), options, renamed=renamed)
+    chat = _chat_of(context, body)
+    job, readers = await chat_job(context, chat, options, renamed=renamed)
+    places = [place for _, place in body.breakpoints]
+    if places:
+        job = replace(job, kept=await kept_prefixes(context, chat, places, job.prompt_ids))
     request = _request(new_id("chatcmpl"), body, [job.keeping(body.kept_s)], "messages")
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
@@ -77,7 +83,7 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
     return Chat(
         source=body.messages,
         convert=lambda: template_messages(body.messages),
-        tools=as_data(body.tools or []),
+        tools=[tool.for_template() for tool in body.tools or ()],
         tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,

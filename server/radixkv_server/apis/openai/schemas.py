@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_STOP_STRINGS
-from radixkv_server.apis.openai.messages import ChatMessage
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.apis.openai.messages import ChatMessage, breakpoints_in
+from radixkv_server.breakpoints import CacheControl, Place, check_breakpoints
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -214,6 +215,11 @@ class Tool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: Literal["function"]
     function: FunctionTool
+    cache_control: CacheControl | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as templates expect it, without what is meant for the cache."""
+        return {name: value for name, value in as_data(self).items() if name != "cache_control"}
 
 
 class TemplateFields(StrictModel):
@@ -225,6 +231,19 @@ class TemplateFields(StrictModel):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def breakpoints(self) -> list[tuple[CacheControl, Place]]:
+        """What has `cache_control`, and where it stands, in the order of tools and messages."""
+        tools = enumerate(self.tools or ())
+        controls = [(tool.cache_control, index) for index, tool in tools if tool.cache_control is not None]
+        placed = [(control, Place(control.seconds, tool=index)) for control, index in controls]
+        return placed + breakpoints_in(self.messages)
+
+    @model_validator(mode="after")
+    def _sound_breakpoints(self) -> TemplateFields:
+        check_breakpoints([control for control, _ in self.breakpoints])
+        return self
 
     @field_validator("chat_template_kwargs")
     @classmethod

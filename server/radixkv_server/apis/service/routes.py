@@ -32,7 +32,7 @@ async def tokenize(request: Request) -> Response:
         chat = Chat(
             source=messages,
             convert=lambda: template_messages(messages),
-            tools=as_data(body.tools or []),
+            tools=[tool.for_template() for tool in body.tools or ()],
             add_generation_prompt=body.add_generation_prompt is not False,
         )
         ids = (await chat_prompt(context, chat)).ids
