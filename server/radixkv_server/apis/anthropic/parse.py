@@ -15,7 +15,6 @@ from radixkv_server.chat import Chat, chat_job, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest
-from radixkv_server.http.body import as_data
 
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 # The templates' own scale ends here.
@@ -67,7 +66,7 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> t
 
     choice = body.tool_choice
     chat = Chat(
-        source=[as_data(body.system), *as_data(body.messages)],
+        source=[body.system, *body.messages],
         convert=lambda: conversation.convert(body, recall),
         tools=[tool.for_template() for tool in body.tools or ()],
         tool_choice="auto" if choice is None else choice.name or _CHOICES[choice.type],

@@ -19,7 +19,6 @@ from radixkv_server.chat import Chat, chat_job
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
-from radixkv_server.http.body import as_data
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -10,7 +10,6 @@ from radixkv_server.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.exchange import json_response, long_json_response
-from radixkv_server.http.body import as_data
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
 router = APIRouter()
