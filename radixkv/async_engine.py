@@ -26,7 +26,7 @@ from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import Command, EngineThread, Snapshot
+from radixkv.engine.engine_thread import Command, EngineThread, RestartPolicy, Snapshot
 from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
@@ -211,12 +211,16 @@ class AsyncEngine:
             then called on that thread. Prefer the function where the engine computes on a CPU: OpenMP keeps
             a set of worker threads per calling thread, and with two sets on the same cores none of them
             waits actively any more, which made decode steps 1.5 times slower.
+        restart: make an engine that has failed anew, with that function; its unfinished requests have failed,
+            and its cache is empty.
 
     Attributes:
         cache: the prefix cache's calls.
     """
 
-    def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
+    def __init__(
+        self, engine: Engine | Callable[[], Engine], *, restart: RestartPolicy | None = None
+    ) -> None:
         # The engine's thread needs the interpreter back quickly after each tensor operation; with the
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
@@ -224,9 +228,8 @@ class AsyncEngine:
         self._huge_texts = ThreadPoolExecutor(
             1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
-        self._thread = EngineThread(engine, self._streams.deliver, self._fail_all)
-        self._engine = self._thread.engine
-        self.cache = CacheCalls(self._run_on_cache, self._engine.model_fingerprint)
+        self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
+        self.cache = CacheCalls(self._run_on_cache, self._thread.facts.model_fingerprint)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -237,32 +240,33 @@ class AsyncEngine:
         """
         from radixkv.engine.builder import build_engine
 
-        return cls(lambda: build_engine(config))
+        restart = RestartPolicy() if config.restart_engine else None
+        return cls(lambda: build_engine(config), restart=restart)
 
     # ------------------------------------------------------------------ facts
 
     @property
     def config(self) -> EngineConfig:
-        return self._engine.config
+        return self._thread.facts.config
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self._engine.tokenizer
+        tokenizer = self._thread.facts.tokenizer
         assert tokenizer is not None
         return tokenizer
 
     @property
     def model_name(self) -> str:
-        return self._engine.model_name
+        return self._thread.facts.model_name
 
     @property
     def model_fingerprint(self) -> str:
         """Identifies configuration, weights and dtype; empty: unknown."""
-        return self._engine.model_fingerprint
+        return self._thread.facts.model_fingerprint
 
     @property
     def max_model_len(self) -> int:
-        return self._engine.max_model_len
+        return self._thread.facts.max_model_len
 
     @property
     def context_length(self) -> int:
@@ -277,7 +281,7 @@ class AsyncEngine:
     @property
     def summary(self) -> EngineSummary:
         """What the start-up banner says of the engine."""
-        summary = self._engine.summary
+        summary = self._thread.facts.summary
         assert summary is not None, "the engine was not made by build_engine"
         return summary
 
@@ -379,7 +383,7 @@ class AsyncEngine:
         """
         return await self._off_loop(
             len(text),
-            lambda: self._engine.input_processor.tokenize(
+            lambda: self._thread.facts.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
             ),
         )
@@ -415,7 +419,7 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
     async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
-        encode = self._engine.input_processor.encode
+        encode = self._thread.facts.input_processor.encode
         try:
             size = len(prompt)
         except TypeError:  # no prompt: refused below
@@ -428,7 +432,7 @@ class AsyncEngine:
             return None
         # Shielded: others may wait for the same grammar.
         return await asyncio.shield(
-            asyncio.wrap_future(self._engine.input_processor.grammars.submit(params.grammar))
+            asyncio.wrap_future(self._thread.facts.input_processor.grammars.submit(params.grammar))
         )
 
     # ------------------------------------------------------------------ one request
@@ -437,7 +441,7 @@ class AsyncEngine:
         self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
-        self._engine.input_processor.check(encoded, params)
+        self._thread.facts.input_processor.check(encoded, params)
         grammar = await self._compile(params)
         stream = _Stream(request_id, asyncio.get_running_loop())
         self._thread.submit(_Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))

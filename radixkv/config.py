@@ -55,6 +55,8 @@ class EngineConfig:
         generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
             top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
         allow_download: False: never reach for the hub.
+        restart_engine: make an engine that has failed anew, at most five times in ten minutes; until it is
+            there, requests are told to come again.
         trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
             it; False: such a model is refused.
 
@@ -94,6 +96,7 @@ class EngineConfig:
     chat_template: str | None = None
     generation_config: str = "auto"
     allow_download: bool = True
+    restart_engine: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:

@@ -65,7 +65,15 @@ class EngineOverloadedError(RadixKVError):
 
 
 class EngineStoppedError(RadixKVError):
-    """The engine has been closed or has failed for good."""
+    """The engine has been closed or has failed.
+
+    Attributes:
+        retry_after_s: when it should be back; None: it won't come back.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class OutOfBlocks(RadixKVError):

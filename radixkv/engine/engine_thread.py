@@ -6,17 +6,28 @@ either way. Commands given after the end are refused.
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
+from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
+from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError
+
+if TYPE_CHECKING:
+    from radixkv.engine.startup import EngineSummary
+    from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
 
@@ -40,6 +51,37 @@ class Snapshot(Command):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What of an engine never changes, so that every thread may read it. Holds no memory of the model's."""
+
+    config: EngineConfig
+    tokenizer: Tokenizer | None
+    model_name: str
+    model_fingerprint: str
+    max_model_len: int
+    summary: EngineSummary | None
+    input_processor: InputProcessor
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineFacts:
+        return cls(**{item.name: getattr(engine, item.name) for item in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often a failed engine is made anew.
+
+    Args:
+        most: restarts within `within_s`; one more failure is the end.
+        pause_s: before the first of them; each further one waits twice as long.
+    """
+
+    most: int = 5
+    within_s: float = 600.0
+    pause_s: float = 1.0
+
+
 class EngineThread:
     """Makes an engine, steps it while it has work, and runs commands in between.
 
@@ -48,10 +90,12 @@ class EngineThread:
     Args:
         source: the engine; from now on only this thread may touch it. Or a function that makes it there.
         on_result: called on the thread with the engine and what a step gave.
-        on_end: called on the thread, after the last command, with the error that waiters get.
+        on_end: called on the thread when the engine has ended, after the last command, with the error that
+            waiters get.
+        restart: make a failed engine anew; needs a function as `source`. None: its failure is the end.
 
     Attributes:
-        engine: what of it never changes may be read by all.
+        facts: of the engine; after a restart, of the new one.
         stats: its counters as of the last step or command.
     """
 
@@ -60,42 +104,49 @@ class EngineThread:
         source: Engine | Callable[[], Engine],
         on_result: Callable[[Engine, StepResult], None],
         on_end: Callable[[EngineStoppedError], None],
+        restart: RestartPolicy | None = None,
     ) -> None:
         self._on_result = on_result
         self._on_end = on_end
+        self._restart = None if isinstance(source, Engine) else restart
+        self._failures: deque[float] = deque()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # around `_stopped`: no command may slip in behind the last one
         self._stopped: EngineStoppedError | None = None
-        made: Future[Engine] = Future()
+        self._closing = threading.Event()
+        made: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._make_and_run, args=(source, made), name="radixkv-engine", daemon=True
+            target=self._live, args=([source], made), name="radixkv-engine", daemon=True
         )
+        self.facts: EngineFacts
         self.stats: EngineStats
         self._thread.start()
-        self.engine = made.result()
+        made.result()
 
     @property
     def is_running(self) -> bool:
         """Whether commands are taken."""
-        return self._stopped is None
+        return self._stopped is None and self._thread.is_alive()
 
     def submit(self, command: Command) -> None:
         """Have a command run, soon; any thread may call it.
 
         Raises:
-            EngineStoppedError: the thread has ended, or was told to.
+            EngineStoppedError: the engine has ended, or was told to.
         """
         with self._lock:
             if self._stopped is not None:
-                raise EngineStoppedError(str(self._stopped))
+                raise EngineStoppedError(str(self._stopped), retry_after_s=self._stopped.retry_after_s)
             self._commands.put(command)
 
     def stop(self) -> None:
         """Run what was submitted before, then end the thread; may be called again. Does not wait."""
         with self._lock:
+            self._closing.set()
             if self._stopped is None:
-                self._stopped = EngineStoppedError("the engine has been closed")
                 self._commands.put(None)
+            if self._stopped is None or self._stopped.retry_after_s is not None:
+                self._stopped = EngineStoppedError("the engine has been closed")
 
     def join(self) -> None:
         """Wait for the end of the thread."""
@@ -103,22 +154,76 @@ class EngineThread:
 
     # ------------------------------------------------------------------ on the thread
 
-    def _make_and_run(self, source: Engine | Callable[[], Engine], made: Future[Engine]) -> None:
+    def _live(self, sources: list[Engine | Callable[[], Engine]], made: Future[None]) -> None:
+        """From the first engine to the last."""
+        source = sources.pop()  # nothing else may keep an engine that has failed
         try:
             engine = source if isinstance(source, Engine) else source()
-            self.stats = engine.stats()
+            self._publish(engine)
         except BaseException as error:
             made.set_exception(error)
             return
-        made.set_result(engine)
+        made.set_result(None)
+        if isinstance(source, Engine):
+            self._serve(engine)
+            return
+        engines = [engine]
+        del engine
+        while engines:
+            self._serve(engines.pop())
+            engines += self._make_anew(source)
+
+    def _serve(self, engine: Engine) -> None:
+        """Until it ends, or is told to."""
         try:
             self._run(engine)
         except BaseException as error:
             logger.exception("the engine's thread failed")
-            with self._lock:
-                self._stopped = EngineStoppedError(f"the engine has failed: {error}")
+            self._note_failure(error)
         finally:
             self._cancel_rest()
+
+    def _make_anew(self, source: Callable[[], Engine]) -> list[Engine]:
+        """Another engine, if the last one failed and may be replaced; an empty list: this is the end."""
+        while True:
+            stopped = self._stopped
+            assert stopped is not None
+            if stopped.retry_after_s is None or self._closing.wait(stopped.retry_after_s):
+                return []
+            try:
+                gc.unfreeze()  # the old engine is among what was thought to stay for good
+                gc.collect()
+                engine = source()
+                self._publish(engine)
+            except BaseException as error:
+                logger.exception("the engine could not be made anew")
+                self._note_failure(error)
+                continue
+            with self._lock:
+                if self._closing.is_set():
+                    return []
+                self._stopped = None
+            logger.warning("the engine has been made anew")
+            return [engine]
+
+    def _publish(self, engine: Engine) -> None:
+        self.stats = engine.stats()
+        self.facts = EngineFacts.of(engine)
+
+    def _note_failure(self, error: BaseException) -> None:
+        pause: float | None = None
+        if self._restart is not None:
+            now = time.monotonic()
+            while self._failures and now - self._failures[0] > self._restart.within_s:
+                self._failures.popleft()
+            if len(self._failures) < self._restart.most:
+                pause = self._restart.pause_s * 2 ** len(self._failures)
+            self._failures.append(now)
+        what = "the engine has failed" if pause is None else "the engine has failed and is being restarted"
+        with self._lock:
+            if self._closing.is_set():
+                pause = None
+            self._stopped = EngineStoppedError(f"{what}: {error}", retry_after_s=pause)
 
     def _run(self, engine: Engine) -> None:
         while self._run_commands(engine):

@@ -27,6 +27,7 @@ _RENAMED = {
     "deterministic": "--deterministic/--no-deterministic",
     "allow_download": "--download/--no-download",
     "trust_remote_code": "--trust-remote-code",
+    "restart_engine": "--restart-engine/--no-restart-engine",
     "request_timeout_s": "--request-timeout",
     "namespace_weights": "--namespace-weight",
 }

@@ -74,7 +74,9 @@ def to_api_error(error: BaseException) -> ApiError:
         headers = {"Retry-After": str(seconds)}
         return ApiError(503, str(error), code="engine_overloaded", headers=headers)
     if isinstance(error, EngineStoppedError):
-        return ApiError(503, str(error) or "the engine has stopped", code="engine_stopped")
+        wait = error.retry_after_s
+        headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+        return ApiError(503, str(error) or "the engine has stopped", code="engine_stopped", headers=headers)
     if isinstance(error, OutOfBlocks):
         return ApiError(503, str(error), code="out_of_kv_blocks", headers={"Retry-After": "1"})
     if isinstance(error, RequestFailedError):
