@@ -132,6 +132,14 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = 30.0,
+    shutdown_delay: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for which the server still listens after SIGTERM, answering 503 to /health/ready "
+            "and to new requests, so that load balancers see it.",
+            rich_help_panel="Server",
+        ),
+    ] = 1.0,
     chat_format: Annotated[
         str,
         typer.Option(
@@ -178,6 +186,7 @@ def serve(
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
         slow_client_timeout_s=slow_client_timeout,
+        shutdown_delay_s=shutdown_delay,
         chat_format=chat_format,
         vllm_metrics=vllm_metrics,
         response_store=response_store,

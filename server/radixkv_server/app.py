@@ -148,7 +148,8 @@ def make_server(
         on_ready: called with host and port once requests are accepted.
     """
     app = create_app(engine, settings, apis)
-    return HttpServer(uvicorn_config(app, settings, dialects_of(apis)), settings, on_ready)
+    config = uvicorn_config(app, settings, dialects_of(apis))
+    return HttpServer(config, settings, on_ready, on_drain=app.state.context.drain)
 
 
 def serve(

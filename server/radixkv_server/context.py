@@ -44,6 +44,7 @@ class ServerContext:
     activity: Activity = field(default_factory=Activity)
     names: NodeNames = field(default_factory=NodeNames)
     calls: CallMemory = field(default_factory=CallMemory)
+    is_draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -64,6 +65,15 @@ class ServerContext:
             cache_feed=CacheFeed(engine.cache),
             tracing=None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name),
         )
+
+    def drain(self) -> None:
+        """The server is about to end: take no more requests, finish those that run."""
+        self.is_draining = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests should be sent here."""
+        return self.engine.is_healthy and not self.is_draining
 
     def max_body_bytes(self, num_prompts: int = 1) -> int:
         """Largest body of a route that takes up to `num_prompts` prompts.

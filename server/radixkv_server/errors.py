@@ -55,7 +55,8 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
 
 def shutting_down() -> ApiError:
     """The answer to requests that the end of the server cuts off."""
-    return ApiError(503, "The server is shutting down.", code="shutting_down")
+    headers = {"Retry-After": "1"}  # another server, or this one's successor, may be there by then
+    return ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -42,6 +42,8 @@ class ServerSettings:
         keep_alive_s: how long an idle connection stays open.
         slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
         ping_interval_s: a stream with nothing to say sends an SSE comment this often.
+        shutdown_delay_s: how long the server still listens after SIGTERM, not ready and answering 503 to new
+            requests, so that load balancers see it before connections are refused.
         shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
         chat_format: how the model writes reasoning and tool calls: `auto` (by its chat template), `hermes`,
             `smollm2`, `smollm3`, `llama3`, `mistral`, `mistral-args`, `deepseek`, `harmony`, or `plain`
@@ -80,6 +82,7 @@ class ServerSettings:
     keep_alive_s: int = 30
     slow_client_timeout_s: float = 30.0
     ping_interval_s: float = 15.0
+    shutdown_delay_s: float = 1.0
     shutdown_grace_s: float = 30.0
     chat_format: str = AUTO
     trust_request_chat_template: bool = False
@@ -125,8 +128,9 @@ class ServerSettings:
         is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
         require(is_file, "response_store", "a file in a folder that exists")
         require(self.chat_format in FORMAT_NAMES, "chat_format", "one of " + ", ".join(FORMAT_NAMES))
-        grace = self.shutdown_grace_s
-        require(_is_number(grace) and grace >= 0, "shutdown_grace_s", "a number of seconds of at least 0")
+        for name in ("shutdown_delay_s", "shutdown_grace_s"):
+            value = getattr(self, name)
+            require(_is_number(value) and value >= 0, name, "a number of seconds of at least 0")
 
     @property
     def first_api_key(self) -> str | None:

@@ -118,6 +118,7 @@ ERRORS = [
     (RequestFailedError("too late", code="timeout"), 504, "timeout", openai.InternalServerError),
     (EngineOverloadedError("full", retry_after_s=2.5), 503, "engine_overloaded", openai.InternalServerError),
     (EngineStoppedError("stopped"), 503, "engine_stopped", openai.InternalServerError),
+    (EngineStoppedError("again", retry_after_s=2.5), 503, "engine_stopped", openai.InternalServerError),
     (ZeroDivisionError("secret detail"), 500, "internal_error", openai.InternalServerError),
 ]
 
@@ -135,7 +136,8 @@ def test_errors_before_the_first_token_have_a_status(
         assert answer.status_code == status
         assert answer.json()["error"]["code"] == code
         assert "secret detail" not in answer.text
-        assert answer.headers.get("retry-after") == ("3" if code == "engine_overloaded" else None)
+        waits = getattr(error, "retry_after_s", None) is not None
+        assert answer.headers.get("retry-after") == ("3" if waits else None)
         with pytest.raises(kind):
             sdk.chat.completions.create(model="scripted", stream=stream, **chat("say:fail"))
         fine = client.post(path, json=chat("say:fine") if path == CHAT else {"prompt": "say:fine"})
@@ -243,3 +245,4 @@ def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
         engine.is_healthy = False
         assert client.get("/health").status_code == 503
         assert client.head("/health").status_code == 503
+        assert client.get("/health/ready").status_code == 503

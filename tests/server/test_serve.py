@@ -44,6 +44,7 @@ serve(
     on_ready=lambda host, port: print("ready", host, port, flush=True),
     port=0,
     shutdown_grace_s={grace},
+    shutdown_delay_s={delay},
 )
 print("closed", engine.closed.is_set(), flush=True)
 """
@@ -52,10 +53,10 @@ print("closed", engine.closed.is_set(), flush=True)
 class Process:
     """A serving process and its port."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, delay: float = 0.0) -> None:
         folder = str(Path(__file__).parent.parent / "support")
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(folder=folder, grace=grace)],
+            [sys.executable, "-c", PROGRAM.format(folder=folder, grace=grace, delay=delay)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,7 +93,8 @@ class Process:
 
 @pytest.fixture
 def process(request: Any) -> Iterator[Process]:
-    started = Process(getattr(request, "param", 30))
+    options = getattr(request, "param", {"grace": 30.0})
+    started = Process(**options)
     try:
         yield started
     finally:
@@ -123,7 +125,7 @@ def test_running_requests_finish_after_a_signal(process: Process, number: int) -
     assert process.popen.returncode == 0
 
 
-@pytest.mark.parametrize("process", [0.2], indirect=True)
+@pytest.mark.parametrize("process", [{"grace": 0.2}], indirect=True)
 def test_what_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     sock, _ = process.stream()
     process.popen.send_signal(signal.SIGTERM)
@@ -137,7 +139,7 @@ def test_what_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     assert process.popen.returncode == 0
 
 
-@pytest.mark.parametrize("process", [0.2], indirect=True)
+@pytest.mark.parametrize("process", [{"grace": 0.2}], indirect=True)
 def test_a_whole_answer_that_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     request = raw_request("/v1/completions", {"prompt": "say:hello"})
     head, _, body = request.replace(b"Host:", b"Expect: 100-continue\r\nHost:").partition(b"\r\n\r\n")
@@ -160,6 +162,31 @@ def test_a_second_signal_ends_at_once(process: Process) -> None:
     process.popen.stderr.readline()
     process.popen.send_signal(signal.SIGTERM)
     drain(sock)
+    assert "Traceback" not in process.errors()
+    assert process.popen.returncode == 0
+
+
+@pytest.mark.parametrize("process", [{"grace": 30.0, "delay": 1000.0}], indirect=True)
+def test_balancers_see_that_a_server_ends_before_connections_are_refused(process: Process) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{process.port}", timeout=30) as client:
+        assert client.get("/health/ready").json() == {"status": "ready"}
+        sock, _ = process.stream()
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.stderr is not None
+        assert "finishing 1 request(s)" in process.popen.stderr.readline()
+        answer = client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        assert client.get("/health").status_code == 200, "it is alive"
+        refused = client.post("/v1/completions", json={"prompt": "say:late"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert refused.headers["retry-after"] == "1"
+    process.release()
+    with sock:
+        while b"[DONE]" not in sock.recv(65536):
+            pass
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.line() == "closed True"
     assert "Traceback" not in process.errors()
     assert process.popen.returncode == 0
 

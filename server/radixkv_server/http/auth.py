@@ -10,6 +10,9 @@ from radixkv_server.errors import ApiError
 from radixkv_server.http.request_record import record_of
 from radixkv_server.tenant_book import TenantBook
 
+# What balancers and supervisors ask.
+OPEN_PATHS = ("/health", "/health/ready")
+
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """The key of a request: `Authorization: Bearer KEY` (OpenAI) or `x-api-key: KEY` (Anthropic)."""
@@ -24,14 +27,14 @@ def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 
 
 class AuthMiddleware:
-    """ASGI middleware: 401 without a valid key, on every route (known or not) but /health."""
+    """ASGI middleware: 401 without a valid key, on every route (known or not) but OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, keys: TenantBook) -> None:
         self.app = app
         self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self.keys.is_open and scope["path"] != "/health":
+        if scope["type"] == "http" and not self.keys.is_open and scope["path"] not in OPEN_PATHS:
             self._authenticate(scope)
         await self.app(scope, receive, send)
 

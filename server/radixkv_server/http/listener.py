@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -107,8 +108,11 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         settings: ServerSettings,
         on_ready: Callable[[str, int], None] | None = None,
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(config)
+        self._on_drain = on_drain
+        self._ends_at: float | None = None
         self._settings = settings
         self._on_ready = on_ready
 
@@ -124,6 +128,11 @@ class HttpServer(uvicorn.Server):
         if self.started and self._on_ready is not None:
             host, port = sockets[0].getsockname()[:2]
             self._on_ready(host, port)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets=sockets)
@@ -154,10 +163,14 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        if self._ends_at is not None:
+            self.should_exit = self.force_exit = True
             return
-        self.should_exit = True
+        # Whoever stops it by hand need not wait for a load balancer.
+        delay = self._settings.shutdown_delay_s if number == signal.SIGTERM else 0.0
+        self._ends_at = time.monotonic() + delay
+        if self._on_drain is not None:
+            self._on_drain()
         running = len(self.server_state.tasks)
         if running:
             grace = self._settings.shutdown_grace_s

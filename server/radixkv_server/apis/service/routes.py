@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+import radixkv
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.chat import Chat, chat_prompt
@@ -59,6 +60,24 @@ async def health(request: Request) -> Response:
     """200 while the engine works, 503 when it has failed or stopped. Needs no key."""
     healthy = context_of(request).engine.is_healthy
     return json_response({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
+
+
+@router.api_route("/health/ready", methods=["GET", "HEAD"])
+async def ready(request: Request) -> Response:
+    """200 while requests should be sent here; 503 once the server is about to end, and without an engine.
+
+    Needs no key.
+    """
+    context = context_of(request)
+    if context.is_ready:
+        return json_response({"status": "ready"})
+    return json_response({"status": "draining" if context.is_draining else "unavailable"}, 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The server's version."""
+    return json_response({"version": radixkv.__version__})
 
 
 @router.get("/metrics")
