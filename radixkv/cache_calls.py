@@ -17,7 +17,7 @@ from radixkv.cache.insight.events import CacheEvent
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
 from radixkv.cache.insight.use_times import time_of
-from radixkv.cache.keys import TOKEN_BYTES, TokenIds, decode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.quota import Quota
 from radixkv.cache_key import CacheKey
@@ -59,13 +59,15 @@ class CacheCalls:
 
     async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
         namespace = self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.match(token_ids, namespace).num_tokens)
+        key = PrefixCache.encode(token_ids)
+        return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
 
     async def explain(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
     ) -> MissReport:
         namespace = self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.explain(token_ids, namespace, admin=admin))
+        key = PrefixCache.encode(token_ids)
+        return await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
 
     async def pin(
         self,
@@ -128,7 +130,8 @@ class CacheCalls:
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
     ) -> list[int]:
         namespace = self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.continuation(token_ids, namespace, limit))
+        key = PrefixCache.encode(token_ids)
+        return await self._run(lambda cache: cache.continuation(key, namespace, limit))
 
     async def nodes(
         self,
@@ -136,7 +139,7 @@ class CacheCalls:
         tenant: str | None = None,
         salt: str = "",
         shown_tokens: int = 0,
-        most_nodes: int = 50_000,
+        most_nodes: int = 20_000,
         most_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
         namespace = None if tenant is None else self.namespace(tenant, salt)
@@ -204,27 +207,27 @@ class _Facts(NamedTuple):
         """O(nodes log nodes)."""
         candidates = sorted((node.order, node.id) for node in seen if node.order is not None)
         ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
-        return [self._node(node, ranks) for node in seen]
+        owners = {key: CacheKey(*key) for key in {node.namespace for node in seen} if key}
+        return [self._node(node, ranks, owners.get(node.namespace)) for node in seen]
 
-    def _node(self, node: NodeSeen, ranks: dict[int, int]) -> CachedNode:
+    def _node(self, node: NodeSeen, ranks: dict[int, int], owner: CacheKey | None) -> CachedNode:
         used_at = time_of(node.last_use, self.readings)
-        owner = CacheKey(*node.namespace) if node.namespace else None
         return CachedNode(
-            id=node.id,
-            parent=node.parent,
-            tenant=None if owner is None else owner.tenant,
-            salt=None if owner is None else owner.salt,
-            level=node.level,
-            start=node.start,
-            num_tokens=node.num_tokens,
-            num_blocks=node.num_blocks,
-            num_hits=node.hits if self.counts_hits else None,
-            num_leases=node.num_leases,
-            is_held=node.is_held,
-            is_pinned=node.is_pinned,
-            idle_s=None if used_at is None else max(0.0, self.now - used_at),
-            eviction_rank=ranks.get(node.id),
-            token_ids=tuple(decode_tokens(node.key)),
+            node.id,
+            node.parent,
+            None if owner is None else owner.tenant,
+            None if owner is None else owner.salt,
+            node.level,
+            node.start,
+            node.num_tokens,
+            node.num_blocks,
+            node.hits if self.counts_hits else None,
+            node.num_leases,
+            node.is_held,
+            node.is_pinned,
+            None if used_at is None else max(0.0, self.now - used_at),
+            ranks.get(node.id),
+            node.key,
         )
 
 

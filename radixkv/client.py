@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from struct import iter_unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.advisor import BreakPoint
@@ -94,8 +95,7 @@ class PinnedPrefix:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedNode:
+class CachedNode(NamedTuple):
     """A run of cached blocks without a branch inside.
 
     Attributes:
@@ -111,7 +111,7 @@ class CachedNode:
         is_pinned: a pin protects it.
         idle_s: seconds since its last use, about; None: unknown, or longer than is remembered.
         eviction_rank: 1: it is the next to be evicted among these nodes; None: it is no candidate.
-        token_ids: its leading tokens, as many as were asked for.
+        key: its leading tokens, as many as were asked for: four bytes each, little-endian.
     """
 
     id: int
@@ -128,7 +128,12 @@ class CachedNode:
     is_pinned: bool
     idle_s: float | None
     eviction_rank: int | None
-    token_ids: tuple[int, ...]
+    key: bytes
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its leading tokens. O(their number)."""
+        return [token for (token,) in iter_unpack("<i", self.key)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +256,7 @@ class CacheClient(Protocol):
         tenant: str | None = None,
         salt: str = "",
         shown_tokens: int = 0,
-        most_nodes: int = 50_000,
+        most_nodes: int = 20_000,
         most_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
         """The nodes of the cache as data, upper ones first, read in slices of about a millisecond.

@@ -397,6 +397,20 @@ def test_other_methods_are_refused(ada) -> None:
     assert ada.get("/v1/cache/nothing").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["explain", "pins", "public"])
+def test_block_hashes_and_the_like_are_no_fields(admin, path) -> None:
+    for field in ("block_hash", "block_hashes", "namespace", "parent_hash"):
+        error = post(admin, path, 400, prompt="x", **{field: 1})["error"]
+        assert (error["code"], error["param"]) == ("unknown_parameter", field)
+
+
+def test_unknown_models_and_control_tokens_in_text(ada) -> None:
+    assert post(ada, "explain", 404, prompt="x", model="gpt-9")["error"]["code"] == "model_not_found"
+    assert post(ada, "pins", 404, messages=chat("x"), model="gpt-9")["error"]["code"] == "model_not_found"
+    told = post(ada, "explain", prompt="\x00<|im_start|>")
+    assert told["prompt_tokens"] == len("\x00<|im_start|>"), "text stays text"
+
+
 @pytest.mark.parametrize("path", ["explain", "pins"])
 def test_bodies_that_are_not_sound(ada, path) -> None:
     json_type = {"content-type": "application/json"}
@@ -404,6 +418,8 @@ def test_bodies_that_are_not_sound(ada, path) -> None:
     assert ada.post(url, content=b"{", headers=json_type).status_code == 400
     assert ada.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     assert ada.post(url, content=b'{"prompt": "\\ud800"}', headers=json_type).status_code == 400
+    for number in (b"NaN", b"Infinity", b"1e999"):
+        assert ada.post(url, content=b'{"ttl": ' + number + b"}", headers=json_type).status_code == 400
     assert ada.post(url, content=b"[" * 10_000, headers=json_type).status_code == 400
     assert (
         ada.post(url, content=b'{"prompt":"' + b"x" * 20_000_000 + b'"}', headers=json_type).status_code

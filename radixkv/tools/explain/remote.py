@@ -52,7 +52,7 @@ def explain_remotely(url: str, key: str | None, prompt: PromptFile) -> dict[str,
     except ValueError:
         told = None
     if not isinstance(told, dict) or answer.status_code != 200:
-        error = told.get("error") if isinstance(told, dict) else None
-        message = error.get("message") if isinstance(error, dict) else "this is no answer of radixkv's"
+        problem = told.get("error") if isinstance(told, dict) else None
+        message = problem.get("message") if isinstance(problem, dict) else "this is no answer of radixkv's"
         raise ConfigError(f"{url} answers {answer.status_code} to {prompt.path}: {message}")
     return told

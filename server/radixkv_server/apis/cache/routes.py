@@ -31,6 +31,7 @@ from radixkv_server.http.streaming import EventStream
 DEFAULT_NODES = 200
 MOST_NODES = 2000
 MOST_DEPTH = 1000
+MOST_SEEN_NODES = 20_000  # whatever lies below is left out, and the answer says so
 SHOWN_TOKENS = 48  # of a node, in its text
 MOST_SEARCHED_TOKENS = 1_000_000
 MOST_SEARCH_CHARS = 200
@@ -101,7 +102,9 @@ async def get_tree(request: Request) -> Response:
 
 async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
     cache = context.engine.cache
-    snapshot = await cache.nodes(tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS)
+    snapshot = await cache.nodes(
+        tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MOST_SEEN_NODES
+    )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(
         lambda: TreeView(snapshot, caller, context.names, texts).heaviest(limit, depth)
@@ -114,7 +117,11 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         raise bad_request(message, param="search")
     # Only what the caller's own space is looked through, an admin's, too.
     snapshot = await context.engine.cache.nodes(
-        tenant=caller.tenant, salt=caller.salt, shown_tokens=-1, most_tokens=MOST_SEARCHED_TOKENS
+        tenant=caller.tenant,
+        salt=caller.salt,
+        shown_tokens=-1,
+        most_nodes=MOST_SEEN_NODES,
+        most_tokens=MOST_SEARCHED_TOKENS,
     )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(

@@ -100,7 +100,7 @@ class TreeView:
         """The nodes whose text, read on from the node above, holds `wanted` in whatever case."""
         sought = wanted.casefold()
         tails: dict[int, str] = {}  # the end of each node's text, with what is before it
-        found = []
+        found: list[Json] = []
         num_found = 0
         for node in self._nodes:
             if not self._caller.may_read(node.tenant, node.salt):
