@@ -1,16 +1,21 @@
-"""The command `radixkv bench`."""
+"""The command `radixkv bench`: fixed workloads, or a load of one's own, on any server with OpenAI's API."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 from radixkv.errors import ConfigError
+from radixkv.tools.api_key_file import read_key
+from radixkv.tools.output_files import check_writable
+
+WORKLOADS_PANEL, LOAD_PANEL = "Fixed workloads", "Load (--load)"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -25,22 +30,139 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="Name of the model to ask for; default: the first that is served.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds with new prompts; medians are shown.")] = 1,
-    workloads: Annotated[
-        str | None, typer.Option(help="Which, separated by commas: W1 cold, W1 warm, W2, W3, single.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first round's prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the (first round's) prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Rounds with new prompts; medians are shown.", rich_help_panel=WORKLOADS_PANEL
+        ),
+    ] = 1,
+    workloads: Annotated[
+        str | None,
+        typer.Option(
+            help="Which, separated by commas: W1 cold, W1 warm, W2, W3, single.",
+            rich_help_panel=WORKLOADS_PANEL,
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            help="shared: questions behind one long system prompt. agent: conversations of many turns. "
+            "unique: prompts that share nothing. replay: the requests of --log.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = None,
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Sessions that begin a second, at random times (Poisson); 0: all at once.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = 1.0,
+    sessions: Annotated[
+        int, typer.Option(min=1, help="How many there are.", rich_help_panel=LOAD_PANEL)
+    ] = 32,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Turns of a session of an agent.", rich_help_panel=LOAD_PANEL)
+    ] = 6,
+    prompt_words: Annotated[
+        int,
+        typer.Option(min=1, help="Words of the shared or the unique prompt.", rich_help_panel=LOAD_PANEL),
+    ] = 800,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=LOAD_PANEL)
+    ] = 32,
+    exact_length: Annotated[
+        bool,
+        typer.Option(
+            "--exact-length",
+            help="Ask for exactly that many (ignore_eos: vLLM, SGLang, radixkv).",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most requests in flight. The wait for a place counts; without it nobody waits for others.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help='Chat log to replay, JSON lines {"messages", "timestamp"}.', rich_help_panel=LOAD_PANEL
+        ),
+    ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            help='Its schedule, lines {"t", "session", "upto", "max_tokens"}.', rich_help_panel=LOAD_PANEL
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="Its tool definitions by key.", rich_help_panel=LOAD_PANEL)
+    ] = None,
+    speed: Annotated[
+        float,
+        typer.Option(min=0.001, help="Replay so many times as fast as recorded.", rich_help_panel=LOAD_PANEL),
+    ] = 1.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the API key; default: the variable RADIXKV_API_KEY.", rich_help_panel=LOAD_PANEL
+        ),
+    ] = None,
     server: Annotated[
         list[str] | None, typer.Argument(help="After --: arguments of the `radixkv serve` that is started.")
     ] = None,
 ) -> None:
-    """Run serving workloads over HTTP: wall time, throughput, latencies, and what came from the cache.
+    """Measure a server over HTTP: throughput, latencies, and what came from the cache.
 
-    W1: 24 questions on one shared prompt of 1,500 tokens, 8 at a time (cold: the first ones; warm: 24 more).
-    W2: 4 conversations of 6 turns. W3: 16 prompts that share nothing, 8 at a time. single: 4 such prompts,
-    one at a time. Greedy, 32 output tokens a request.
+    Without --load, fixed workloads, greedy, 32 output tokens a request. W1: 24 questions on one shared prompt
+    of 1,500 tokens, 8 at a time (cold: the first ones; warm: 24 more). W2: 4 conversations of 6 turns. W3: 16
+    prompts that share nothing, 8 at a time. single: 4 such prompts, one at a time.
+
+    With --load, chats that begin when they are due, however slow the server is (open loop): times count from
+    then, so that a server that falls behind shows it.
     """
+    if url and server:
+        raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
+    if json_file is not None:
+        check_writable("--json", json_file)
+    if load is not None and workloads is not None:
+        raise ConfigError("--load and --workloads exclude each other")
+    if load is None:
+        _run_workloads(url, model, rounds, workloads, seed, json_file, server or [])
+        return
+    settings = {
+        "load": load,
+        "rate": rate,
+        "sessions": sessions,
+        "turns": turns,
+        "prompt_words": prompt_words,
+        "max_tokens": max_tokens,
+        "exact_length": exact_length,
+        "at_once": at_once,
+        "log": None if log is None else log.name,
+        "speed": speed,
+        "seed": seed,
+    }
+    work = _sessions(settings, log, schedule, tools)
+    _run_load(url, model, settings, work, read_key(api_key_file), json_file, server or [])
+
+
+def _run_workloads(
+    url: str | None,
+    model: str | None,
+    rounds: int,
+    workloads: str | None,
+    seed: int,
+    json_file: Path | None,
+    server: list[str],
+) -> None:
     import httpx
 
     from radixkv.tools.bench.workloads import WORKLOADS, measure, medians, report, show
@@ -48,8 +170,6 @@ def bench(
     chosen = [name.strip() for name in workloads.split(",")] if workloads else list(WORKLOADS)
     if unknown := sorted(set(chosen) - set(WORKLOADS)):
         raise ConfigError(f"--workloads: there is no {', '.join(unknown)}; known: {', '.join(WORKLOADS)}")
-    if url and server:
-        raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Workloads", total=rounds * len(chosen))
         try:
@@ -59,12 +179,85 @@ def bench(
                 chosen=chosen,
                 num_rounds=rounds,
                 seed=seed,
-                server_arguments=server or (),
+                server_arguments=server,
                 on_done=lambda: progress.advance(task),
             )
         except httpx.HTTPError as error:
-            place = url or "the server that was started"
-            raise ConfigError(f"{place} does not answer: {error or type(error).__name__}") from error
+            raise _unreachable(url, error) from error
     show(medians(results), f"Serving workloads, medians of {rounds} round{'s' if rounds > 1 else ''}")
     if json_file is not None:
-        json_file.write_text(json.dumps(report(results), indent=2) + "\n", encoding="utf-8")
+        _write(json_file, report(results))
+
+
+def _sessions(
+    settings: dict[str, Any], log: Path | None, schedule: Path | None, tools: Path | None
+) -> list[Any]:
+    from radixkv.tools.bench.scenarios import SCENARIOS, make_sessions, read_log, replayed
+
+    scenario = settings["load"]
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"--load: there is no {scenario!r}; known: {', '.join(SCENARIOS)}")
+    if (scenario == "replay") != (log is not None):
+        raise ConfigError("--load replay and --log FILE go together")
+    if log is not None:
+        requests = read_log(log, schedule, tools)
+        return replayed(requests, speed=settings["speed"], max_tokens=settings["max_tokens"])
+    return make_sessions(
+        scenario,
+        count=settings["sessions"],
+        rate=settings["rate"],
+        seed=settings["seed"],
+        max_tokens=settings["max_tokens"],
+        turns=settings["turns"],
+        shared_words=settings["prompt_words"],
+    )
+
+
+def _run_load(
+    url: str | None,
+    model: str | None,
+    settings: dict[str, Any],
+    work: list[Any],
+    api_key: str | None,
+    json_file: Path | None,
+    server: list[str],
+) -> None:
+    import asyncio
+
+    import httpx
+
+    from radixkv.tools.bench.load import Load
+    from radixkv.tools.bench.load_report import figures, report, show
+    from radixkv.tools.bench.server_process import started_server
+    from radixkv.tools.bench.workloads import served_model
+
+    with contextlib.nullcontext(url) if url else started_server(server) as address:
+        try:
+            name = model or served_model(address, api_key)
+        except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError) as error:
+            raise _unreachable(url, error) from error
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("Requests", total=sum(len(session.turns) for session in work))
+            run = Load(
+                address,
+                name,
+                api_key=api_key,
+                at_once=settings["at_once"],
+                exact_length=settings["exact_length"],
+                on_done=lambda: progress.advance(task),
+            )
+            outcomes = asyncio.run(run.run(work))
+    show(figures(outcomes), f"{settings['load']}: {len(work)} sessions, model {name}")
+    if json_file is not None:
+        _write(json_file, report(outcomes, {**settings, "model": name}))
+    if all(outcome.error is not None for outcome in outcomes):
+        raise ConfigError("every request failed: is it a chat model, and are the prompts within its context?")
+
+
+def _unreachable(url: str | None, error: Exception) -> ConfigError:
+    place = url or "the server that was started"
+    return ConfigError(f"{place} does not answer: {error or type(error).__name__}")
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -195,8 +195,12 @@ async def run_workload(client: Client, name: str, seed: int) -> Result:
     return await client.ask_all([words(source, 252) for _ in range(count)], at_once)
 
 
-def served_model(url: str) -> str:
-    return httpx.get(url.rstrip("/") + "/v1/models", trust_env=False).json()["data"][0]["id"]
+def served_model(url: str, api_key: str | None = None) -> str:
+    """The first model that a server serves."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    address = url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    answer = httpx.get(address, headers=headers, trust_env=False).raise_for_status()
+    return str(answer.json()["data"][0]["id"])
 
 
 def medians(rounds: Sequence[dict[str, Result]]) -> dict[str, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from radixkv.config import EngineConfig
-from radixkv.errors import ConfigError
+from radixkv.tools.api_key_file import read_key
 from radixkv.tools.cli_options import engine_options
 
 if TYPE_CHECKING:
@@ -85,11 +84,5 @@ def _server(
 ) -> RemotePartner:
     from radixkv.tools.chat.partners import RemotePartner
 
-    if key_file is not None:
-        try:
-            key: str | None = key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {key_file}: {error}") from None
-    else:
-        key = os.environ.get("RADIXKV_API_KEY")
+    key = read_key(key_file)
     return RemotePartner(url, model=model, api_key=key, max_tokens=max_tokens, temperature=temperature)

@@ -11,10 +11,11 @@ import typer
 
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.tools.api_key_file import read_key
 from radixkv.tools.cli_options import engine_options
 from radixkv.tools.explain.local import LocalCache
 from radixkv.tools.explain.prompt_file import read_prompt
-from radixkv.tools.explain.remote import explain_remotely, read_key
+from radixkv.tools.explain.remote import explain_remotely
 from radixkv.tools.output_files import check_writable
 
 SHOWN_CHARS = 160

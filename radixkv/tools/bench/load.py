@@ -1,0 +1,164 @@
+"""An open-loop load on any server with OpenAI's chat completions, measured from when each request was due.
+
+A closed loop waits for a slow server before it asks again, and so leaves out just the requests that would
+have waited (coordinated omission). Here sessions begin when they are due, however slow the server is, and
+waiting counts from then on. Later turns of a session are due when the turn before has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from radixkv.tools.bench.scenarios import Session
+from radixkv.tools.replay.message_log import Message
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request; clock readings in seconds after the load began, None: did not happen."""
+
+    session: int
+    turn: int
+    due: float
+    sent: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    accepted_tokens: int = 0
+    error: str | None = None
+    text: str = ""
+
+
+class Load:
+    """Runs sessions against one server.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        api_key: None: none is sent.
+        at_once: most requests in flight; None: as many as are due. With a bound it is no open loop, and the
+            wait for a place still counts.
+        exact_length: ask for exactly `max_tokens` tokens (`ignore_eos`: vLLM, SGLang, radixkv).
+        on_done: called after each request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        at_once: int | None = None,
+        temperature: float = 0.0,
+        exact_length: bool = False,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # A connection a request: servers close idle ones when they like, also just as one is used again.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        base = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.AsyncClient(
+            base_url=base, headers=headers, timeout=None, limits=limits, trust_env=False
+        )
+        self._options: dict[str, Any] = {"model": model, "temperature": temperature}
+        if exact_length:
+            self._options["ignore_eos"] = True
+        self._places = asyncio.Semaphore(at_once) if at_once is not None else contextlib.nullcontext()
+        self._on_done = on_done or (lambda: None)
+        self._began = 0.0
+
+    async def run(self, sessions: Sequence[Session]) -> list[Outcome]:
+        """All sessions to their ends; outcomes in the order of sessions and turns."""
+        async with contextlib.aclosing(self._http):
+            self._began = time.perf_counter()
+            runs = [self._session(number, session) for number, session in enumerate(sessions)]
+            return [outcome for own in await asyncio.gather(*runs) for outcome in own]
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
+
+    async def _session(self, number: int, session: Session) -> list[Outcome]:
+        await asyncio.sleep(max(0.0, session.start - self._now()))
+        messages: list[Message] = []
+        outcomes: list[Outcome] = []
+        due = session.start
+        for turn, added in enumerate(session.turns):
+            messages += added
+            outcome = Outcome(number, turn, due)
+            outcomes.append(outcome)
+            async with self._places:
+                await self._ask(outcome, messages, session)
+            self._on_done()
+            if outcome.error is not None:
+                break
+            messages.append({"role": "assistant", "content": outcome.text})
+            due = self._now()
+        return outcomes
+
+    async def _ask(self, outcome: Outcome, messages: list[Message], session: Session) -> None:
+        body = {
+            **self._options,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if session.tools:
+            body["tools"] = session.tools
+        if session.max_tokens is not None:
+            body["max_tokens"] = session.max_tokens
+        outcome.sent = self._now()
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    outcome.error = f"HTTP {response.status_code}"
+                    return
+                await self._read(outcome, response)
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            outcome.error = type(error).__name__
+        finally:
+            outcome.ended = self._now()
+
+    async def _read(self, outcome: Outcome, response: httpx.Response) -> None:
+        latest, num_chunks = 0.0, 0
+        async for line in response.aiter_lines():
+            if not line.startswith("data:") or line.endswith("[DONE]"):
+                continue
+            event = json.loads(line[5:])
+            if "error" in event:
+                outcome.error = "error event"
+                return
+            _take_usage(outcome, event.get("usage"))
+            for choice in event.get("choices") or ():
+                delta = choice.get("delta") or {}
+                if not (delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")):
+                    continue
+                outcome.text += delta.get("content") or ""
+                num_chunks += 1
+                now = self._now()
+                if outcome.first_token is None:
+                    outcome.first_token = now
+                else:
+                    outcome.gaps.append(now - latest)
+                latest = now
+        outcome.output_tokens = outcome.output_tokens or num_chunks  # a server that tells no usage
+
+
+def _take_usage(outcome: Outcome, usage: Any) -> None:
+    if not usage:
+        return
+    outcome.prompt_tokens = usage.get("prompt_tokens") or 0
+    outcome.output_tokens = usage.get("completion_tokens") or 0
+    details = usage.get("prompt_tokens_details") or {}
+    outcome.cached_tokens = details.get("cached_tokens") or 0
+    spoken = usage.get("completion_tokens_details") or {}
+    outcome.accepted_tokens = spoken.get("accepted_prediction_tokens") or 0
