@@ -99,8 +99,7 @@ def settings_table(kind: type, serve: list[Parameter]) -> list[str]:
     params = {param.name: param for param in serve}
     rows = []
     for field in fields(kind):
-        names = (field.name, field.name.removesuffix("_s"), field.name.removesuffix("s"))
-        param = next((params[name] for name in names if name in params), None)
+        param = params.get(field.name)
         flag = "" if param is None else "the argument" if param.is_argument else param.label()
         rows.append((code(field.name), flag, code(field.type), default_of(field), cell(helps[field.name])))
     return table(("setting", "flag of `radixkv serve`", "type", "default", "meaning"), rows)
@@ -124,8 +123,7 @@ def configuration(serve: list[Parameter]) -> str:
         "",
         "## The server",
         "",
-        f"`{ServerSettings.__module__}.{ServerSettings.__name__}`. Those without a flag are set in Python:",
-        "`radixkv_server.app.create_app(engine, ServerSettings(...))`.",
+        f"`{ServerSettings.__module__}.{ServerSettings.__name__}`, for `radixkv_server.app.create_app`.",
         "",
         *settings_table(ServerSettings, serve),
         "",
@@ -166,7 +164,7 @@ def command_line(commands: dict[str, Callable[..., Any]]) -> str:
     ]
     for name, command in commands.items():
         summary = (inspect.getdoc(command) or "").split("\n\n")[0]
-        lines.append(f"| [`radixkv {name}`](#radixkv-{name}) | {cell(summary)} |")
+        lines.append(f"| [`radixkv {name}`](#radixkv-{name.replace(' ', '-')}) | {cell(summary)} |")
     for name, command in commands.items():
         lines += command_page(name, command)
     lines += [
@@ -181,8 +179,15 @@ def command_line(commands: dict[str, Callable[..., Any]]) -> str:
 
 def pages() -> dict[Path, str]:
     """What the generated pages should contain."""
-    found = command_tree().registered_commands
-    commands = {info.name or info.callback.__name__: info.callback for info in found if info.callback}
+    tree = command_tree()
+    groups = [("", tree), *((f"{group.name} ", group.typer_instance) for group in tree.registered_groups)]
+    commands = {
+        prefix + (info.name or info.callback.__name__): info.callback
+        for prefix, group in groups
+        if group is not None
+        for info in group.registered_commands
+        if info.callback
+    }
     return {
         FOLDER / "configuration.md": configuration(parameters(commands["serve"])),
         FOLDER / "cli.md": command_line(commands),

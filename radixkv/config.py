@@ -38,8 +38,8 @@ class EngineConfig:
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
-        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`; `auto`: `fair` on a server that asks
-            for API keys, else `prefix`.
+        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`; `auto`: `fair` on a server
+            with API keys of several tenants, else `prefix`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.

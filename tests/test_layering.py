@@ -19,7 +19,7 @@ PACKAGE_IMPORTS = {
     "radixkv_server": {"radixkv", "radixkv_server"},
 }
 #: The command line starts the server: the one place where radixkv names radixkv_server.
-PACKAGE_EXCEPTIONS = {("radixkv.tools.cli", "radixkv_server")}
+PACKAGE_EXCEPTIONS = {("radixkv.tools.serve", "radixkv_server")}
 
 #: Rooms of radixkv, from the ground up: a room imports from lower floors and from itself, not from its
 #: neighbours. The files beside the rooms that are not named here are the entry points.

@@ -1,6 +1,6 @@
-"""Engine settings as command-line options: one table, made from `EngineConfig`, used by every command.
+"""Settings as command-line options, made from a class of settings: the engine's are those of every command.
 
-The help text of an option is the setting's paragraph in `EngineConfig`'s docstring, so the two can't differ.
+The help text of an option is the setting's paragraph in the class's docstring, so the two can't differ.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from radixkv.config import EngineConfig
+from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.errors import ConfigError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 # Settings that are not options under their own name.
-_NOT_OPTIONS = {"model"}
+_NOT_OPTIONS = ("model",)
 _RENAMED = {
     "enable_prefix_caching": "--prefix-caching/--no-prefix-caching",
     "share_prefix_attention": "--share-prefix-attention/--no-share-prefix-attention",
@@ -89,16 +89,67 @@ def setting_helps(settings: type) -> dict[str, str]:
     return texts
 
 
-def _type_of(name: str) -> Any:
-    if name == "kv_cache_memory":
-        return str | None
-    if name == "namespace_weights":
+#: Settings that are written in another form than they have.
+_WRITTEN_AS = {"kv_cache_memory": str | None, "namespace_weights": list[str] | None}
+
+
+def _type_of(name: str, annotation: str) -> Any:
+    if name in _WRITTEN_AS:
+        return _WRITTEN_AS[name]
+    if annotation == "tuple[str, ...]":
         return list[str] | None
     kinds = {"str": str, "int": int, "float": float, "bool": bool}
-    annotation = str({field.name: field.type for field in fields(EngineConfig)}[name])
     optional = annotation.endswith("| None")
     kind = kinds[annotation.removesuffix("| None").strip()]
     return kind | None if optional else kind
+
+
+def settings_parameters(
+    settings: type, panel: str, *, renamed: Mapping[str, str], left_out: Sequence[str] = ()
+) -> list[inspect.Parameter]:
+    """One parameter of a command, an option of the setting's name, for each field of a class of settings.
+
+    Args:
+        panel: where `--help` lists them.
+        renamed: field -> what the option is called, where it is not the field's name.
+        left_out: fields that are no options.
+    """
+    helps = setting_helps(settings)
+    parameters = []
+    for item in fields(settings):
+        if item.name in left_out:
+            continue
+        flag = renamed.get(item.name, "--" + item.name.replace("_", "-"))
+        option = typer.Option(flag, help=helps[item.name], rich_help_panel=panel)
+        kind = _type_of(item.name, str(item.type))
+        parameters.append(
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if item.default == () else item.default,
+                annotation=Annotated[kind, option],
+            )
+        )
+    return parameters
+
+
+def with_parameters(
+    wrapper: Callable[..., Any],
+    command: Callable[..., Any],
+    parameters: Sequence[inspect.Parameter],
+    replaced: str,
+) -> Callable[..., Any]:
+    """Declare `wrapper` to take `parameters` in the place of the command's parameter `replaced`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.name != replaced
+    ]
+    ordered = sorted([*own, *parameters], key=lambda parameter: parameter.kind)  # positional ones first
+    wrapper.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    return wrapper
 
 
 def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> Callable[..., Any]:
@@ -110,12 +161,12 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
         model_flag: the model is an option, `--model`: the command has arguments of its own.
     """
     helps = setting_helps(EngineConfig)
-    names = [field.name for field in fields(EngineConfig) if field.name not in _NOT_OPTIONS]
-    defaults = {field.name: field.default for field in fields(EngineConfig)}
+    options = settings_parameters(EngineConfig, ENGINE_PANEL, renamed=_RENAMED, left_out=_NOT_OPTIONS)
+    names = [option.name for option in options]
     model = inspect.Parameter(
         "model",
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=defaults["model"],
+        default=EMBEDDED_MODEL,
         annotation=Annotated[
             str,
             typer.Option("--model", help=helps["model"], rich_help_panel=ENGINE_PANEL)
@@ -123,24 +174,6 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             else typer.Argument(help=helps["model"], metavar="[MODEL]"),
         ],
     )
-    options = []
-    for name in names:
-        flag = _RENAMED.get(name, "--" + name.replace("_", "-"))
-        option = typer.Option(flag, help=helps[name], rich_help_panel=ENGINE_PANEL)
-        options.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults[name],
-                annotation=Annotated[_type_of(name), option],
-            )
-        )
-    signature = inspect.signature(command, eval_str=True)
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in signature.parameters.values()
-        if parameter.name != "config"
-    ]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> Any:
@@ -153,9 +186,7 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             settings["chat_template"] = _read_template(settings["chat_template"])
         return command(config=EngineConfig(model=values.pop("model"), **settings), **values)
 
-    wrapper.__signature__ = signature.replace(parameters=[model, *own, *options])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (model, *own, *options)}
-    return wrapper
+    return with_parameters(wrapper, command, [model, *options], "config")
 
 
 def _read_template(value: str) -> str:

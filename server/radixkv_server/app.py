@@ -21,6 +21,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -179,7 +180,14 @@ def serve(
             from radixkv.async_engine import AsyncEngine
 
             engine_factory = AsyncEngine.from_config
-        serve_engine(engine_factory(config), settings, on_ready=on_ready, sock=sock)
+        serve_engine(engine_factory(with_tenants(config, settings)), settings, on_ready=on_ready, sock=sock)
+
+
+def with_tenants(config: EngineConfig, settings: ServerSettings) -> EngineConfig:
+    """The engine's settings for these tenants: with several, `auto` schedules fairly among them."""
+    if config.scheduling_policy == "auto" and settings.has_several_tenants:
+        return replace(config, scheduling_policy="fair")
+    return config
 
 
 def serve_engine(
@@ -211,4 +219,4 @@ async def _serve_and_close(server: HttpServer, sock: socket.socket, engine: Engi
         await engine.close()
 
 
-__all__ = ["check_port_is_free", "create_app", "make_settings", "serve", "serve_engine"]
+__all__ = ["check_port_is_free", "create_app", "make_settings", "serve", "serve_engine", "with_tenants"]

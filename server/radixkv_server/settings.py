@@ -10,7 +10,15 @@ from typing import Any
 
 from radixkv.chat.formats import AUTO, FORMAT_NAMES
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import KeyRing, keys_from_environment, split_api_key
+from radixkv_server.api_keys import (
+    ADMIN_ENV_VARIABLE,
+    KeyRing,
+    keys_from_environment,
+    keys_from_file,
+    parse_api_key,
+    split_api_key,
+)
+from radixkv_server.log_format import FORMATS, LEVELS
 
 MIB = 1024 * 1024
 
@@ -56,6 +64,8 @@ class ServerSettings:
         max_stored_bytes: most bytes of one tenant's.
         access_log: one line per request.
         otlp_traces_endpoint: where OpenTelemetry traces go (OTLP over HTTP); None: nowhere.
+        log_format: `text`, or `json`: an object a line.
+        log_level: `debug`, `info`, `warning` or `error`; None: `info`, or `debug` with `radixkv --verbose`.
         vllm_metrics: `/metrics` has the figures under vLLM's names, too.
 
     Raises:
@@ -90,6 +100,8 @@ class ServerSettings:
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * MIB
     access_log: bool = True
+    log_format: str = "text"
+    log_level: str | None = None
     vllm_metrics: bool = False
     otlp_traces_endpoint: str | None = None
 
@@ -131,6 +143,19 @@ class ServerSettings:
         for name in ("shutdown_delay_s", "shutdown_grace_s"):
             value = getattr(self, name)
             require(_is_number(value) and value >= 0, name, "a number of seconds of at least 0")
+        require(self.log_format in FORMATS, "log_format", "one of " + ", ".join(FORMATS))
+        require(self.log_level in (None, *LEVELS), "log_level", "one of " + ", ".join(LEVELS))
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether nobody is let in without a key."""
+        return bool(self.api_keys or self.admin_keys or self.keys_file)
+
+    @property
+    def has_several_tenants(self) -> bool:
+        """Whether there are several, or may be: those of a keys file come and go."""
+        names = {parse_api_key(text).tenant.name for text in self.api_keys + self.admin_keys}
+        return len(names) > 1 or self.keys_file is not None
 
     @property
     def first_api_key(self) -> str | None:
@@ -153,18 +178,30 @@ class ServerSettings:
         return cls(**options)
 
 
-def make_settings(*, api_keys: Sequence[str] | None = None, **options: Any) -> ServerSettings:
+def make_settings(
+    *,
+    api_keys: Sequence[str] | None = None,
+    admin_keys: Sequence[str] | None = None,
+    api_key_file: str | None = None,
+    **options: Any,
+) -> ServerSettings:
     """Settings from what a command line gives: None stands for the default.
 
     Args:
-        api_keys: `KEY` or `NAME=KEY` each; None or empty: those in the environment variable RADIXKV_API_KEY.
+        api_keys: `KEY` or `NAME=KEY` each; without any, nor a file: those in the environment variable
+            RADIXKV_API_KEY.
+        admin_keys: likewise, from RADIXKV_ADMIN_KEY.
+        api_key_file: file with further `api_keys`, one a line.
         options: further fields of ServerSettings.
 
     Raises:
         ConfigError: a value is wrong, or a key is malformed or given to two tenants.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return ServerSettings.from_options({**given, "api_keys": tuple(api_keys or keys_from_environment())})
+    users = [*(api_keys or ()), *(keys_from_file(api_key_file) if api_key_file else ())]
+    given["api_keys"] = tuple(users or keys_from_environment())
+    given["admin_keys"] = tuple(admin_keys or keys_from_environment(variable=ADMIN_ENV_VARIABLE))
+    return ServerSettings.from_options(given)
 
 
 def _is_int(value: object) -> bool:

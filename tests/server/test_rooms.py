@@ -9,7 +9,7 @@ SERVER = "radixkv_server"
 
 #: From the ground up: a room imports from lower floors and from itself.
 FLOORS = (
-    ("errors", "tenants"),
+    ("errors", "tenants", "log_format"),
     ("api_keys", "rate_limits"),
     ("keys_file",),
     ("settings", "response_store"),

@@ -15,7 +15,7 @@ from radixkv.errors import ConfigError
 from radixkv.tools import cli
 from radixkv.tools.cli_options import parse_size, setting_helps
 
-COMMANDS = ("serve", "chat", "pull", "explain", "bench", "replay", "simulate")
+COMMANDS = ("serve", "keys", "chat", "pull", "explain", "bench", "replay", "simulate")
 
 
 def run(*arguments: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,7 @@ def test_help_of_every_command_is_complete():
 
 
 def test_every_setting_is_an_option_with_its_help():
-    output = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "250"}).output
+    output = CliRunner().invoke(cli.command_tree(), ["serve", "--help"], env={"COLUMNS": "250"}).output
     assert set(setting_helps(EngineConfig)) == set(EngineConfig.__dataclass_fields__)
     for flag in ("--num-blocks", "--block-size", "--max-model-len", "--kv-cache-memory", "--deterministic"):
         assert flag in output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -80,7 +81,27 @@ class ObserveMiddleware:
         if self.tracing is not None:
             self.tracing.request_ended(scope, route, record)
         if self.access_log and route not in ("/health", "/metrics"):
-            access_logger.info("%s", access_line(scope, record))
+            extra = {"fields": access_fields(scope, record)}
+            access_logger.info("%s", access_line(scope, record), extra=extra)
+
+
+def access_fields(scope: Scope, record: RequestRecord) -> dict[str, Any]:
+    """What the line says, by name, for logs that machines read."""
+    client = scope.get("client")
+    return {
+        "client": client[0] if client else None,
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": record.status,
+        "failed": record.failed,
+        "seconds": round(record.age_s, 3),
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "tenant": record.tenant,
+        "error_code": record.error_code or None,
+        "request_id": record.request_id,
+    }
 
 
 def access_line(scope: Scope, record: RequestRecord) -> str:

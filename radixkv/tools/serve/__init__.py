@@ -1,0 +1,1 @@
+"""Serving: `radixkv serve` with its flags and its configuration file, and `radixkv keys`."""

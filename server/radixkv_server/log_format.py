@@ -1,0 +1,44 @@
+"""How the server's log is written: lines of text, or of JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `time` (UTC), `level`, `logger`, `message`, and what the access log knows.
+
+    An attribute `fields` of a log record, a mapping, is joined in; a traceback is `error`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure_logging(log_format: str, level: str | None) -> None:
+    """Set how all of the process's logs are written, and from which level on radixkv's are.
+
+    Args:
+        log_format: one of `FORMATS`.
+        level: one of `LEVELS`; None: as it is.
+    """
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
+    if level is not None:
+        logging.getLogger("radixkv").setLevel(level.upper())
