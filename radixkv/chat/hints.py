@@ -15,7 +15,7 @@ RESERIALISED = (
     "the same text is written otherwise, as by re-serialised arguments of a tool call: send back the "
     "arguments as they came"
 )
-OTHER_TOKENS = "the same text in other tokens than the model had generated"
+OTHER_TOKENS = "the same text comes in other tokens than the model had generated"
 OTHER_FORM = "the chat template writes tool calls in another form than the model does"
 ADDED_IDS = "the chat template adds ids to tool calls, which the model had not written"
 

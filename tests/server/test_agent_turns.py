@@ -18,6 +18,7 @@ from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache_key import CacheKey
 from radixkv.chat import hints
 from radixkv.request import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
@@ -212,7 +213,8 @@ class TurnEngine(ScriptedEngine):
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         ids = self.tokenizer.encode(self.answers.pop(0), add_special_tokens=False)
-        lease = self.prefix_cache.acquire(asked.prompt)
+        owner = CacheKey(asked.tenant, asked.salt, model=self.model_fingerprint)
+        lease = self.prefix_cache.acquire(asked.prompt, owner.namespace)
         lease.take_copies()
         lease.copies_done()
         lease.commit(len(asked.prompt))
@@ -318,4 +320,8 @@ def test_a_client_that_writes_arguments_anew_is_told(server: LiveServer) -> None
     agent.turn(family.call)
     agent.result()
     agent.messages[1]["tool_calls"][0]["function"]["arguments"] = '{ "city": "Paris", "days": [1, 2] }'
+    with server.http() as http:
+        body = {"messages": agent.messages, "tools": [TOOL], "chat_template": family.template}
+        explained = http.post("/v1/cache/explain", json=body).json()
+    assert hints.RESERIALISED in explained["advice"]
     assert agent.turn(family.final)[1] == hints.RESERIALISED

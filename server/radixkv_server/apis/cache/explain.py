@@ -13,6 +13,7 @@ from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.cache.wording import break_advice, miss_advice, what_differs
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.usage import Hint
 
 SHOWN_TOKENS = 48  # on each side of a break
 COMPARED_TOKENS = 4096
@@ -20,14 +21,20 @@ COMPARED_TOKENS = 4096
 _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_seen")
 
 
-async def explain(context: ServerContext, caller: Caller, ids: list[int]) -> Json:
-    """What the cache would say to a prompt now; nothing is sent to the model."""
+async def explain(context: ServerContext, caller: Caller, ids: list[int], hint: Hint | None = None) -> Json:
+    """What the cache would say to a prompt now; nothing is sent to the model.
+
+    Args:
+        hint: says of a report what is known of its cause.
+    """
     cache = context.engine.cache
     report = await cache.explain(ids, tenant=caller.tenant, salt=caller.salt, admin=caller.is_admin)
     cached: list[int] = []
     if report.reason in _CACHED_TOO:
         cached = await cache.continuation(ids, tenant=caller.tenant, salt=caller.salt, limit=COMPARED_TOKENS)
-    return await asyncio.to_thread(_explanation, TokenTexts(context.engine.tokenizer), report, ids, cached)
+    cause = None if hint is None else hint(report)
+    texts = TokenTexts(context.engine.tokenizer)
+    return await asyncio.to_thread(_explanation, texts, report, ids, cached, cause)
 
 
 def report_json(report: MissReport) -> Json:
@@ -44,7 +51,9 @@ def report_json(report: MissReport) -> Json:
     }
 
 
-def _explanation(texts: TokenTexts, report: MissReport, ids: list[int], cached: list[int]) -> Json:
+def _explanation(
+    texts: TokenTexts, report: MissReport, ids: list[int], cached: list[int], cause: str | None
+) -> Json:
     position = report.num_hit_tokens
     around, kind = None, None
     if report.reason != "hit":
@@ -57,7 +66,7 @@ def _explanation(texts: TokenTexts, report: MissReport, ids: list[int], cached: 
         "detail": _detail(report),
         "recoverable_tokens": recoverable if report.reason == "diverged" else 0,
         "around": around,
-        "advice": miss_advice(report, kind, recoverable),
+        "advice": miss_advice(report, kind, recoverable) if cause is None else f"It seems that {cause}.",
     }
 
 

@@ -14,7 +14,7 @@ from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, set_pin
-from radixkv_server.apis.cache.prompt_ids import prompt_ids
+from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_job
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
 from radixkv_server.apis.cache.texts import TokenTexts
@@ -140,7 +140,7 @@ async def explain_prompt(request: Request) -> Response:
         one, other = body.compared()
         ids = await prompt_ids(context, one)
         return json_response(await compare(context, ids, await prompt_ids(context, other)))
-    return json_response(await explain(context, caller, await prompt_ids(context, body)))
+    return json_response(await explain(context, caller, *await prompt_job(context, body)))
 
 
 @router.get("/v1/cache/pins")

@@ -1,0 +1,151 @@
+"""Tool calls and reasoning over HTTP: what clients of chat completions get of them, whole and in streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_server import LiveServer, live_server
+from scripted_engine import ScriptedEngine
+from tiny_models import byte_level_tokenizer
+
+from radixkv.chat.formats import FORMATS
+from radixkv.errors import ConfigError
+from radixkv.text.tokenizer import Tokenizer
+from radixkv_server.settings import ServerSettings
+
+ARGUMENTS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>'
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def says(text: str, **fields: Any) -> Any:
+    """Arguments of a chat completion that the scripted engine answers with the text."""
+    messages = [{"role": "user", "content": "say:" + text}]
+    return {"model": "scripted", "messages": messages, "tools": [TOOL], **fields}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(ScriptedEngine()) as running:
+        yield running
+
+
+def message(server: LiveServer, text: str, **fields: Any) -> tuple[Any, str]:
+    with server.openai() as client:
+        choice = client.chat.completions.create(**says(text, **fields)).choices[0]
+    return choice.message, choice.finish_reason
+
+
+def test_a_whole_answer_has_reasoning_content_and_calls(server: LiveServer) -> None:
+    answer, reason = message(server, f"<think>\nHm.\n</think>\n\nLook:\n{CALL}\n{CALL}")
+    assert (answer.content, answer.reasoning_content, reason) == ("Look:", "Hm.", "tool_calls")
+    assert [(call.function.name, call.function.arguments) for call in answer.tool_calls] == [
+        ("look", ARGUMENTS)
+    ] * 2
+    assert len({call.id for call in answer.tool_calls}) == 2
+    answer, _ = message(server, CALL)
+    assert answer.content is None, "nothing but a call"
+    answer, reason = message(server, "<think>Hm.</think>Hi.")
+    assert (answer.content, answer.reasoning_content, answer.tool_calls, reason) == (
+        "Hi.",
+        "Hm.",
+        None,
+        "stop",
+    )
+
+
+def test_a_stream_tells_name_first_and_arguments_in_pieces(server: LiveServer) -> None:
+    long = '{"text": "%s"}' % ("word " * 200)
+    second = CALL.replace(ARGUMENTS, long)
+    with server.openai() as client:
+        chunks = [
+            chunk.choices[0]
+            for chunk in client.chat.completions.create(
+                **says(f"<think>Hm.</think>Hi.\n{CALL}\n{second}", stream=True)
+            )
+        ]
+    deltas = [chunk.delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == "Hi."
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm."
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    begun = [call for call in calls if call.id]
+    assert [(call.index, call.function.name, call.type) for call in begun] == [
+        (0, "look", "function"),
+        (1, "look", "function"),
+    ]
+    pieces = [[c.function.arguments for c in calls if c.index == index and not c.id] for index in (0, 1)]
+    assert ["".join(texts) for texts in pieces] == [ARGUMENTS, long]
+    assert len(pieces[1]) > 10, "long arguments come as they are written"
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+
+
+def test_what_is_no_call_is_text(server: LiveServer) -> None:
+    for text in (CALL[:-20], "<tool_call>nonsense</tool_call>", "<tool_call>" * 200):
+        answer, reason = message(server, text)
+        assert (answer.content, answer.tool_calls, reason) == (text, None, "stop")
+
+
+def test_calls_are_text_where_there_are_no_tools(server: LiveServer) -> None:
+    for fields in ({"tool_choice": "none"}, {"tools": None}):
+        answer, reason = message(server, CALL, **fields)
+        assert (answer.content, answer.tool_calls, reason) == (CALL, None, "stop")
+
+
+def test_only_the_first_call_is_told_without_parallel_calls(server: LiveServer) -> None:
+    answer, _ = message(server, CALL + "\n" + CALL, parallel_tool_calls=False)
+    assert len(answer.tool_calls) == 1
+
+
+def test_a_call_that_is_cut_off_ends_by_length(server: LiveServer) -> None:
+    _, reason = message(server, CALL, max_tokens=30)
+    assert reason == "length"
+
+
+def test_logprobs_come_with_what_is_held_back(server: LiveServer) -> None:
+    with server.openai() as client:
+        chunks = list(client.chat.completions.create(**says(CALL, stream=True, logprobs=True)))
+    tokens = [entry for chunk in chunks if (lp := chunk.choices[0].logprobs) for entry in lp.content]
+    assert len(tokens) == len(CALL) + 1
+
+
+def test_a_template_without_tools_shows_them_all_the_same() -> None:
+    """Its format's preamble goes into the system message, and the history's calls into the texts."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"city":"Rome"}'}}
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ]
+    engine = ScriptedEngine(tokenizer=Tokenizer(byte_level_tokenizer()))
+    with (
+        live_server(engine, chat_format="smollm2") as server,
+        server.openai() as client,
+        server.http() as http,
+    ):
+        client.chat.completions.create(model="scripted", messages=messages, tools=[TOOL], max_tokens=1)
+        prompt = engine.requests[-1].prompt
+        text = engine.tokenizer.decode(prompt, skip_special_tokens=False)
+        tokenized = http.post("/tokenize", json={"messages": messages, "tools": [TOOL]}).json()["tokens"]
+        client.chat.completions.create(model="scripted", messages=messages, max_tokens=1)
+        without = engine.tokenizer.decode(engine.requests[-1].prompt, skip_special_tokens=False)
+    preamble = FORMATS["smollm2"].write_preamble([TOOL])
+    assert f"<|im_start|>system\nBe brief.\n\n{preamble}<|im_end|>" in text
+    assert '<tool_call>[{"name": "look", "arguments": {"city":"Rome"}}]</tool_call><|im_end|>' in text
+    assert text.count("<|im_start|>system") == 1
+    assert tokenized == prompt
+    assert "<tools>" not in without
+    assert '{"city":"Rome"}' in without
+
+
+def test_plain_answers_are_left_alone() -> None:
+    with live_server(ScriptedEngine(), chat_format="plain") as server:
+        answer, reason = message(server, f"<think>Hm.</think>{CALL}")
+        assert (answer.content, reason) == (f"<think>Hm.</think>{CALL}", "stop")
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ConfigError, match="chat_format must be one of auto, hermes"):
+        ServerSettings(chat_format="nope")
