@@ -108,7 +108,7 @@ def _changed_after(place: Place, chat: Chat) -> Chat:
     def convert() -> list[Message]:
         messages = chat.convert()
         if place.tool is not None:
-            return [message if message["role"] == "system" else _stub(message) for message in messages]
+            return messages  # some templates show the tools before the last one
         at = place.message
         return [*messages[:at], _change(messages[at], place), *map(_stub, messages[at + 1 :])]
 
