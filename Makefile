@@ -15,14 +15,15 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast lint format docs wheel bench bench-gpu fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
 	@echo "make test       install, run all tests"
 	@echo "make test-fast  the part of them that takes less than a minute"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff, mypy, and the documentation's links"
 	@echo "make docs       write docs/reference from the code"
+	@echo "make site       the documentation as a site in build/site"
 	@echo "make wheel      build dist/radixkv-*.whl"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
@@ -75,6 +76,7 @@ lint: install-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f docs/site/mkdocs.yml
 
 format: install-lint
 	$(BIN)/ruff check --fix .
@@ -82,6 +84,10 @@ format: install-lint
 
 docs: install
 	$(BIN)/python docs/generate_reference.py
+
+site: install-lint
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f docs/site/mkdocs.yml
+	@echo "the documentation is in build/site/index.html"
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .

@@ -1,0 +1,73 @@
+"""What the site needs beyond the pages of docs: the pages beside it, and a navigation read from index.md.
+
+The pages are written to be read in the repository, with links to files outside of docs. Those files
+(`README.md`, results of benchmarks, ...) join the site, and the links are changed to reach them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+DOCS = Path(__file__).resolve().parents[1]
+ROOT = DOCS.parent
+#: Pages beside docs, and their names in the site, where `README.md` would be another index.
+PAGES_BESIDE = {"README.md": "start.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+NAMES_BESIDE = {name: page for page, name in PAGES_BESIDE.items()}
+
+LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+ROW = re.compile(r"^\| \[(.+?)\]\((.+?)\)", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The navigation: a section for each table of index.md."""
+    nav: list[Any] = [{"What to read": "index.md"}]
+    for part in (DOCS / "index.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        title = part.splitlines()[0]
+        nav.append({title: [{name: _in_site(DOCS, target)} for name, target in ROW.findall(part)]})
+    nav.append({"Changes": PAGES_BESIDE["CHANGELOG.md"]})
+    config.nav = nav
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Files outside of docs that pages link to."""
+    wanted = set(PAGES_BESIDE)
+    for page in [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES_BESIDE)]:
+        for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+            path = (page.parent / target).resolve()
+            if path.is_file() and DOCS not in path.parents:
+                wanted.add(path.relative_to(ROOT).as_posix())
+    for name in sorted(wanted):
+        in_site = PAGES_BESIDE.get(name, name)
+        files.append(File.generated(config, in_site, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as they are in the site."""
+    folder = ROOT if page.file.src_uri in NAMES_BESIDE else (DOCS / page.file.src_uri).parent
+    here = Path(page.file.src_uri).parent
+
+    def changed(found: re.Match[str]) -> str:
+        target = _in_site(folder, found[2])
+        return found[1] + Path(os.path.relpath(target, here)).as_posix() + found[3] if target else found[0]
+
+    return LINK.sub(changed, markdown)
+
+
+def _in_site(folder: Path, target: str) -> str:
+    """Where a link from a page in `folder` leads, from the site's root; empty: to no file of the project."""
+    path = (folder / target).resolve()
+    if not path.is_file():
+        return ""
+    if DOCS in path.parents:
+        return path.relative_to(DOCS).as_posix()
+    name = path.relative_to(ROOT).as_posix()
+    return PAGES_BESIDE.get(name, name)
