@@ -47,7 +47,7 @@ class StructuredOutputs:
         if len(given) != 1:
             names = ", ".join(KINDS)
             found = " and ".join(given) if given else "none of them"
-            raise _refused(f"exactly one of {names} must be given, not {found}")
+            raise _refused(f"a grammar is exactly one of {names}, not {found}")
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -71,11 +71,33 @@ class StructuredOutputs:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise _refused(f'it must be like {{"json": schema}} or {{"regex": "..."}}, not {value!r:.80}')
+            raise _refused(
+                f'a grammar is given like {{"json": schema}} or {{"regex": "..."}}, not {value!r:.80}'
+            )
         unknown = [name for name in value if name not in FIELDS]
         if unknown:
             raise _refused(f"{unknown[0]!r:.80} is not known; known are {', '.join(FIELDS)}")
         return cls(**value)
+
+    @property
+    def json_schema(self) -> str | None:
+        """The JSON Schema as text with what else llguidance is to know of it; None: there is none.
+
+        For a grammar that the JSON is a part of.
+        """
+        if self.kind not in ("json", "json_object"):
+            return None
+        try:
+            schema = json.loads(str(self.json)) if self.json is not None else {"type": "object"}
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(schema, dict):
+            return None
+        options = {
+            "whitespace_flexible": not self.disable_any_whitespace,
+            "whitespace_pattern": self.whitespace_pattern,
+        }
+        return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
     @property
     def kind(self) -> str:
@@ -84,7 +106,7 @@ class StructuredOutputs:
 
 
 def _refused(message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured: {message}", param="structured")
+    return InvalidRequestError(message, param="structured")
 
 
 def _as_text(schema: object) -> str:

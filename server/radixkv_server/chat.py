@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin
+from radixkv.chat.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.chat.format import TAIL_TOKENS, ChatFormat
 from radixkv.chat.hints import divergence_hint
 from radixkv.chat.history import reasoning_of, template_messages, template_tools
 from radixkv.client import TextTokenizer
 from radixkv.request import CompletionOutput, OutputDelta
+from radixkv.structured import StructuredOutputs
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import Job, sampling_params
@@ -153,14 +155,14 @@ async def chat_job(
     Raises:
         ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
     """
-    if chat.tool_choice not in ("auto", "none"):
-        message = "tool_choice: forcing a tool call is not supported by this server."
-        raise bad_request(message, param="tool_choice", code="unsupported_parameter")
     prompt = await chat_prompt(context, chat)
     tokenizer = context.engine.tokenizer
     ids = context.prompts.check_length(prompt.ids, chat.param)
+    end = tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    structured, grammar_param = _grammar(chat, prompt.format, tokenizer, sampling.get("structured"), end)
+    renamed = renamed or {}
     params = sampling_params(
-        {**sampling, "kept_special_tokens": prompt.format.special_tokens},
+        {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
         defaults=context.engine.default_sampling,
         room=context.engine.max_model_len - len(ids),
         vocab_size=tokenizer.vocab_size,
@@ -170,9 +172,62 @@ async def chat_job(
         prompt.format.parser,
         calls=bool(chat.tools) and chat.tool_choice != "none",
         parallel=chat.parallel_tool_calls,
-        prompt_end=tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False),
+        prompt_end=end,
     )
-    return Job(ids, params, hint=_hint(tokenizer, prompt)), AnswerReaders(make_parser)
+    job = Job(
+        ids,
+        params,
+        hint=_hint(tokenizer, prompt),
+        grammar_param=grammar_param or renamed.get("structured", "structured_outputs"),
+    )
+    return job, AnswerReaders(make_parser)
+
+
+def _grammar(
+    chat: Chat, chat_format: ChatFormat, tokenizer: TextTokenizer, wanted: StructuredOutputs | None, end: str
+) -> tuple[StructuredOutputs | None, str | None]:
+    """What the answer must look like, and the field to blame for it where that is not the one of `wanted`.
+
+    Args:
+        wanted: what the body says of the answer itself.
+        end: how the prompt ends.
+
+    Raises:
+        ApiError: a call is wanted that can't be.
+    """
+    tools = () if chat.tool_choice == "none" else chat.tools
+    grammar = AnswerGrammar(
+        chat_format, tools, chat.parallel_tool_calls, functools.partial(_token_of, tokenizer), end
+    )
+    if chat.tool_choice not in ("none", "auto"):
+        _check_choice(chat)
+        lark = grammar.required(None if chat.tool_choice == "required" else chat.tool_choice)
+        if lark is None:
+            message = f"tool_choice: the chat format of this model, {chat_format.name}, has no tool calls."
+            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
+        return StructuredOutputs(grammar=lark), "tools"
+    if wanted is None:
+        lark = grammar.optional()
+        return (StructuredOutputs(grammar=lark), "tools") if lark is not None else (None, None)
+    schema = wanted.json_schema
+    lark = grammar.json(schema) if schema is not None else None
+    return (StructuredOutputs(grammar=lark) if lark is not None else wanted), None
+
+
+def _check_choice(chat: Chat) -> None:
+    names = [tool["function"]["name"] for tool in chat.tools]
+    if not names:
+        raise bad_request("tool_choice needs tools to choose from.", param="tool_choice")
+    if chat.tool_choice != "required" and chat.tool_choice not in names:
+        raise bad_request(f"tool_choice: there is no tool {chat.tool_choice[:64]!r}.", param="tool_choice")
+
+
+def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
+    """The token that a text is, if it is one."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        return None
+    return MarkToken(ids[0], is_special=tokenizer.decode(ids, skip_special_tokens=True) == "")
 
 
 def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:

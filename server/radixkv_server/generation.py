@@ -10,7 +10,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from radixkv.client import EngineClient
-from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
+from radixkv.errors import (
+    ContextLengthExceededError,
+    EngineStoppedError,
+    InvalidRequestError,
+    RequestFailedError,
+)
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.activity import Activity
 from radixkv_server.concurrency import gather_or_cancel, merge
@@ -61,8 +66,8 @@ class Generation:
                 outputs = await gather_or_cancel(
                     [self._run_one(*item) for item in enumerate(self._request.jobs)]
                 )
-            except ContextLengthExceededError as error:
-                raise self._too_long(error) from None
+            except InvalidRequestError as error:
+                raise self._named(error) from None
             for index, output in enumerate(outputs):
                 self.meter.take_output(index, output)
                 watch.take_output(index, output)
@@ -98,8 +103,8 @@ class Generation:
                     if index not in kept:
                         kept.add(index)
                         await self._keep(self._request.jobs[index])
-            except ContextLengthExceededError as error:
-                raise self._too_long(error) from None
+            except InvalidRequestError as error:
+                raise self._named(error) from None
 
     async def _keep(self, job: Job) -> None:
         """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""
@@ -121,9 +126,14 @@ class Generation:
             "priority": self._request.priority,
         }
 
-    def _too_long(self, error: ContextLengthExceededError) -> ContextLengthExceededError:
-        """The engine does not know what the prompt is called in this route's body."""
-        return ContextLengthExceededError(str(error), param=self._request.prompt_param)
+    def _named(self, error: InvalidRequestError) -> InvalidRequestError:
+        """The engine does not know what prompt and grammar are called in this route's body."""
+        if isinstance(error, ContextLengthExceededError):
+            return ContextLengthExceededError(str(error), param=self._request.prompt_param)
+        if error.param == "structured":
+            param = self._request.jobs[0].grammar_param
+            return InvalidRequestError(f"{param}: {error}", param=param, code=error.code)
+        return error
 
 
 def _check_finish(reason: str | None, error: str | None, code: str | None) -> None:

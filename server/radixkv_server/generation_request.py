@@ -32,12 +32,14 @@ class Job:
 
     Args:
         hint: what to say of the prompt's miss report beyond its reason.
+        grammar_param: what the body calls that which the answer must look like, for errors.
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     kept: tuple[KeptPrefix, ...] = ()
     hint: Hint | None = None
+    grammar_param: str = "structured_outputs"
 
     def keeping(self, ttl: float | None) -> Job:
         """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""

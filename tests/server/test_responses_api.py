@@ -536,9 +536,9 @@ def test_retention_outside_what_there_is_is_refused(
         pytest.param({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0]", id="tool"),
         pytest.param({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0]", id="name"),
         pytest.param(
-            {"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text.format", id="json"
+            {"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format", id="json"
         ),
-        pytest.param({"tool_choice": "required"}, "unsupported_parameter", "tool_choice", id="choice"),
+        pytest.param({"tool_choice": "required"}, "invalid_value", "tool_choice", id="choice"),
         pytest.param({"truncation": "auto"}, "unsupported_parameter", "truncation", id="truncation"),
         pytest.param({"background": True}, "unsupported_parameter", "background", id="background"),
         pytest.param({"conversation": "conv_1"}, "unsupported_parameter", "conversation", id="conversation"),

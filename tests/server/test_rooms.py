@@ -15,7 +15,7 @@ FLOORS = (
     ("settings", "response_store"),
     (
         *("tenant_book", "dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
-        *("chat_templates", "call_memory"),
+        *("chat_templates", "call_memory", "structured"),
     ),
     ("http", "metrics"),
     ("metering", "activity", "cache_feed"),
@@ -33,6 +33,7 @@ ENGINE = {
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
+    "radixkv.chat.answer_grammar",
     "radixkv.chat.format",
     "radixkv.chat.formats",
     "radixkv.chat.hints",
@@ -42,6 +43,7 @@ ENGINE = {
     "radixkv.config",
     "radixkv.errors",
     "radixkv.request",
+    "radixkv.structured",
     "radixkv.text.json_text",  # arguments of tool calls as they were written
     "radixkv.text.text_size",
 }

@@ -17,6 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
@@ -35,6 +37,8 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from radixkv.sampling.grammar.compiler import Grammar
+from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
@@ -261,6 +265,7 @@ class ScriptedEngine:
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
         self._input_processor.check(encoded, params)
+        grammar = self._input_processor.compile(params)
         self._raise_if_closed()
         if request_id is None:
             request_id = f"req-{next(self._ids)}"
@@ -273,7 +278,7 @@ class ScriptedEngine:
         self.note()
         finished = False
         try:
-            async for delta in self._deltas(asked):
+            async for delta in self._deltas(asked, grammar):
                 yield delta
             finished = True
         finally:
@@ -290,12 +295,13 @@ class ScriptedEngine:
         lease.release()
         return lease.num_cached_tokens
 
-    async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
+    async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
         params = asked.params
         found = re.search(r".*say:(.*?)(?:assistant\n)?$", asked.text, re.DOTALL)
         answer = (found.group(1) if found else "ok").encode()
         samples = range(params.num_samples)
         given = 0
+        mask = grammar.start() if grammar is not None else None
         await self._at_gate(given)
         reason: FinishReason | None = None
         stop: str | None = None
@@ -306,6 +312,9 @@ class ScriptedEngine:
             if isinstance(fault, BaseException):
                 raise fault
             token = answer[given] if given < len(answer) else 257
+            if mask is not None:
+                token = allowed_token(mask, token)
+                mask.accept(token)
             given += 1
             piece = bytes([token]) if token < 256 else b""
             text += piece
@@ -313,6 +322,8 @@ class ScriptedEngine:
                 reason = fault
             elif asked.aborted:
                 reason, piece = "abort", b""
+            elif mask is not None and mask.is_complete and token != 257:
+                reason = "stop"
             elif token == 257 or (stop := _stop_string(text, params)):
                 reason, piece = "stop", b""
             elif params.max_tokens is not None and given >= params.max_tokens:
@@ -395,6 +406,16 @@ class ScriptedEngine:
         self.closed.set()
         self.gate.set()
         self.cache.fail_all(EngineStoppedError("the engine has been closed"))
+
+
+def allowed_token(mask: GrammarMask, wanted: int) -> int:
+    """The token that is wanted, or else one that brings the answer to its end."""
+    logits = torch.zeros(1, ByteTokenizer.vocab_size)
+    type(mask).apply(logits, [0], [mask])
+    allowed = torch.isfinite(logits[0]).nonzero()[:, 0].tolist()
+    if wanted in allowed:
+        return wanted
+    return next((token for token in (257, *b'}]"0') if token in allowed), allowed[0])
 
 
 def _logprobs(token: int, num_top: int) -> TokenLogprobs:

@@ -256,4 +256,4 @@ def _refused(spec: StructuredOutputs, reason: str, *, code: str = "invalid_gramm
         reason = next((says for begins, says in _KEYWORDS if reason.startswith(begins)), "") + reason
     names = {"json": "the JSON Schema", "regex": "the regular expression", "grammar": "the Lark grammar"}
     what = names.get(spec.kind, f"the {spec.kind}")
-    return InvalidRequestError(f"structured: {what} can't be used: {reason}", param="structured", code=code)
+    return InvalidRequestError(f"{what} can't be used: {reason}", param="structured", code=code)

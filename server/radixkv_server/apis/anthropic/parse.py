@@ -15,7 +15,10 @@ from radixkv_server.chat import Chat, chat_job, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.structured import grammar_of
 
+_FORMAT = "output_config.format"
+_RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 # The templates' own scale ends here.
 _EFFORTS = {"xhigh": "high", "max": "high"}
@@ -27,7 +30,7 @@ async def parse_messages(
     """POST /v1/messages."""
     model = context.resolve_model(body.model)
     chat, conversation = _chat_of(context, body, tenant)
-    job, readers = await chat_job(context, chat, _sampling(body), renamed={"stop": "stop_sequences"})
+    job, readers = await chat_job(context, chat, _sampling(body), renamed=_RENAMED)
     if conversation.places:
         job = replace(job, kept=await kept_prefixes(context, chat, conversation.places, job.prompt_ids))
     request = GenerationRequest(
@@ -97,4 +100,6 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     options = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     if body.stop_sequences:
         options["stop"] = tuple(body.stop_sequences)
+    if body.output_config is not None and body.output_config.format is not None:
+        options["structured"] = grammar_of({"json": body.output_config.format["schema"]}, _FORMAT)
     return {**options, "max_tokens": body.max_tokens}

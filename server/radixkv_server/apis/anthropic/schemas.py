@@ -93,12 +93,14 @@ class Thinking(StrictModel):
 
 class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Any = None
+    format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _text_only(self) -> OutputConfig:
-        if self.format is not None:
-            raise unsupported("output_config.format", "structured output")
+    def _schemas_only(self) -> OutputConfig:
+        wanted = self.format
+        if wanted is not None and (wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}):
+            what = 'anything but {"type": "json_schema", "schema": {...}}'
+            raise unsupported("output_config.format", what)
         return self
 
 

@@ -19,6 +19,7 @@ from radixkv_server.chat import Chat, chat_job
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
+from radixkv_server.structured import tool_choice
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -46,7 +47,8 @@ async def parse_completion(
     """POST /v1/completions."""
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)
-    jobs = [Job(ids, _text_params(context, body, len(ids))) for ids in prompts]
+    param = _grammar_param(body)
+    jobs = [Job(ids, _text_params(context, body, len(ids)), grammar_param=param) for ids in prompts]
     request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
@@ -83,7 +85,7 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
         source=body.messages,
         convert=lambda: template_messages(body.messages),
         tools=[tool.for_template() for tool in body.tools or ()],
-        tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,
@@ -96,10 +98,21 @@ def _chat_sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
     options["max_tokens"] = body.max_output_tokens
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    renamed = {"logprobs": "top_logprobs"}
+    renamed = {"logprobs": "top_logprobs", "structured": _grammar_param(body)}
+    _add_grammar(options, body)
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
     return options, renamed
+
+
+def _add_grammar(options: dict[str, Any], body: CommonFields) -> None:
+    if (found := body.grammar()) is not None:
+        options["structured"] = found[0]
+
+
+def _grammar_param(body: CommonFields) -> str:
+    found = body.grammar()
+    return found[1] if found is not None else "structured_outputs"
 
 
 async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[list[int]]:
@@ -130,6 +143,7 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
         options["max_tokens"] = 1  # the engine generates at least one token; it is left out of the answer
     if body.best_of is not None:
         options["best_of"] = body.best_of
+    _add_grammar(options, body)
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
         if body.echo:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_STOP_STRINGS
+from radixkv_server.apis.openai.grammars import GrammarFields
 from radixkv_server.apis.openai.messages import ChatMessage, breakpoints_in
 from radixkv_server.breakpoints import CacheControl, Place, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
@@ -164,7 +165,7 @@ class CacheFields(StrictModel):
         return max((_KEPT_S[name] for name in names if name in _KEPT_S), default=None)
 
 
-class CommonFields(SamplingFields):
+class CommonFields(GrammarFields, SamplingFields):
     """What chat and text completions share."""
 
     stream_options: StreamOptions | None = None
@@ -201,14 +202,19 @@ def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
     return parsed
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: str
-
-
 class FunctionTool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     name: Annotated[str, Field(min_length=1, max_length=256)]
+
+    @model_validator(mode="after")
+    def _known_extras(self) -> FunctionTool:
+        # Not declared as fields: templates print a tool as it came.
+        extra = self.model_extra or {}
+        if not isinstance(extra.get("parameters"), dict | None):
+            raise ParamError("the parameters of a function must be a JSON Schema, an object.")
+        if not isinstance(extra.get("strict"), bool | None):
+            raise ParamError("strict must be true, false or null.")
+        return self
 
 
 class Tool(BaseModel):
@@ -274,7 +280,6 @@ class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     verbosity: str | None = None
@@ -292,10 +297,6 @@ class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
 
     @model_validator(mode="after")
     def _only_what_works(self) -> ChatCompletionRequest:
-        if self.response_format is not None and self.response_format.type != "text":
-            raise unsupported("response_format", f"type {self.response_format.type!r} (only 'text')")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unsupported("tool_choice", "forcing a tool call (only 'none' and 'auto')")
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", "anything but ['text']")
         if self.verbosity not in (None, "medium"):

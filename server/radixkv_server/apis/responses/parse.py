@@ -18,8 +18,9 @@ from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation_request import GenerationRequest
 from radixkv_server.http.body import as_data
+from radixkv_server.structured import tool_choice
 
-_RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 
 
 class Creation(ResponsesDialect):
@@ -106,7 +107,7 @@ def _chat_of(body: ResponseRequest, conversation: Sequence[Json]) -> Chat:
         convert=lambda: messages_of(body.instructions, conversation),
         param="input",
         tools=[{"type": "function", "function": _function_of(tool)} for tool in body.tools or ()],
-        tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
     )
@@ -121,4 +122,6 @@ def _sampling_of(body: ResponseRequest) -> dict[str, Any]:
     options = {**body.sampling_options(), "max_tokens": body.max_output_tokens}
     if body.wants_logprobs:
         options["logprobs"] = body.top_logprobs or 0
+    if body.text is not None and body.text.format is not None:
+        options["structured"] = body.text.format.grammar()
     return options

@@ -33,6 +33,7 @@ def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
 def base_response(response_id: str, model: str, body: ResponseRequest, params: SamplingParams) -> Json:
     """What of a response is known before its answer begins."""
     reasoning = body.reasoning
+    text_format = body.text.format if body.text is not None else None
     return {
         "id": response_id,
         "object": "response",
@@ -57,7 +58,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": text_format.plain() if text_format else {"type": "text"}, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
         "tools": [tool.model_dump(mode="json") for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,

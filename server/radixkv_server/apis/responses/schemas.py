@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from radixkv.structured import StructuredOutputs
 from radixkv_server.apis.openai.schemas import (
     MAX_LOGPROBS,
     MAX_TOOLS,
@@ -21,6 +22,7 @@ from radixkv_server.apis.openai.schemas import (
 )
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.structured import format_grammar
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -53,7 +55,7 @@ _REFUSED = {
 
 
 class FunctionTool(BaseModel):
-    """A function that the client runs; `strict` changes nothing."""
+    """A function that the client runs."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -78,6 +80,14 @@ class FunctionTool(BaseModel):
 class TextFormat(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
+
+    def grammar(self) -> StructuredOutputs | None:
+        """What the text must look like; None: anything."""
+        return format_grammar({"type": self.type}, self.model_extra or {}, "text.format")
+
+    def plain(self) -> dict[str, Any]:
+        """As it is told in the response."""
+        return {"type": self.type, **(self.model_extra or {})}
 
 
 class TextConfig(StrictModel):
@@ -176,13 +186,8 @@ class ResponseRequest(CacheFields, SamplingFields):
             raise unsupported("background", "answering in the background (stream the answer instead)")
         if self.truncation == "auto":
             raise unsupported("truncation", "'auto' (leave out old items yourself, and see usage)")
-        # Structured output plugs in here, and says in `Chat` what the answer must be.
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise unsupported("text.format", f"type {self.text.format.type[:40]!r} (only 'text')")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise unsupported("text.verbosity", "anything but 'medium'")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unsupported("tool_choice", "forcing or restricting tool calls (only 'none' and 'auto')")
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:

@@ -1,0 +1,205 @@
+"""The Lark grammar of an answer that must call tools, or must be JSON after what the model thinks.
+
+Calls are written as the model's family writes them, each with arguments that its tool's schema accepts:
+
+    required, or one function     start: (thinking)? calls
+    auto, with strict tools       start: (text up to the mark of a call, calls)* text
+    JSON, with or without tools   start: (thinking)? (JSON | calls)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.chat.calls import NAME, CallSyntax
+from radixkv.chat.format import ChatFormat
+
+#: Between the tokens of arguments: none is needed, one is what most models are used to.
+_WHITESPACE = " ?"
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkToken:
+    """A mark that is one token; `is_special`: text can't spell it."""
+
+    id: int
+    is_special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerGrammar:
+    """What an answer in a format may be.
+
+    Args:
+        tools: in OpenAI's form; those with `strict` true are held to their schema in full, the others as far
+            as it can be enforced.
+        parallel: more than one call is allowed.
+        token_of: the token that a text is, if it is one.
+        prompt_end: how the prompt ends; it may have opened the thinking.
+    """
+
+    format: ChatFormat
+    tools: Sequence[Mapping[str, Any]]
+    parallel: bool
+    token_of: Callable[[str], MarkToken | None]
+    prompt_end: str = ""
+
+    def required(self, name: str | None = None) -> str | None:
+        """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
+        if self.format.syntax is None:
+            return None
+        rules = [f"start: {self._thinking()} calls", *self._calls(name), *_TEXT]
+        return "\n".join([*rules, *self._thinking_rules()])
+
+    def optional(self) -> str | None:
+        """Any text, in which every call is as its tool's schema wants it.
+
+        None: no tool is strict, or the format does not show where a call begins.
+        """
+        syntax, trigger = self.format.syntax, self._trigger()
+        if syntax is None or trigger is None or not any(map(_is_strict, self.tools)):
+            return None
+        specials = [text for text in self.format.special_tokens if self._is_special(text)]
+        free = " | ".join(f"TEXT {self._literal(text)}" for text in specials if text != trigger)
+        before = "(call | free)*" if free else "call*"
+        rules = [
+            f"start: {before} tail" if self.parallel else f"start: {'free* ' if free else ''}(call | tail)",
+            f"call: head first {'more* ' if self.parallel else ''}finish",
+            f"head{'' if self._is_special(trigger) else '[lazy]'}: TEXT {self._literal(trigger)}",
+            f"first: {self._alternatives(syntax.begin, len(trigger))}",
+            f"more: {self._literal(syntax.between)} any",
+            f"any: {self._alternatives()}",
+            f"finish: {self._literal(syntax.end)}",
+            "tail: TEXT",
+            *_TEXT,
+            *self._arguments(),
+        ]
+        return "\n".join([*rules, f"free: {free}"] if free else rules)
+
+    def json(self, schema: str) -> str | None:
+        """JSON of a schema, after thinking if the model does that, or calls where there are tools.
+
+        None: the model does neither, so that its answer is the JSON and nothing else.
+        """
+        calls = bool(self.tools) and self.format.syntax is not None
+        thinks = bool(self._thinking_rules())
+        if not calls and not thinks and self.format.spoken is None:
+            return None
+        spoken = self._literal(self.format.spoken[0][0]) if self.format.spoken is not None else ""
+        rules = [
+            f"start: {self._thinking()} ({'calls | ' if calls else ''}{spoken} body)",
+            f"body: %json {schema}",
+            *_TEXT,
+            *self._thinking_rules(),
+        ]
+        return "\n".join([*rules, *(self._calls(None) if calls else ())])
+
+    # ------------------------------------------------------------------ calls
+
+    def _calls(self, name: str | None) -> list[str]:
+        """The rule `calls`, and those it needs."""
+        syntax = self.format.syntax
+        assert syntax is not None
+        more = f"({self._literal(syntax.between)} any)*" if self.parallel and name is None else ""
+        return [
+            f"calls: {self._literal(syntax.begin)} any {more} {self._literal(syntax.end)}",
+            f"any: {self._alternatives(name=name)}",
+            *self._arguments(),
+        ]
+
+    def _alternatives(self, before: str = "", skipped: int = 0, *, name: str | None = None) -> str:
+        """A call of any tool, or of one, with something before it of which the first characters are there."""
+        syntax = self.format.syntax
+        assert syntax is not None
+        return " | ".join(
+            f"{self._literal((before + _head(syntax, tool))[skipped:])} args_{i} {self._literal(syntax.tail)}"
+            for i, tool in enumerate(self.tools)
+            if name is None or tool["function"]["name"] == name
+        )
+
+    def _arguments(self) -> list[str]:
+        return [f"args_{i}: %json {json.dumps(_schema(tool))}" for i, tool in enumerate(self.tools)]
+
+    def _trigger(self) -> str | None:
+        """What of a call's writing tells that it is one; None: not known without a look at what is around."""
+        syntax = self.format.syntax
+        if syntax is None or self.format.calls is None or self.format.spoken is not None:
+            return None
+        written = syntax.begin + syntax.head
+        marks = [mark for mark in self.format.calls[0] if written.startswith(mark) and NAME not in mark]
+        return min(marks, key=len, default=None)
+
+    # ------------------------------------------------------------------ thinking
+
+    def _thinking(self) -> str:
+        if not self._thinking_rules():
+            return ""
+        return "thinking" if self.format.opened_by(self.prompt_end) else "thinking?"
+
+    def _thinking_rules(self) -> list[str]:
+        """Where the prompt has opened the thinking, or the model has tokens for it."""
+        marks = self.format.reasoning
+        if marks is None:
+            return []
+        opening, closing = marks[0][0], marks[1][0]
+        opened = bool(self.format.opened_by(self.prompt_end))
+        if not opened and not self._is_known(opening):
+            return []
+        between = self.format.syntax.between if self.format.syntax is not None else ""
+        after = f"({self._literal(between)})? BLANKS?" if between.strip() else "BLANKS?"
+        return [
+            f"thinking: {'' if opened else self._literal(opening)} thought {after}",
+            f"thought{'' if self._is_special(closing) else '[lazy]'}: TEXT {self._literal(closing)}",
+            r"BLANKS: /[ \n]{1,4}/",
+        ]
+
+    # ------------------------------------------------------------------ literals
+
+    def _is_special(self, text: str) -> bool:
+        token = self.token_of(text)
+        return token is not None and token.is_special
+
+    def _is_known(self, mark: str) -> bool:
+        """Whether the model has tokens for a mark."""
+        return self.token_of(mark.strip()) is not None or any(
+            text in mark and self._is_special(text) for text in self.format.special_tokens
+        )
+
+    def _literal(self, text: str) -> str:
+        """A text in Lark, with the special tokens in it as tokens."""
+        special = [mark for mark in self.format.special_tokens if self._is_special(mark)]
+        pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+        written = []
+        for piece in pieces:
+            token = self.token_of(piece) if piece in special else None
+            if token is not None:
+                written.append(f"<[{token.id}]>")
+            elif piece:
+                written.append(json.dumps(piece, ensure_ascii=False))
+        return " ".join(written) or '""'
+
+
+#: Any text; what follows it ends it.
+_TEXT = (r"TEXT: /(.|\n)*/",)
+
+
+def _head(syntax: CallSyntax, tool: Mapping[str, Any]) -> str:
+    return syntax.head.replace(NAME, tool["function"]["name"])
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, an object; what can't be enforced is left out unless it is strict."""
+    parameters = tool["function"].get("parameters") or {}
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
+    if not _is_strict(tool):
+        options |= {"lenient": True, "coerce_one_of": True}
+    return {**_ANY_ARGUMENTS, **parameters, "x-guidance": options}

@@ -1,0 +1,99 @@
+"""What an answer must look like, as clients of several APIs spell it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from radixkv.errors import InvalidRequestError
+from radixkv.structured import StructuredOutputs
+from radixkv_server.errors import bad_request
+
+#: What a JSON Schema may come with; nothing of it but the schema changes what is enforced.
+_FIELDS = frozenset({"name", "description", "schema", "strict"})
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
+    """From OpenAI's `{"name", "description", "schema", "strict"}`; strict or not, the schema is enforced.
+
+    Args:
+        param: what the body calls it, for errors.
+
+    Raises:
+        ApiError: it is not of that form.
+    """
+    if not isinstance(given, Mapping):
+        raise bad_request(f"{param} must be an object with a name and a schema.", param=param)
+    unknown = sorted(set(given) - _FIELDS)
+    if unknown:
+        raise bad_request(f"{param}: {unknown[0][:64]!r} is not known.", param=param)
+    name = given.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise bad_request(f"{param}.name must be 1 to 64 letters, digits, _, . or -.", param=param)
+    if not isinstance(given.get("strict"), bool | None):
+        raise bad_request(f"{param}.strict must be true, false or null.", param=param)
+    schema = given.get("schema", {"type": "object"})
+    if not isinstance(schema, dict):
+        raise bad_request(f"{param}.schema must be a JSON Schema, an object.", param=param)
+    return grammar_of({"json": schema}, param)
+
+
+def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> StructuredOutputs | None:
+    """From a response format: `text` (None), `json_object`, or `json_schema`.
+
+    Args:
+        given: the format, with its `type`.
+        schema: what belongs to `json_schema`.
+
+    Raises:
+        ApiError: another type, or a bad schema.
+    """
+    kind = given["type"]
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputs(json_object=True)
+    if kind == "json_schema":
+        return json_schema_grammar(schema, param)
+    raise bad_request(
+        f"{param}: type {kind[:64]!r} is not supported; text, json_object and json_schema are.",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+def grammar_of(given: Mapping[str, Any], param: str) -> StructuredOutputs:
+    """From `{"json": schema}` and so on, with errors that name the client's field.
+
+    Raises:
+        ApiError: not exactly one grammar, or one of the wrong type.
+    """
+    try:
+        return StructuredOutputs.of({name: value for name, value in given.items() if value is not None})
+    except InvalidRequestError as error:
+        raise bad_request(f"{param}: {error}.", param=param) from None
+
+
+def tool_choice(given: str | Mapping[str, Any] | None) -> str:
+    """`auto`, `none`, `required` or a function's name, from OpenAI's `tool_choice`, of chats or of responses.
+
+    Raises:
+        ApiError: it is none of these.
+    """
+    if given is None:
+        return "auto"
+    if isinstance(given, str):
+        if given in ("auto", "none", "required"):
+            return given
+    elif given.get("type") == "function":
+        function = given.get("function", given)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str) and name:
+            return name
+    raise bad_request(
+        "tool_choice must be 'auto', 'none', 'required', or a function by its name: "
+        '{"type": "function", "function": {"name": "..."}}.',
+        param="tool_choice",
+    )

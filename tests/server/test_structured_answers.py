@@ -1,0 +1,208 @@
+"""Structured output and forced tool calls through the APIs: what each spells becomes one grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from live_server import LiveServer, live_server
+from scripted_engine import ScriptedEngine
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "thing", "schema": SCHEMA}
+GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
+    ("structured_outputs", {"structured_outputs": {"json": SCHEMA}}, '{"a":0,"b":"x"}'),
+    ("guided_json", {"guided_json": SCHEMA}, '{"a":0,"b":"x"}'),
+    ("guided_json text", {"guided_json": json.dumps(SCHEMA)}, '{"a":0,"b":"x"}'),
+    ("guided_regex", {"guided_regex": "[a-c]{3}"}, "aaa"),
+    ("guided_choice", {"guided_choice": ["red", "blue"]}, "blue"),
+    ("guided_grammar", {"guided_grammar": 'start: "x" "y"?'}, "x"),
+    ("json_schema", {"response_format": {"type": "json_schema", "json_schema": NAMED}}, '{"a":0,"b":"x"}'),
+    (
+        "json_schema strict",
+        {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": True}}},
+        '{"a":0,"b":"x"}',
+    ),
+    ("json_object", {"response_format": {"type": "json_object"}}, "{}"),
+    ("text", {"response_format": {"type": "text"}}, "none"),
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "Looks.", "strict": True, "parameters": SCHEMA},
+    },
+    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "not": {}}}},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(ScriptedEngine(), chat_format="plain") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client
+
+
+def ask(http: httpx.Client, path: str, **fields: Any) -> Any:
+    prompt: dict[str, Any]
+    if path == TEXT:
+        prompt = {"prompt": "say:none", "max_tokens": 200}
+    elif path == CHAT:
+        prompt = {"messages": [{"role": "user", "content": "say:none"}]}
+    else:
+        prompt = {"input": "say:none"}
+    return http.post(path, json={**prompt, **fields})
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("fields", "text"), [case[1:] for case in GRAMMARS], ids=[case[0] for case in GRAMMARS]
+)
+def test_every_spelling(http: httpx.Client, path: str, fields: dict[str, Any], text: str) -> None:
+    answer = ask(http, path, **fields).json()
+    choice = answer["choices"][0]
+    assert (choice["message"]["content"] if path == CHAT else choice["text"]) == text
+    assert choice["finish_reason"] == "stop"
+
+
+def test_what_is_cut_off_says_so(http: httpx.Client) -> None:
+    answer = ask(http, CHAT, response_format={"type": "json_object"}, max_tokens=1).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_responses(http: httpx.Client) -> None:
+    wanted = {"type": "json_schema", **NAMED, "strict": True}
+    answer = ask(http, RESPONSES, text={"format": wanted}).json()
+    jsonschema.validate(json.loads(answer["output"][0]["content"][0]["text"]), SCHEMA)
+    assert answer["text"]["format"] == wanted
+    answer = ask(http, RESPONSES, text={"format": {"type": "json_object"}}).json()
+    assert json.loads(answer["output"][0]["content"][0]["text"]) == {}
+
+
+def test_messages(http: httpx.Client) -> None:
+    body = {"max_tokens": 200, "messages": [{"role": "user", "content": "say:none"}]}
+    wanted = {"type": "json_schema", "schema": SCHEMA}
+    answer = http.post("/v1/messages", json={**body, "output_config": {"format": wanted}}).json()
+    jsonschema.validate(json.loads(answer["content"][0]["text"]), SCHEMA)
+    wanted["schema"] = {"not": {}}
+    answer = http.post("/v1/messages", json={**body, "output_config": {"format": wanted}})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "output_config.format" in message
+    assert '"not"' in message
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
+     "response_format", '"not"'),
+    (CHAT, {"structured_outputs": {"json": {"multipleOf": 1000003}}}, "structured_outputs", "multipleOf"),
+    (TEXT, {"guided_json": {"uniqueItems": True}}, "guided_json", "uniqueItems"),
+    (TEXT, {"guided_regex": "((a{1,100}){1,100}){1,100}"}, "guided_regex", "repetition"),
+    (TEXT, {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"if": {}}}}},
+     "text.format", '"if"'),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+     "tool_choice", "other"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice", "tools"),
+    (CHAT, {"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "required"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields", "param", "word"), REFUSED)
+def test_refusals_name_field_and_keyword(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, word: str, stream: bool
+) -> None:
+    answer = ask(http, path, **fields, stream=stream)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert word in error["message"]
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[httpx.Client]:
+    """A server whose model calls tools as Hermes and Qwen do."""
+    with live_server(ScriptedEngine(), chat_format="hermes") as running, running.http() as client:
+        yield client
+
+
+def calls_of(answer: Any) -> list[tuple[str, Any]]:
+    calls = answer["choices"][0]["message"]["tool_calls"]
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+def test_a_required_call(hermes: httpx.Client) -> None:
+    answer = ask(hermes, CHAT, tools=TOOLS, tool_choice="required", max_tokens=300).json()
+    ((name, arguments),) = calls_of(answer)[:1]
+    assert name == "look"
+    jsonschema.validate(arguments, SCHEMA)
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_named_call(hermes: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "wait"}}
+    answer = ask(hermes, CHAT, tools=TOOLS, tool_choice=choice, max_tokens=300).json()
+    assert calls_of(answer) == [("wait", {})]
+
+
+def test_strict_tools_hold_the_calls_of_a_free_answer(hermes: httpx.Client) -> None:
+    asked = 'say:Hm. <tool_call>\n{"name": "look", "arguments": {"a": "seven", "c": 1}}\n</tool_call>'
+    answer = hermes.post(
+        CHAT, json={"messages": [{"role": "user", "content": asked}], "tools": TOOLS, "max_tokens": 300}
+    ).json()
+    ((name, arguments),) = calls_of(answer)
+    assert name == "look"
+    jsonschema.validate(arguments, SCHEMA)
+    assert answer["choices"][0]["message"]["content"].startswith("Hm.")
+    free = ask(hermes, CHAT, tools=TOOLS).json()
+    assert free["choices"][0]["message"]["content"] == "none"
+
+
+def test_a_call_in_responses(hermes: httpx.Client) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+    choice = {"type": "function", "name": "look"}
+    answer = ask(hermes, RESPONSES, tools=tools, tool_choice=choice, max_output_tokens=300).json()
+    jsonschema.validate(json.loads(answer["output"][0]["arguments"]), SCHEMA)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
+def test_a_call_in_messages(hermes: httpx.Client, choice: dict[str, Any]) -> None:
+    body = {
+        "max_tokens": 300,
+        "messages": [{"role": "user", "content": "say:none"}],
+        "tools": [{"name": "look", "input_schema": SCHEMA, "strict": True}],
+        "tool_choice": {**choice, "disable_parallel_tool_use": True},
+    }
+    answer = hermes.post("/v1/messages", json=body).json()
+    assert answer["stop_reason"] == "tool_use"
+    (block,) = answer["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "look")
+    jsonschema.validate(block["input"], SCHEMA)
+
+
+def test_a_strict_tool_that_cannot_be_enforced(hermes: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}
+    error = ask(hermes, CHAT, tools=[tool]).json()["error"]
+    assert error["param"] == "tools"
+    assert '"not"' in error["message"]
+
+
+def test_a_format_without_calls_refuses_them(http: httpx.Client) -> None:
+    answer = ask(http, CHAT, tools=TOOLS, tool_choice="required")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tool_choice"
