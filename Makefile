@@ -27,7 +27,7 @@ help:
 	@echo "make wheel      build dist/radixkv-*.whl"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
-	@echo "make fuzz       a million random operations on the prefix cache, and mutations of its code"
+	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 generated requests"
 	@echo "make soak       the engine under thousands of random workloads"
 	@echo "make install    the environment in .venv only"
 	@echo "make clean      remove the environment and caches"
@@ -105,6 +105,7 @@ bench-gpu: install-test
 fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)
 	$(BIN)/python tests/cache/mutations.py
+	$(BIN)/python tests/server/fuzz_api.py --cases 10000
 
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)

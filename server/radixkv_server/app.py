@@ -27,6 +27,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
+import radixkv
 from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
@@ -42,6 +43,7 @@ from radixkv_server.http.hosts import HostOriginMiddleware
 from radixkv_server.http.limits import BodyLimitMiddleware
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
 from radixkv_server.http.observation import ObserveMiddleware
+from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
 
 OnReady = Callable[[str, int], None]
@@ -89,6 +91,7 @@ def create_app(
     app.state.context = context
     for api in apis:
         app.include_router(api.router)
+    add_openapi(app, apis, dialects_of(apis), radixkv.__version__)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(AuthMiddleware, keys=context.tenants)

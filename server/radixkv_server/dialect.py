@@ -7,11 +7,12 @@ the dialect of the request's path.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from radixkv_server.errors import ApiError
 
@@ -77,10 +78,14 @@ class Api:
     Args:
         dialects: path prefix -> dialect, as `{"/v1/messages": ...}`. The longest prefix that ends where a
             segment of the path does has its say; `/` is the dialect of everything else.
+        bodies: operation (`POST /v1/messages`) -> the model of its body, for the OpenAPI document.
+        queries: operation -> names of its query parameters, likewise.
     """
 
     router: APIRouter
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
+    bodies: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+    queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Dialects:

@@ -30,11 +30,18 @@ class StrictConnection(h11.Connection):
         Raises:
             h11.RemoteProtocolError: the client broke the protocol, or sent one of the above.
         """
-        if self.their_state is h11.IDLE:
+        beginning = self.their_state is h11.IDLE
+        if beginning:
             self.path = "/"
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError:
+            if beginning:  # the answer to a head that is too large should be in the path's dialect, too
+                words = self.trailing_data[0].partition(b"\r\n")[0].split(b" ")
+                self.path = _path_of(words[1]) if len(words) == 3 else "/"
+            raise
         if isinstance(event, h11.Request):
-            self.path = event.target.partition(b"?")[0].decode("latin-1")
+            self.path = _path_of(event.target)
             self._check(event)
         return event
 
@@ -47,3 +54,7 @@ class StrictConnection(h11.Connection):
         names = {name for name, _ in request.headers}
         if {b"content-length", b"transfer-encoding"} <= names:
             raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding exclude each other")
+
+
+def _path_of(target: bytes) -> str:
+    return target.partition(b"?")[0].decode("latin-1")

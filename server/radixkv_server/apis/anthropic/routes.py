@@ -41,4 +41,8 @@ async def count_message_tokens(request: Request) -> Response:
     return json_response({"input_tokens": tokens})
 
 
-API = Api(router, {"/v1/messages": ANTHROPIC})
+API = Api(
+    router,
+    {"/v1/messages": ANTHROPIC},
+    {"POST /v1/messages": MessagesRequest, "POST /v1/messages/count_tokens": CountTokensRequest},
+)

@@ -232,4 +232,22 @@ async def get_advice(request: Request) -> Response:
     return json_response({"object": "list", "data": [advice_json(p, caller, texts) for p in points]})
 
 
-API = Api(router)
+API = Api(
+    router,
+    bodies={
+        "POST /v1/cache/explain": ExplainBody,
+        "POST /v1/cache/pins": PinBody,
+        "DELETE /v1/cache/pins": UnpinBody,
+        "POST /v1/cache/public": PromptBody,
+        "DELETE /v1/cache/public": PromptBody,
+    },
+    queries={
+        "GET /v1/cache": ("cache_salt",),
+        "GET /v1/cache/requests": ("limit", "cache_salt"),
+        "GET /v1/cache/requests/{name}": ("cache_salt",),
+        "GET /v1/cache/events": ("limit", "cache_salt"),
+        "GET /v1/cache/tree": ("depth", "limit", "search", "cache_salt"),
+        "GET /v1/cache/pins": ("cache_salt",),
+        "GET /v1/cache/advice": ("limit", "cache_salt"),
+    },
+)

@@ -79,4 +79,8 @@ def _model_card(context: ServerContext, name: str) -> Json:
 
 
 #: OpenAI's is also the dialect of every path that no other API claims.
-API = Api(router, {"/": OPENAI})
+API = Api(
+    router,
+    {"/": OPENAI},
+    {"POST /v1/chat/completions": ChatCompletionRequest, "POST /v1/completions": CompletionRequest},
+)

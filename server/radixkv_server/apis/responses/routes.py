@@ -88,4 +88,9 @@ def _page(items: list[Json], request: Request) -> Json:
     }
 
 
-API = Api(router, {"/v1/responses": ResponsesDialect()})
+API = Api(
+    router,
+    {"/v1/responses": ResponsesDialect()},
+    {"POST /v1/responses": ResponseRequest},
+    {"GET /v1/responses/{response_id}/input_items": ("after", "limit", "order")},
+)

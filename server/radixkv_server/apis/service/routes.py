@@ -86,4 +86,4 @@ async def metrics(request: Request) -> Response:
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
 
 
-API = Api(router)
+API = Api(router, bodies={"POST /tokenize": TokenizeRequest, "POST /detokenize": DetokenizeRequest})
