@@ -271,12 +271,12 @@ class AsyncEngine:
     @property
     def context_length(self) -> int:
         """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
-        return self._engine.context_length
+        return self._thread.facts.context_length
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         """Arguments of SamplingParams for requests that don't give them."""
-        return self._engine.default_sampling
+        return self._thread.facts.default_sampling
 
     @property
     def summary(self) -> EngineSummary:

@@ -13,10 +13,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
@@ -60,6 +60,8 @@ class EngineFacts:
     model_name: str
     model_fingerprint: str
     max_model_len: int
+    context_length: int
+    default_sampling: Mapping[str, Any]
     summary: EngineSummary | None
     input_processor: InputProcessor
 
