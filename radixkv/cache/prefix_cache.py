@@ -498,6 +498,11 @@ class PrefixCache:
             ghost_blocks=len(self._ghosts),
         )
 
+    @property
+    def num_resets(self) -> int:
+        """How often `reset` was called. O(1)."""
+        return self._resets
+
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
         """Call `listener` with every block stored or removed from now on; see `radixkv.cache.insight.events`.
 

@@ -155,7 +155,7 @@ class Engine:
 
         most = self.config.max_draft_tokens
         costs = step_costs or StepCosts.of_backend(self.runner.backend_name)
-        return Speculation(Drafter(costs, most, continuation), most)
+        return Speculation(Drafter(costs, most, continuation), most, lambda: self.cache.num_resets)
 
     # ------------------------------------------------------------------ requests in
 

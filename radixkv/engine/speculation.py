@@ -6,7 +6,7 @@ a request: how many tokens it may still get, which tokens end it, what its gramm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from radixkv.engine.request_group import Sample, sample_of
@@ -21,15 +21,22 @@ class Speculation:
     Args:
         drafter: guesses.
         max_tokens: most tokens of a draft.
+        num_resets: how often the cache was reset: then what was written before is forgotten as well.
     """
 
-    def __init__(self, drafter: Drafter, max_tokens: int) -> None:
+    def __init__(self, drafter: Drafter, max_tokens: int, num_resets: Callable[[], int]) -> None:
         self._drafter = drafter
         self._max_tokens = max_tokens
+        self._num_resets = num_resets
+        self._resets_seen = 0
         self.counts = SpeculationCounts()
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """See `Drafter.begin`."""
+        resets = self._num_resets()
+        if resets != self._resets_seen:
+            self._resets_seen = resets
+            self._drafter.forget_outputs()
         self._drafter.begin(num_rows, num_samples)
 
     def granted(self, num_tokens: int) -> None:
