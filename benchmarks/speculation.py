@@ -2,14 +2,15 @@
 
     python -m benchmarks.speculation [--rounds N] [--requests N] [--json FILE]
 
-Two engines over the embedded model, one with `speculation` and one without, answer the same requests in turns:
-code edits, an agent's log, JSON by a schema, and chat; alone and eight at once. Before each turn the cache and
-all that was written before is forgotten. Printed are decode tokens per second (from the step in which all have
-their first token to the end), as medians of turns, and the median of the turns' ratios; the same by the process's
-CPU time, which other work on the machine disturbs less.
+Two engines over the embedded model, one with `speculation` and one without, answer the same requests in
+turns: code edits, an agent's log, JSON by a schema, and chat; alone and eight at once. Before each turn the
+cache and all that was written before is forgotten. Printed are decode tokens per second (from the step in
+which all have their first token to the end), as medians of turns, and the median of the turns' ratios; the
+same by the process's CPU time, which other work on the machine disturbs less.
 
-Then: do random requests get the same tokens with speculation and without (`--deterministic`; a part of them on the
-embedded model, the rest on a tiny one), and do 50,000 sampled tokens follow the same distribution (chi-square)?
+Then: do random requests get the same tokens with speculation and without (`--deterministic`; 20 of them on
+the embedded model, the rest on a tiny one), and do 50,000 sampled tokens follow the same distribution
+(chi-square)?
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--requests", type=int, default=500, help="random requests; 0: none")
-    parser.add_argument("--sampled", type=int, default=50_000, help="sampled tokens for the chi-square; 0: none")
+    parser.add_argument(
+        "--sampled", type=int, default=50_000, help="sampled tokens for the chi-square; 0: none"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     console = Console()

@@ -1,4 +1,4 @@
-"""Prompts for `benchmarks.speculation`: what agents, editors and chats ask, made of this repository's own files."""
+"""Prompts for `benchmarks.speculation`: agents, editors and chats, made of this repository's own files."""
 
 from __future__ import annotations
 
@@ -81,11 +81,16 @@ def _agent_log(i: int) -> str:
     paths = [path for path, _ in _EDITED[i:] + _EDITED[:i]]
     turns = []
     for step, path in enumerate(paths[:4]):
-        listing = [f"{path}:{n}: {text.strip()}" for n, text in enumerate(_lines(path, 60).splitlines()) if
-                   text.strip().startswith(("def ", "class ", "import ", "from "))][:6]
+        listing = [
+            f"{path}:{n}: {text.strip()}"
+            for n, text in enumerate(_lines(path, 60).splitlines())
+            if text.strip().startswith(("def ", "class ", "import ", "from "))
+        ][:6]
         call = json.dumps({"tool": "grep", "arguments": {"pattern": "def |class |import", "path": path}})
         found = json.dumps({"exit_code": 0, "num_matches": len(listing), "matches": listing})
-        turns.append(f"[step {step}] thought: I look for definitions in {path}.\ncall: {call}\nresult: {found}")
+        turns.append(
+            f"[step {step}] thought: I look for definitions in {path}.\ncall: {call}\nresult: {found}"
+        )
     return "\n".join(turns) + f"\n[step {len(turns)}] thought: I look for definitions in {paths[0]}.\ncall:"
 
 

@@ -164,7 +164,11 @@ class InputProcessor:
                 f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
             )
         limit = self.vocab_size if self.vocab_size is not None else 2**31
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+        for name, ids in (
+            ("logit_bias", params.logit_bias or ()),
+            ("stop_token_ids", params.stop_token_ids),
+            ("prediction", params.prediction or ()),
+        ):
             for token in ids:
                 if token >= limit:
                     raise InvalidRequestError(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class _Sample:
     num_tokens: int = 0
     latest_at: float = 0.0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
     has_ended: bool = False
 
 
@@ -70,6 +72,8 @@ class Meter:
         self._take_cached(prompt, output.num_cached_tokens, output.num_cache_write_tokens, output.times)
         self._note_report(index, output.cache_report)
         self.usage.completion_tokens += output.num_generated_tokens
+        self.usage.accepted_prediction_tokens += output.accepted_draft_tokens
+        self.usage.rejected_prediction_tokens += output.rejected_draft_tokens
         for sample in output.outputs:
             num_tokens, reason = len(sample.token_ids), sample.finish_reason or "abort"
             prompt.samples[sample.index] = _Sample(num_tokens, has_ended=True)
@@ -98,6 +102,10 @@ class Meter:
         self._take_cached(prompt, delta.num_cached_tokens, delta.num_cache_write_tokens, delta.times)
         self._note_report(index, delta.cache_report)
         sample = prompt.samples.setdefault(delta.index, _Sample())
+        self.usage.accepted_prediction_tokens += delta.accepted_draft_tokens - sample.accepted_draft_tokens
+        self.usage.rejected_prediction_tokens += delta.rejected_draft_tokens - sample.rejected_draft_tokens
+        sample.accepted_draft_tokens = delta.accepted_draft_tokens
+        sample.rejected_draft_tokens = delta.rejected_draft_tokens
         if delta.token_ids:
             now = time.monotonic()
             if not self.usage.completion_tokens:

@@ -22,6 +22,9 @@ class Usage:
         cache_write_tokens: prompt tokens that the cache holds because of this request, and did not before; 0
             where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens
             that had to be computed again although they are cached.
+        accepted_prediction_tokens: completion tokens that had been guessed rightly; see
+            `EngineConfig.speculation`.
+        rejected_prediction_tokens: guesses that were wrong, which are no part of the completion.
         pinned_tokens: prompt tokens that are pinned, as far as the budget went; None: none were to be.
         hints: what finds a hint for each prompt's report.
     """
@@ -30,6 +33,8 @@ class Usage:
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     completion_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     pinned_tokens: int | None = None
     reports_by_prompt: dict[int, MissReport] = field(default_factory=dict)
     hints: Sequence[Hint | None] = ()

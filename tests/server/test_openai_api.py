@@ -175,12 +175,26 @@ def test_documented_fields_without_effect_are_accepted(server: LiveServer) -> No
             parallel_tool_calls=True,
             prompt_cache_key="k",
             safety_identifier="s",
-            prediction={"type": "content", "content": "hello"},
             response_format={"type": "text"},
             modalities=["text"],
             extra_body={"top_k": None, "stop": None},
         )
     assert answer.choices[0].message.content == "hello"
+
+
+def test_a_prediction_reaches_the_engine(server: LiveServer) -> None:
+    with server.openai() as client:
+        parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+        for content in ("hello", parts):
+            answer = client.chat.completions.create(
+                model="scripted", messages=MESSAGES, prediction={"type": "content", "content": content}
+            )
+            assert server.engine.requests[-1].params.prediction == list(b"hello")
+            details = answer.usage.completion_tokens_details
+            assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+        for wrong in ({"type": "content"}, {"type": "text", "content": "a"}, "hello"):
+            with pytest.raises(openai.BadRequestError, match="prediction"):
+                client.chat.completions.create(model="scripted", messages=MESSAGES, prediction=wrong)
 
 
 @pytest.mark.parametrize(

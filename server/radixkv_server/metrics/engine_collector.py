@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 import radixkv
 from radixkv.cache.insight.evicted_ages import AGE_BOUNDS
 from radixkv.client import EngineClient
+from radixkv.speculation.counts import SpeculationCounts
 
 
 class EngineCollector(Collector):
@@ -62,6 +63,7 @@ class EngineCollector(Collector):
         yield gauge("kv_blocks_pinned", "Of the held blocks, those that pins protect.", cache.pinned_blocks)
         yield gauge("kv_cache_usage_ratio", "Held over all blocks.", cache.held_blocks / cache.total_blocks)
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
+        yield from self._speculation(stats.speculation)
         ages = HistogramMetricFamily(
             "radixkv_evicted_block_age_seconds", "From a block's latest use to its eviction."
         )
@@ -69,3 +71,21 @@ class EngineCollector(Collector):
         counts = accumulate(cache.evicted_by_age)
         ages.add_metric([], list(zip(bounds, counts, strict=True)), cache.evicted_age_s)
         yield ages
+
+    @staticmethod
+    def _speculation(counts: SpeculationCounts) -> Iterator[Metric]:
+        """Guesses of next tokens, and what came of them."""
+        for name, text, value in (
+            ("drafts", "Guesses of a request's next tokens, one or several at once.", counts.num_drafts),
+            ("draft_tokens", "Tokens guessed.", counts.num_draft_tokens),
+            ("accepted_tokens", "Tokens guessed rightly.", counts.num_accepted_tokens),
+        ):
+            yield CounterMetricFamily(f"radixkv_spec_decode_{name}", text, value=value)
+        places = CounterMetricFamily(
+            "radixkv_spec_decode_accepted_tokens_per_position",
+            "Tokens guessed rightly, by their place in the draft, from 0.",
+            labels=["position"],
+        )
+        for place, count in enumerate(counts.accepted_per_pos):
+            places.add_metric([str(place)], count)
+        yield places

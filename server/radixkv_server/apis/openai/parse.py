@@ -30,6 +30,10 @@ async def parse_chat(
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
     options, renamed = _chat_sampling(body)
+    if body.prediction is not None and body.prediction.text:
+        options["prediction"] = await context.prompts.tokenize(
+            body.prediction.text, param="prediction", add_special_tokens=False
+        )
     chat = _chat_of(context, body)
     job, readers = await chat_job(context, chat, options, renamed=renamed)
     places = [place for _, place in body.breakpoints]

@@ -273,6 +273,23 @@ class TemplateFields(StrictModel):
         return self
 
 
+class PredictionPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(StrictModel):
+    """What the answer may repeat: where it does, it comes faster; it changes nothing else."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     """Body of POST /v1/chat/completions."""
 
@@ -289,7 +306,7 @@ class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     web_search_options: Any = None
     moderation: Any = None
     parallel_tool_calls: bool | None = None
-    prediction: NoOp = None
+    prediction: Prediction | None = None
     safety_identifier: NoOp = None
     service_tier: NoOp = None
     store: NoOp = None
