@@ -43,6 +43,7 @@ ENGINE = {
     "radixkv.config",
     "radixkv.errors",
     "radixkv.request",
+    "radixkv.speculation.counts",
     "radixkv.structured",
     "radixkv.text.json_text",  # arguments of tool calls as they were written
     "radixkv.text.text_size",
