@@ -48,11 +48,11 @@ class LogitsProcessor(ABC):
         """Why the request can't go on, if so: known after `apply` at the latest."""
         return None
 
-    def forced_tokens(self, most: int) -> list[int]:
-        """The next tokens, at most so many, where nothing else can come; none for most kinds."""
+    def forced_tokens(self) -> list[int]:
+        """The next tokens, where nothing else can come; none for most kinds."""
         return []
 
-    def count_allowed(self, token_ids: Sequence[int]) -> int:
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of some tokens could be accepted, one after the other. Changes nothing."""
         return len(token_ids)
 

@@ -78,13 +78,13 @@ class SamplingState:
         """Why no token can be chosen, if so; None: not because of a processor."""
         return next((p.failure for p in self.processors if p.failure is not None), None)
 
-    def forced_tokens(self, most: int) -> list[int]:
-        """The next tokens, at most so many, where nothing else can come: drafts that are always accepted."""
-        return next((forced for p in self.processors if (forced := p.forced_tokens(most))), [])
+    def forced_tokens(self) -> list[int]:
+        """The next tokens, where nothing else can come: drafts that are always accepted."""
+        return next((forced for p in self.processors if (forced := p.forced_tokens())), [])
 
-    def count_allowed(self, token_ids: Sequence[int]) -> int:
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many leading tokens of a draft could be accepted; what comes behind must not be. O(count)."""
-        return min((p.count_allowed(token_ids) for p in self.processors), default=len(token_ids))
+        return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
     def draw(self, ahead: int = 0) -> float:
         """The random number for the next token but `ahead`; the same until a token is accepted."""

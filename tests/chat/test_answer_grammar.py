@@ -76,7 +76,7 @@ class Case:
 
         def accepts(text: str) -> bool:
             mask, tokens = grammar.start(), self.tokenizer(text)
-            return mask.count_allowed(tokens) == len(tokens) and self._may_end(mask, tokens)
+            return mask.num_allowed(tokens) == len(tokens) and self._may_end(mask, tokens)
 
         return accepts
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from paged_language_model import END, LetterTokenizer, PagedHashModel, make_engine, next_logits
+from paged_language_model import (
+    END,
+    LetterGrammarSource,
+    LetterTokenizer,
+    PagedHashModel,
+    make_engine,
+    next_logits,
+)
 
 from radixkv.async_engine import AsyncEngine
 from radixkv.errors import InvalidRequestError, RequestFailedError
@@ -202,3 +211,31 @@ def test_the_parameter():
         assert SamplingParams(structured=given).structured == spec
     with pytest.raises(InvalidRequestError, match="exactly one"):
         SamplingParams(structured={"regex": "a", "json": {}})
+
+
+async def test_others_go_on_while_a_grammar_is_compiled():
+    """The compiler has a thread of its own: neither the event loop nor a step waits for it."""
+    compiling, release = threading.Event(), threading.Event()
+
+    class SlowToCompile(LetterTokenizer):
+        def grammar_source(self) -> LetterGrammarSource:
+            compiling.set()
+            assert release.wait(60)
+            return super().grammar_source()
+
+    engine = AsyncEngine(make_engine(tokenizer=SlowToCompile())[0])
+    try:
+        waiting = asyncio.create_task(engine.generate(PROMPTS[0], params()))
+        while not compiling.is_set():
+            await asyncio.sleep(0)
+        other = await engine.generate(PROMPTS[1], SamplingParams(max_tokens=20, ignore_eos=True))
+        assert len(other.outputs[0].token_ids) == 20
+        assert not waiting.done()
+        left = asyncio.create_task(engine.generate(PROMPTS[2], params()))
+        await asyncio.sleep(0)
+        left.cancel()  # the grammar is still compiled for the one that waits
+        release.set()
+        check_all([await waiting])
+    finally:
+        release.set()
+        await engine.close()

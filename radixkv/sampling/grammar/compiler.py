@@ -118,7 +118,7 @@ class GrammarCompiler:
             known = self._known.get(spec)
             if known is not None:
                 self._known.move_to_end(spec)
-                return known
+                return _again(known)
             if self._num_given_up >= _MAX_GIVEN_UP:
                 raise EngineOverloadedError(
                     "grammars that are too complex keep the compiler busy; try again later", retry_after_s=10
@@ -223,6 +223,16 @@ class GrammarCompiler:
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
         return self._vocabulary
+
+
+def _again(known: Future[Grammar]) -> Future[Grammar]:
+    """The future, or where it has failed another one: a raised exception keeps the frames it went through."""
+    error = known.exception() if known.done() else None
+    if not isinstance(error, InvalidRequestError):
+        return known
+    again: Future[Grammar] = Future()
+    again.set_exception(InvalidRequestError(str(error), param=error.param, code=error.code))
+    return again
 
 
 def _check(spec: StructuredOutputs) -> None:

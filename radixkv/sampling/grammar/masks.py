@@ -47,12 +47,12 @@ class GrammarMask(LogitsProcessor):
     def failure(self) -> str | None:
         return f"the grammar can't go on: {first_line(self._matcher)}" if self._matcher.is_error() else None
 
-    def forced_tokens(self, most: int) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         if self._num_ends:
             return []
-        return [int(token) for token in self._matcher.compute_ff_tokens()[:most]]
+        return [int(token) for token in self._matcher.compute_ff_tokens()]
 
-    def count_allowed(self, token_ids: Sequence[int]) -> int:
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
         if self._num_ends:
             return 0
         before_end = next(
