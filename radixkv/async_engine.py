@@ -306,6 +306,7 @@ class AsyncEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
+        family: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
@@ -317,7 +318,7 @@ class AsyncEngine:
         """
         namespace = self.cache.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id, namespace=namespace, priority=priority)
+            self._events(prompt, params, request_id, namespace=namespace, family=family, priority=priority)
         ) as events:
             async for event in events:
                 if isinstance(event, OutputDelta):
@@ -331,12 +332,13 @@ class AsyncEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
+        family: str = "",
         priority: int = 0,
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
         namespace = self.cache.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id, namespace=namespace, priority=priority)
+            self._events(prompt, params, request_id, namespace=namespace, family=family, priority=priority)
         ) as events:
             async for event in events:
                 if isinstance(event, RequestOutput):

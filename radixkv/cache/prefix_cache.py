@@ -148,6 +148,7 @@ class PrefixCache:
         self.policy.attach(num_blocks, block_size, self._ghosts)
         self._policy_on_evict = hook(self.policy, "on_evict")
         self._ghost_data = hook(self.policy, "ghost_data")
+        self._on_family = hook(self.policy, "on_family")
         self._pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
         self._pinned = self._pins.by_key
         leases = Leases()
@@ -252,6 +253,7 @@ class PrefixCache:
         *,
         match: Match | None = None,
         skip: str | None = None,
+        family: str = "",
     ) -> Lease:
         """Protect the longest cached prefix and take blocks for the rest. O(tokens + path).
 
@@ -260,6 +262,8 @@ class PrefixCache:
             namespace: whose cache to look in.
             match: an earlier `match` of the same tokens, used if it is still current.
             skip: a reason not to look anything up (all tokens will be computed).
+            family: a name that requests of the namespace which come back together share, for policies that
+                learn when what is cached is used again; empty: nothing is known.
 
         Raises:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
@@ -287,6 +291,8 @@ class PrefixCache:
             is_public = self._public.prefixes and self._public.length_in(data)
             root = self._tree.root(self._public.space if is_public else space)
             walk = Walk(root, 0, 0, None, None, b"")
+        if self._on_family is not None:
+            self._on_family((space.key, family) if family else None)
         return self._admission.admit(data, namespace, space, walk, skip)
 
     def _on_evict(self, node: Node, num_blocks: int, by: str) -> None:

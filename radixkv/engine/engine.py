@@ -167,6 +167,7 @@ class Engine:
         request_id: str | None = None,
         namespace: Namespace = "",
         priority: int = 0,
+        family: str = "",
         grammar: Grammar | None = None,
     ) -> str:
         """Check a request and queue it.
@@ -176,6 +177,7 @@ class Engine:
             request_id: must be unused among unfinished requests; None: a fresh one.
             namespace: requests share cached prefixes only inside one namespace.
             priority: smaller is more urgent, under the `priority` policy.
+            family: what requests share that come back together; tells eviction how soon (see `adaptive`).
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
 
         Returns:
@@ -192,6 +194,7 @@ class Engine:
             request_id=request_id,
             namespace=namespace,
             priority=priority,
+            family=family,
             grammar=grammar,
         )
         if not self.has_room:

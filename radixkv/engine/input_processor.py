@@ -217,6 +217,7 @@ class InputProcessor:
         request_id: str | None,
         namespace: Namespace,
         priority: int,
+        family: str = "",
         grammar: Grammar | None = None,
     ) -> RequestGroup:
         """A request for samples; raises what `encode`, `check` and `compile` raise.
@@ -232,6 +233,7 @@ class InputProcessor:
         if params.num_samples > params.n and params.logprobs is None:
             own = replace(params, logprobs=0)
         request = self._request(encoded, own, request_id, namespace, priority)
+        request.family = family
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         request.sampling_state = SamplingState(
@@ -258,6 +260,7 @@ class InputProcessor:
             fork.sampling_state = parent.sampling_state.fork(seed)
             fork.output = self._output(fork)
             fork.times.first_scheduled = parent.times.first_scheduled
+            fork.family = parent.family
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
             fork.cache_report = parent.cache_report

@@ -133,7 +133,9 @@ class Admission:
         match = self._matches.match(request)
         known = match.num_tokens
         try:
-            lease = self._cache.acquire(request.tokens.encoded, request.namespace, match=match, skip=skip)
+            lease = self._cache.acquire(
+                request.tokens.encoded, request.namespace, match=match, skip=skip, family=request.family
+            )
         except OutOfBlocks:
             return AdmissionResult.NO_BLOCKS
         self._waiting.remove(request)

@@ -88,6 +88,7 @@ class Request:
     __slots__ = (
         "arrival_order",
         "cache_report",
+        "family",
         "finish_reason",
         "held_up_steps",
         "index",
@@ -135,6 +136,7 @@ class Request:
         self.num_prompt_tokens = self.tokens.length
         self.params = params
         self.namespace = namespace
+        self.family = ""  # what it shares with requests that come back when it does; empty: nothing is known
         self.priority = priority
         self.arrival_order = 0  # set by the scheduler when the request is added to it
         self.was_added = False

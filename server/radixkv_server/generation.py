@@ -123,6 +123,7 @@ class Generation:
             "request_id": f"{self._request.id}-{index}",
             "tenant": self._record.tenant,
             "salt": self._request.cache_salt or "",
+            "family": self._request.family,
             "priority": self._request.priority,
         }
 

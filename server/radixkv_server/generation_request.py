@@ -58,6 +58,7 @@ class GenerationRequest:
         stream: answer as it comes, not at the end.
         prompt_param: what the body calls the prompt, for errors about its length.
         cache_salt: divides the tenant's part of the prefix cache; None: undivided.
+        family: what requests share that come back together: a hint for eviction; empty: nothing.
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
 
@@ -71,6 +72,7 @@ class GenerationRequest:
     stream: bool
     prompt_param: str
     cache_salt: str | None = None
+    family: str = ""
     priority: int = 0
     operation: str = "chat"
 

@@ -491,6 +491,16 @@ def test_retention_is_a_pin_within_the_budget(server: LiveServer, ada: OpenAI) -
     assert not cache.pins()
 
 
+def test_a_cache_key_names_the_family_of_a_request(server: LiveServer, ada: OpenAI) -> None:
+    ada.responses.create(model="scripted", input="x", prompt_cache_key="agent-7")
+    assert last_asked(server).family == "agent-7"
+    chat: Any = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+    ada.chat.completions.create(**chat, prompt_cache_key="agent-8")
+    assert last_asked(server).family == "agent-8"
+    ada.chat.completions.create(**chat)
+    assert last_asked(server).family == ""
+
+
 @pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
 @pytest.mark.parametrize(
     "field",

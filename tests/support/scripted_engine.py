@@ -120,6 +120,7 @@ class Asked:
     priority: int
     aborted: bool = False
     cached: int = 0
+    family: str = ""
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -261,6 +262,7 @@ class ScriptedEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
+        family: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
@@ -271,7 +273,7 @@ class ScriptedEngine:
             request_id = f"req-{next(self._ids)}"
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        asked = Asked(request_id, encoded.token_ids.tolist(), params, tenant, salt, priority)
+        asked = Asked(request_id, encoded.token_ids.tolist(), params, tenant, salt, priority, family=family)
         asked.cached = self._look_up(asked)
         self.requests.append(asked)
         self._running[request_id] = asked
@@ -358,9 +360,10 @@ class ScriptedEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
+        family: str = "",
         priority: int = 0,
     ) -> RequestOutput:
-        options: dict[str, Any] = {"tenant": tenant, "salt": salt, "priority": priority}
+        options: dict[str, Any] = {"tenant": tenant, "salt": salt, "family": family, "priority": priority}
         if request_id is None:
             request_id = f"req-{next(self._ids)}"
         arrival = time.monotonic()

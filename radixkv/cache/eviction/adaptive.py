@@ -8,7 +8,9 @@ their class, and a class is made of two things the tree knows:
 - how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left behind, a
   conversation that was continued, a system prompt;
 - the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
-  when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person).
+  when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where the
+  request names its family, how long ago a request of that family came says it better: what the path's deepest
+  block tells of a new conversation is the rhythm of the system prompt that it shares with all others.
 
 Within a class, the leaves are kept by age; for each class and each bin of ages that has candidates, the
 oldest one is looked at, and the one with the lowest worth goes. With falling hazards the order becomes LRU
@@ -32,6 +34,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 from radixkv.cache.eviction.index import CachedRun, EvictionIndex
@@ -48,6 +51,7 @@ _REFRESH_EVERY = 64  # requests
 _TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
 _FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
 _RETURN = 0.97  # of what may be lost: below this, the learned order is tried again
+_MOST_FAMILIES = 65_536  # remembered, the latest ones
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
 _LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
@@ -145,6 +149,9 @@ class Adaptive(EvictionPolicy):
         self._now = 0  # number of the latest request
         self._begun_at = -1  # the cache's use counter when it came
         self._rhythm: int | None = None  # of the latest request; None: not known yet
+        self._family: Hashable | None = None  # of the request that comes next
+        self._has_rhythm = False  # whether it is its family's
+        self._families: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
         self._history: OrderedDict[int, Remembered] = OrderedDict()
@@ -170,9 +177,24 @@ class Adaptive(EvictionPolicy):
             return
         self._begun_at = self.tick
         self._now += 1
-        self._rhythm = None
+        self._rhythm = self._rhythm_of_family()
+        self._has_rhythm = self._rhythm is not None
         self._statistics.begin(self._now)
         self._shadow.begin(self._now)
+
+    def on_family(self, family: Hashable | None) -> None:
+        self._family = family
+
+    def _rhythm_of_family(self) -> int | None:
+        """How long ago the family of the request that comes was seen; None: it has none, or is new."""
+        family, self._family = self._family, None
+        if family is None:
+            return None
+        before = self._families.pop(family, None)
+        self._families[family] = self._now
+        if len(self._families) > _MOST_FAMILIES:
+            self._families.popitem(last=False)
+        return None if before is None else self._rhythm_of(self._now - before)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
         self._begin()
@@ -223,7 +245,7 @@ class Adaptive(EvictionPolicy):
             self._shorten(run, first)
             self._renew(run, node.start // self.block_size)
         found, deepest = self._recall(node, run, first)
-        if deepest is not None:
+        if deepest is not None and not self._has_rhythm:
             run.rhythm = self._rhythm_of(self._now - deepest)
         for count, uses in found:
             run.append(count, uses)

@@ -9,6 +9,7 @@ How to write a policy
 Subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to `registry.py`. The
 hooks, in the order in which a request causes them:
 
+0. `on_family(family)`: before a request, which may name its family;
 1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
 2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
 3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
@@ -29,6 +30,7 @@ use counter now; `self.num_blocks` and `self.block_size` describe the pool.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 from radixkv.cache.eviction.index import CachedRun, EvictionIndex
@@ -90,6 +92,12 @@ class EvictionPolicy:
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
+
+    def on_family(self, family: Hashable | None) -> None:
+        """The family of the request that comes next; None: it names none.
+
+        That request may yet fail for want of blocks, and be told of again.
+        """
 
     def on_hit(self, node: CachedRun) -> None:
         """A request's matched path contains the whole of `node`."""

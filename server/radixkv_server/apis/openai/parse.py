@@ -39,7 +39,8 @@ async def parse_chat(
     places = [place for _, place in body.breakpoints]
     if places:
         job = replace(job, kept=await kept_prefixes(context, chat, places, job.prompt_ids))
-    request = _request(new_id("chatcmpl"), body, [job.keeping(body.kept_s)], "messages")
+    jobs, family = [job.keeping(body.kept_s)], body.prompt_cache_key or ""
+    request = _request(new_id("chatcmpl"), body, jobs, "messages", family=family)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), readers)
@@ -60,7 +61,12 @@ async def parse_completion(
 
 
 def _request(
-    answer_id: str, body: CommonFields, jobs: Sequence[Job], prompt_param: str, operation: str = "chat"
+    answer_id: str,
+    body: CommonFields,
+    jobs: Sequence[Job],
+    prompt_param: str,
+    operation: str = "chat",
+    family: str = "",
 ) -> GenerationRequest:
     return GenerationRequest(
         id=answer_id,
@@ -68,6 +74,7 @@ def _request(
         stream=bool(body.stream),
         prompt_param=prompt_param,
         cache_salt=body.cache_salt,
+        family=family,
         priority=body.priority or 0,
         operation=operation,
     )

@@ -67,6 +67,7 @@ class Creation(ResponsesDialect):
             stream=bool(body.stream),
             prompt_param="input",
             cache_salt=body.cache_salt,
+            family=body.prompt_cache_key or "",
             priority=body.priority or 0,
         )
         return wanted, self._renderer
