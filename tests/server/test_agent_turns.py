@@ -325,3 +325,38 @@ def test_a_client_that_writes_arguments_anew_is_told(server: LiveServer) -> None
         explained = http.post("/v1/cache/explain", json=body).json()
     assert hints.RESERIALISED in explained["advice"]
     assert agent.turn(family.final)[1] == hints.RESERIALISED
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_chain_of_responses_finds_what_chats_find(server: LiveServer, name: str) -> None:
+    family, engine = FAMILIES[name], server.engine
+    engine.begin()
+    turns: list[Any] = []
+    tool = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+    with server.openai() as client:
+
+        def turn(says: str, given: Any) -> None:
+            engine.answers.append(says)
+            before = turns[-1].id if turns else None
+            options: Any = {"tools": [tool], "extra_body": {"chat_template": family.template}}
+            turns.append(
+                client.responses.create(model="scripted", input=given, previous_response_id=before, **options)
+            )
+
+        turn(family.call, "What is the weather?")
+        (call,) = (item for item in turns[0].output if item.type == "function_call")
+        assert (call.name, call.arguments) == ("look", ARGUMENTS)
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}
+        turn(family.final, [result])
+        assert turns[1].output_text == _FINAL
+        turn(family.final, "And tomorrow?")
+    cached = [answer.usage.input_tokens_details.cached_tokens for answer in turns]
+    expected = dict(family.hints)
+    for number in (1, 2):
+        details = turns[number].usage.input_tokens_details
+        assert details.cache_miss.get("hint") == expected.get(number)
+        before = engine.ends_at[number - 1]
+        if number in expected:
+            assert cached[0] < cached[number] < before
+        else:
+            assert cached[number] == before > cached[number - 1]

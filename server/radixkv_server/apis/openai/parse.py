@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,12 +82,7 @@ def _request(
 
 def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
     """The conversation of a body, with what its template is told."""
-    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.chat_template is not None:
-        if not context.settings.trust_request_chat_template:
-            message = "chat_template in a request is not allowed on this server."
-            raise bad_request(message, param="chat_template", code="unsupported_parameter")
-        options["chat_template"] = body.chat_template
+    options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if body.continue_final_message:
@@ -101,6 +96,23 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,
     )
+
+
+def template_options(
+    context: ServerContext, variables: Mapping[str, Any] | None, template: str | None
+) -> dict[str, Any]:
+    """Arguments of the chat template, and the template itself where a request brings its own.
+
+    Raises:
+        ApiError: 400; requests may not bring any.
+    """
+    options = dict(variables or {})
+    if template is not None:
+        if not context.settings.trust_request_chat_template:
+            message = "chat_template in a request is not allowed on this server."
+            raise bad_request(message, param="chat_template", code="unsupported_parameter")
+        options["chat_template"] = template
+    return options
 
 
 def _chat_sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

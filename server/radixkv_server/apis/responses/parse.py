@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.parse import template_options
 from radixkv_server.apis.responses.errors import ResponsesDialect
 from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
@@ -49,7 +50,7 @@ class Creation(ResponsesDialect):
         new = await self._new_items(response_id, body)
         conversation = self._conversation = [*before, *new]
         job, readers = await chat_job(
-            context, _chat_of(body, conversation), _sampling_of(body), renamed=_RENAMED
+            context, _chat_of(context, body, conversation), _sampling_of(body), renamed=_RENAMED
         )
         self._is_stored = body.store is not False
         base = base_response(response_id, model, body, job.params)
@@ -99,8 +100,8 @@ class Creation(ResponsesDialect):
         return self._renderer.failure(error)
 
 
-def _chat_of(body: ResponseRequest, conversation: Sequence[Json]) -> Chat:
-    options = dict(body.chat_template_kwargs or {})
+def _chat_of(context: ServerContext, body: ResponseRequest, conversation: Sequence[Json]) -> Chat:
+    options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning is not None and body.reasoning.effort is not None:
         options.setdefault("reasoning_effort", body.reasoning.effort)
     return Chat(

@@ -136,6 +136,7 @@ class ResponseRequest(CacheFields, SamplingFields):
     safety_identifier: NoOp = None
     service_tier: NoOp = None
     # Beyond OpenAI.
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @field_validator("input", mode="before")
