@@ -96,7 +96,13 @@ class CacheCalls:
             if tenant is None or key.tenant == tenant:
                 found.append(
                     PinnedPrefix(
-                        key.tenant, key.salt, pin.token_ids, pin.num_tokens, pin.expires_in_s, pin.id
+                        key.tenant,
+                        key.salt,
+                        pin.token_ids,
+                        pin.num_tokens,
+                        pin.expires_in_s,
+                        pin.id,
+                        pin.node,
                     )
                 )
         return found
@@ -132,6 +138,11 @@ class CacheCalls:
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.continuation(key, namespace, limit))
+
+    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        namespace = self.namespace(tenant, salt)
+        key = PrefixCache.encode(token_ids)
+        return await self._run(lambda cache: cache.path(key, namespace))
 
     async def nodes(
         self,

@@ -85,6 +85,7 @@ class PinnedPrefix:
         num_pinned_tokens: how many that are.
         expires_in_s: seconds until it ends, unless a hit renews it; None: it stays until it is unpinned.
         id: names it among the pins of its tenant and salt.
+        node: the id of the node that it ends at; see `CachedNode`.
     """
 
     tenant: str
@@ -93,6 +94,7 @@ class PinnedPrefix:
     num_pinned_tokens: int
     expires_in_s: float | None
     id: str = ""
+    node: int = -1
 
 
 class CachedNode(NamedTuple):
@@ -248,6 +250,10 @@ class CacheClient(Protocol):
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
     ) -> list[int]:
         """With what the tenant's nearest cached prompt goes on where this one's match ends."""
+        ...
+
+    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        """The ids of the nodes that hold what is cached of a prompt, from the top down."""
         ...
 
     async def nodes(

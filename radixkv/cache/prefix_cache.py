@@ -563,6 +563,17 @@ class PrefixCache:
         size = limit * TOKEN_BYTES
         return decode_tokens(continuation(walk, size, space)[:size])
 
+    def path(self, token_ids: TokenIds, namespace: Namespace = "") -> list[int]:
+        """The nodes that a lookup finds, from the top down: the ids that a `walk` gives them.
+
+        The last one may be found in part. Read-only. O(tokens + path).
+        """
+        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace)).walk
+        if walk is None:
+            return []
+        last = walk.node if walk.source is None else walk.source
+        return [node.blocks[0] for node in self._tree.path(last) if node.blocks]
+
     def walk(
         self,
         namespace: Namespace | None = None,

@@ -150,6 +150,27 @@ def test_continuations_are_the_namespaces_own() -> None:
     assert cache.continuation([*range(100, 108), 1], "a") == []
 
 
+def test_a_path_has_the_ids_of_a_walk() -> None:
+    cache = PrefixCache(100, 4)
+    fill(cache, [*range(8), *range(20, 32)], "a")
+    fill(cache, [*range(8), *range(40, 46)], "a")
+    walk = cache.walk("a")
+    assert walk is not None
+    assert not walk.advance()
+    top, *_ = walk.seen
+    for tokens, depth in (
+        ([*range(8), *range(20, 32)], 2),
+        ([*range(8)], 1),
+        ([*range(6), 99], 1),
+        ([77], 0),
+    ):
+        path = cache.path(tokens, "a")
+        assert len(path) == depth
+        assert path[:1] == [top.id][:depth]
+        assert set(path) <= {node.id for node in walk.seen}
+    assert cache.path([*range(8)], "b") == []
+
+
 def test_advice_keeps_namespaces_apart() -> None:
     cache = PrefixCache(1000, 4)
     for namespace in ("a", "b"):

@@ -295,6 +295,19 @@ async def test_what_a_cached_prompt_goes_on_with(engine):
     assert await engine.cache.continuation([*CACHED[:20], 90], tenant="b") == []
 
 
+async def test_the_path_of_a_prompt_is_told_by_its_nodes(engine):
+    await fill(engine, CACHED, tenant="a")
+    await fill(engine, [*CACHED[:20], 90, 91], tenant="a")
+    nodes = {node.id: node for node in (await engine.cache.nodes(tenant="a")).nodes}
+    path = await engine.cache.path([*CACHED[:20], 90, 91], tenant="a")
+    assert [nodes[above].id for above in path[:-1]] == [nodes[node].parent for node in path[1:]]
+    assert nodes[path[0]].parent is None
+    assert await engine.cache.path(CACHED, tenant="b") == []
+    assert await engine.cache.pin(CACHED, tenant="a") > 0
+    (pin,) = await engine.cache.pins(tenant="a")
+    assert pin.node == (await engine.cache.path(CACHED, tenant="a"))[-1]
+
+
 async def test_pins_have_ids_and_quotas_are_told(engine):
     await fill(engine, CACHED, tenant="a")
     assert await engine.cache.pin(CACHED[:32], tenant="a") == 32

@@ -307,6 +307,38 @@ def test_pins_are_set_listed_and_ended(server, ada, bob, admin) -> None:
     server.engine.prefix_cache.check()
 
 
+def test_a_node_of_the_tree_is_pinned_by_its_id(server, ada, bob, admin) -> None:
+    fill(server, chat("one"), "ada")
+    fill(server, chat("two, and more of it " * 3), "ada")
+    fill(server, "salted text " * 4, "ada", "mine")
+    leaf = next(node for node in get(ada, "tree")["nodes"] if (node["text"] or "").startswith("two"))
+    pin = post(ada, "pins", 201, node=leaf["id"], ttl=60)
+    assert pin["pinned_tokens"] == pin["prompt_tokens"] == leaf["start"] + leaf["tokens"]
+    assert (pin["node"], get(ada, "pins")["data"][0]["node"]) == (leaf["id"], leaf["id"])
+    states = {node["id"]: node["state"] for node in get(ada, "tree")["nodes"]}
+    assert states[leaf["id"]] == states[leaf["parent"]] == "pinned"
+    assert sorted(states.values()) == ["cached", "pinned", "pinned"]
+    for client in (bob, admin):
+        assert post(client, "pins", 404, node=leaf["id"])["error"]["code"] == "node_not_found"
+    (salted,) = get(ada, "tree", cache_salt="mine")["nodes"]
+    assert post(ada, "pins", 404, node=salted["id"])["error"]["param"] == "node"
+    assert post(ada, "pins", 201, node=salted["id"], cache_salt="mine")["cache_salt"] == "mine"
+    assert post(ada, "pins", 400, node=leaf["id"], prompt="x")["error"]["code"]
+    delete(ada, "pins", id=pin["id"])
+    server.engine.prefix_cache.check()
+
+
+def test_an_explanation_names_the_nodes_of_the_path(server, ada, bob) -> None:
+    for text in ("one", "two, and more of it " * 3):
+        fill(server, chat(text), "ada")
+    nodes = {node["id"]: node for node in get(ada, "tree")["nodes"]}
+    path = post(ada, "explain", messages=chat("two, and more of it " * 3))["nodes"]
+    assert [nodes[name]["level"] for name in path] == [0, 1]
+    assert nodes[path[1]]["parent"] == path[0]
+    assert nodes[path[1]]["text"].startswith("two")
+    assert post(bob, "explain", messages=chat("one"))["nodes"] == []
+
+
 def test_pins_that_cannot_be_had(server, ada, bob) -> None:
     fill(server, "x" * 400, "bob")
     assert post(ada, "pins", 409, prompt="x" * 400)["error"]["code"] == "not_cached"

@@ -81,6 +81,7 @@ class PinInfo:
         num_tokens: how many that are.
         expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
         id: names it within its namespace, as long as it is there: a hash of the tokens it was set with.
+        node: the first block of the node that it ends at, which names that node in a `TreeWalk`.
     """
 
     namespace: NamespaceKey
@@ -88,6 +89,7 @@ class PinInfo:
     num_tokens: int
     expires_in_s: float | None
     id: str = ""
+    node: int = -1
 
 
 class PinBoard:
@@ -137,6 +139,7 @@ class PinBoard:
                 pin.num_tokens,
                 None if isinf(pin.expires) else pin.expires - now,
                 pin_id(pin.key),
+                pin.node.blocks[0],
             )
             for pin in self
         ]

@@ -33,8 +33,10 @@ async def explain(context: ServerContext, caller: Caller, ids: list[int], hint: 
     if report.reason in _CACHED_TOO:
         cached = await cache.continuation(ids, tenant=caller.tenant, salt=caller.salt, limit=COMPARED_TOKENS)
     cause = None if hint is None else hint(report)
+    path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
-    return await asyncio.to_thread(_explanation, texts, report, ids, cached, cause)
+    explanation = await asyncio.to_thread(_explanation, texts, report, ids, cached, cause)
+    return {**explanation, "nodes": [context.names.of(node) for node in path]}
 
 
 def report_json(report: MissReport) -> Json:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from radixkv.client import PinnedPrefix
+import asyncio
+from collections.abc import Sequence
+
+from radixkv.client import CachedNode, PinnedPrefix
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
+from radixkv_server.node_names import NodeNames
 
 MAX_PINS = 256  # of one tenant
 SHOWN_TOKENS = 64
@@ -44,16 +48,48 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
     own = await cache.pins(tenant=caller.tenant, most_tokens=SHOWN_TOKENS)
     mine = [pin for pin in own if pin.salt == caller.salt and pin.num_pinned_tokens == pinned]
     texts = TokenTexts(context.engine.tokenizer)
-    latest: Json = pin_json(mine[-1], caller, texts) if mine else {}
+    latest: Json = pin_json(mine[-1], caller, context.names, texts) if mine else {}
     return {**latest, "prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pinned}
 
 
-def pin_json(pin: PinnedPrefix, caller: Caller, texts: TokenTexts) -> Json:
+async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> list[int]:
+    """The tokens from the beginning of a prompt to the end of one of the caller's own nodes.
+
+    Raises:
+        ApiError: 404; there is no such node of the caller's (any more).
+    """
+    snapshot = await context.engine.cache.nodes(tenant=caller.tenant, salt=caller.salt, shown_tokens=-1)
+    ids = await asyncio.to_thread(_path_tokens, snapshot.nodes, context.names, name)
+    if ids is None:
+        raise ApiError(
+            404,
+            "There is no such node in your part of the cache (any more): GET /v1/cache/tree tells those "
+            "that are there, and a node with a cache_salt needs it here, too.",
+            param="node",
+            code="node_not_found",
+        )
+    return ids
+
+
+def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> list[int] | None:
+    by_id = {node.id: node for node in nodes}
+    node = next((one for one in nodes if one.tenant is not None and names.of(one.id) == name), None)
+    if node is None:
+        return None
+    parts = [node.token_ids]
+    while node.parent is not None:
+        node = by_id[node.parent]
+        parts.append(node.token_ids)
+    return [token for part in reversed(parts) for token in part]
+
+
+def pin_json(pin: PinnedPrefix, caller: Caller, names: NodeNames, texts: TokenTexts) -> Json:
     """A pin as its owner, or an admin, sees it."""
     may_read = caller.may_read(pin.tenant, pin.salt)
     shown: Json = {
         "object": "cache.pin",
         "id": pin.id,
+        "node": names.of(pin.node),
         "tokens": pin.num_pinned_tokens,
         "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 1),
         "text": texts.text(pin.token_ids) if may_read else None,
@@ -70,4 +106,4 @@ async def list_pins(context: ServerContext, caller: Caller) -> Json:
     if not caller.is_admin:
         pins = [pin for pin in pins if pin.salt == caller.salt]
     texts = TokenTexts(context.engine.tokenizer)
-    return {"object": "list", "data": [pin_json(pin, caller, texts) for pin in pins]}
+    return {"object": "list", "data": [pin_json(pin, caller, context.names, texts) for pin in pins]}

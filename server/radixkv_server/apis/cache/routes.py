@@ -13,7 +13,7 @@ from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
-from radixkv_server.apis.cache.pins import list_pins, set_pin
+from radixkv_server.apis.cache.pins import list_pins, prompt_of_node, set_pin
 from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_job
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
@@ -157,7 +157,10 @@ async def create_pin(request: Request) -> Response:
     body = await context.bodies.read(request, PinBody, context.max_body_bytes())
     caller = caller_of(request, body.cache_salt)
     query_of(request)
-    ids = await prompt_ids(context, body, add_generation_prompt=False)
+    if body.node is not None:
+        ids = await prompt_of_node(context, caller, body.node)
+    else:
+        ids = await prompt_ids(context, body, add_generation_prompt=False)
     return json_response(await set_pin(context, caller, ids, body.ttl or DEFAULT_TTL_S), 201)
 
 

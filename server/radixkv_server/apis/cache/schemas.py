@@ -101,14 +101,15 @@ class ExplainBody(PromptFields):
 
 
 class PinBody(PromptFields):
-    """Body of POST /v1/cache/pins."""
+    """Body of POST /v1/cache/pins: a prompt, or the node of the tree up to whose end to pin."""
 
+    node: str | None = None
     ttl: float | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_input(cls, value: Any) -> Any:
-        return _one_of(value, ("messages", "prompt"))
+        return _one_of(value, ("messages", "prompt", "node"))
 
     @field_validator("ttl")
     @classmethod
