@@ -35,6 +35,7 @@ from radixkv_server.apis.cache.routes import API as CACHE_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
+from radixkv_server.console.routes import console_api
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.http.auth import AuthMiddleware
@@ -65,6 +66,8 @@ def create_app(
     """
     settings = settings or ServerSettings()
     context = ServerContext.for_engine(engine, settings)
+    if settings.console:
+        apis = (*apis, console_api())
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -94,7 +97,8 @@ def create_app(
     add_openapi(app, apis, dialects_of(apis), radixkv.__version__)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(AuthMiddleware, keys=context.tenants)
+    open_paths = frozenset[str]().union(*(api.open_paths for api in apis))
+    app.add_middleware(AuthMiddleware, keys=context.tenants, open_paths=open_paths)
     app.add_middleware(
         HostOriginMiddleware,
         host=settings.host,

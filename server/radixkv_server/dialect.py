@@ -80,12 +80,14 @@ class Api:
             segment of the path does has its say; `/` is the dialect of everything else.
         bodies: operation (`POST /v1/messages`) -> the model of its body, for the OpenAPI document.
         queries: operation -> names of its query parameters, likewise.
+        open_paths: paths that need no key: they tell nothing of anybody's requests.
     """
 
     router: APIRouter
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     bodies: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    open_paths: frozenset[str] = frozenset()
 
 
 class Dialects:

@@ -62,6 +62,7 @@ class ServerSettings:
             retrieval; None: memory does.
         max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
         max_stored_bytes: most bytes of one tenant's.
+        console: serve the console, a page that shows the cache, at `/`.
         access_log: one line per request.
         otlp_traces_endpoint: where OpenTelemetry traces go (OTLP over HTTP); None: nowhere.
         log_format: `text`, or `json`: an object a line.
@@ -99,6 +100,7 @@ class ServerSettings:
     response_store: str | None = None
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * MIB
+    console: bool = True
     access_log: bool = True
     log_format: str = "text"
     log_level: str | None = None

@@ -21,7 +21,7 @@ FLOORS = (
     ("metering", "activity", "cache_feed"),
     ("context", "generation"),
     ("exchange", "chat", "breakpoints"),
-    ("apis", "openapi"),
+    ("apis", "console", "openapi"),
     ("app",),
 )
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.

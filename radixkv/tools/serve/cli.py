@@ -33,6 +33,7 @@ _RENAMED = {
     "allowed_hosts": "--allowed-host",
     "allowed_origins": "--allowed-origin",
     "trust_request_chat_template": "--trust-request-chat-template",
+    "console": "--console/--no-console",
     "access_log": "--access-log/--no-access-log",
     "vllm_metrics": "--vllm-metrics",
     # Times are in seconds, by name and not by letter.

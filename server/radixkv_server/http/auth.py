@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv_server.errors import ApiError
 from radixkv_server.http.request_record import record_of
 from radixkv_server.tenant_book import TenantBook
-
-# What balancers and supervisors ask.
-OPEN_PATHS = ("/health", "/health/ready")
 
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
@@ -27,14 +24,15 @@ def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 
 
 class AuthMiddleware:
-    """ASGI middleware: 401 without a valid key, on every route (known or not) but OPEN_PATHS."""
+    """ASGI middleware: 401 without a valid key, on every route (known or not) but `open_paths`."""
 
-    def __init__(self, app: ASGIApp, keys: TenantBook) -> None:
+    def __init__(self, app: ASGIApp, keys: TenantBook, open_paths: Collection[str]) -> None:
         self.app = app
         self.keys = keys
+        self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self.keys.is_open and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not self.keys.is_open and scope["path"] not in self.open_paths:
             self._authenticate(scope)
         await self.app(scope, receive, send)
 

@@ -86,4 +86,8 @@ async def metrics(request: Request) -> Response:
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
 
 
-API = Api(router, bodies={"POST /tokenize": TokenizeRequest, "POST /detokenize": DetokenizeRequest})
+API = Api(
+    router,
+    bodies={"POST /tokenize": TokenizeRequest, "POST /detokenize": DetokenizeRequest},
+    open_paths=frozenset({"/health", "/health/ready"}),  # what balancers and supervisors ask
+)

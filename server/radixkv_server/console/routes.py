@@ -1,0 +1,92 @@
+"""The console's static files: the page at `/`, and below `/console` what it loads, without a key.
+
+The page is plain modules without a build step. Its content security policy says what it may do: it loads from
+and talks to this server alone, runs no inline script, and no other page can frame it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, Request, Response
+
+from radixkv_server.dialect import Api
+
+PAGE = "index.html"
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    # Kept by browsers, and asked about each time: an upgraded server has its new page at once.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file of the page, with the headers that it is sent with."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> StaticFile:
+        """The file `name` (its path below the folder), at the path of its URL."""
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+        headers = {**HEADERS, "Content-Type": media_type, "ETag": tag}
+        return cls("/" if name == PAGE else f"/console/{name}", body, headers)
+
+    def answer(self, request: Request) -> Response:
+        """The file, or 304 for a browser that has it."""
+        known = [
+            tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
+        ]
+        if self.headers["ETag"] in known:
+            return Response(status_code=304, headers=self.headers)
+        return Response(self.body, headers=self.headers)
+
+
+def static_files() -> list[StaticFile]:
+    """Every file of the page. O(their bytes)."""
+    folder = resources.files("radixkv_server.console") / "static"
+    return [StaticFile.of(name, body) for name, body in _files_in(folder, "")]
+
+
+def _files_in(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from _files_in(item, f"{prefix}{item.name}/")
+        else:
+            yield prefix + item.name, item.read_bytes()
+
+
+def console_api() -> Api:
+    """The routes of the page: one for each file, and no others."""
+    router = APIRouter()
+    files = static_files()
+    for file in files:
+        router.add_api_route(file.path, _sender(file), methods=["GET", "HEAD"], include_in_schema=False)
+    return Api(router, open_paths=frozenset(file.path for file in files))
+
+
+def _sender(file: StaticFile) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        return file.answer(request)
+
+    return send
