@@ -84,6 +84,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
+        max_draft_tokens=config.max_draft_tokens if config.speculation == "auto" else 0,
         before_step=make_thread_control() if adapts else None,
     )
     return engine_on_runner(

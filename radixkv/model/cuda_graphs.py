@@ -1,10 +1,10 @@
 """Decode steps replayed as CUDA graphs: one launch in place of some hundreds per step.
 
-A step qualifies if every entry computes one token, writes it, and wants its logits. Such a step is padded to
-a batch size from a short list (`bucket`), and is the same sequence of kernel launches as any other step of
-the same *key*::
+A step qualifies if every entry writes all of its rows and wants their logits: one row for a decode, 1 + k for
+one with a draft of k tokens. Such a step is padded to a number of rows from a short list (`bucket`), and is
+the same sequence of kernel launches as any other step of the same *key*::
 
-    key = (padded batch size, what the backend's launches depend on: its grids, its buffers' addresses)
+    key = (padded number of rows, what the backend's launches depend on: its grids, its buffers' addresses)
 
 All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
 which the backend stages before each replay. The first step of a key runs eagerly, which also warms compilers
@@ -31,6 +31,9 @@ from radixkv_kernels import AttentionBackend, PagedKV
 from radixkv_kernels.triton.tiles import bucket
 
 logger = logging.getLogger(__name__)
+
+#: Steps with drafts are recorded up to so many rows.
+DRAFT_ROWS = 512
 
 #: Runs a step once or records it: step -> (function that replays it, the step's result, rewritten in place
 #: by every replay).
@@ -71,7 +74,7 @@ class DecodeGraphs:
 
     Args:
         model: called as `radixkv.model.attention_hook` says.
-        max_num_seqs: most entries of a batch.
+        max_rows: most rows of a step that is recorded.
         capture: how a step is recorded; tests replace it.
         max_graphs: graphs kept, least recently used ones make room.
     """
@@ -82,7 +85,7 @@ class DecodeGraphs:
         kv: PagedKV,
         backend: AttentionBackend,
         *,
-        max_num_seqs: int,
+        max_rows: int,
         capture: Capture | None = None,
         max_graphs: int = 64,
     ) -> None:
@@ -91,7 +94,7 @@ class DecodeGraphs:
         self.enabled = True
         self._capture = capture or CudaCapture()
         self._max_graphs = max_graphs
-        self._max_size = bucket(max_num_seqs)
+        self._max_size = bucket(max_rows)
         self._step = StaticStep(backend, kv, self._max_size)
         device = kv.spec.device
         pinned = device.type == "cuda"
@@ -183,12 +186,18 @@ class DecodeGraphs:
 
 
 def qualifies(batch: Batch) -> bool:
-    """Whether every entry computes one token, writes it to its own slot and wants its logits."""
+    """Whether every row is written to its own slot, and its logits are wanted: decodes, drafts included."""
     count = batch.num_tokens
-    # As many requests as tokens: one each.
-    requests = len(batch.context_lengths)
     written = len(batch.write_slots) if batch.write_rows is None else -1
-    return 0 < count == requests == len(batch.logit_rows) == written
+    return 0 < count == len(batch.logit_rows) == written
+
+
+def most_rows(max_num_seqs: int, max_draft_tokens: int) -> int:
+    """Most rows of a step worth recording: a row for every request, and drafts as far as they are likely.
+
+    Each graph keeps the logits of all its rows: steps of very many rows, which are seldom, run without one.
+    """
+    return max(max_num_seqs, min(DRAFT_ROWS, max_num_seqs * (1 + max_draft_tokens)))
 
 
 class CudaCapture:

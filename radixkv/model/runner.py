@@ -12,7 +12,7 @@ import torch
 from radixkv.cache.pending_copies import Copy
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.cpu_paths import rewrite_layers
-from radixkv.model.cuda_graphs import DecodeGraphs
+from radixkv.model.cuda_graphs import DecodeGraphs, most_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import KVSpec, PagedKV, make_backend
@@ -84,6 +84,7 @@ class ModelRunner:
             `radixkv.model.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
+        max_draft_tokens: most guesses for an entry in a step.
         before_step: called before each step; it may change the number of threads.
     """
 
@@ -99,6 +100,7 @@ class ModelRunner:
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
+        max_draft_tokens: int = 0,
         before_step: Callable[[], None] | None = None,
     ) -> None:
         self._before_step = before_step
@@ -132,7 +134,9 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
         if self.device.type == "cuda" and not deterministic:
-            self.graphs = DecodeGraphs(self.model, self.kv, self.backend, max_num_seqs=max_num_seqs)
+            self.graphs = DecodeGraphs(
+                self.model, self.kv, self.backend, max_rows=most_rows(max_num_seqs, max_draft_tokens)
+            )
 
     @property
     def num_blocks(self) -> int:

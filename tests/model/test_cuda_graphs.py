@@ -17,7 +17,7 @@ import torch
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cuda_graphs import DecodeGraphs, qualifies
+from radixkv.model.cuda_graphs import DecodeGraphs, most_rows, qualifies
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
 
@@ -28,15 +28,23 @@ def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], tor
     return lambda: result.copy_(step()), result  # type: ignore[return-value]
 
 
-def make_llm(folder: Path) -> LLM:
-    return LLM(str(folder), device="cpu", num_blocks=256, block_size=8, max_num_seqs=6, max_model_len=200)
+def make_llm(folder: Path, speculation: str = "off") -> LLM:
+    return LLM(
+        str(folder),
+        device="cpu",
+        num_blocks=256,
+        block_size=8,
+        max_num_seqs=6,
+        max_model_len=200,
+        speculation=speculation,
+    )
 
 
 def graphs_of(llm: LLM, **options: Any) -> DecodeGraphs:
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
     runner.graphs = DecodeGraphs(
-        runner.model, runner.kv, runner.backend, max_num_seqs=6, **{"capture": run_again} | options
+        runner.model, runner.kv, runner.backend, **{"capture": run_again, "max_rows": 6} | options
     )
     return runner.graphs
 
@@ -62,6 +70,26 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
     # 31 tokens of the longest request, at sizes 6 (of 5 and 6), 4, 3, 2 and 1, most of them replayed.
     assert 4 <= graphs.captured <= 6
     assert graphs.replayed >= 20
+
+
+def test_steps_with_drafts_are_replayed(tmp_path: Path) -> None:
+    """Requests that come again are known whole: their steps have 1 + k rows each, in few buckets of rows."""
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    expected = generate(make_llm(folder))
+    llm = make_llm(folder, "auto")
+    assert generate(llm) == expected
+    graphs = graphs_of(llm, max_rows=most_rows(6, 16))
+    for _ in range(3):
+        assert generate(llm) == expected
+    assert llm.engine.stats().speculation.num_accepted_tokens > 100
+    assert graphs.replayed > 0
+
+
+def test_rows_worth_recording() -> None:
+    assert most_rows(6, 0) == 6
+    assert most_rows(6, 16) == 6 * 17
+    assert most_rows(256, 16) == 512
+    assert most_rows(1000, 16) == 1000
 
 
 def test_few_graphs_are_kept(tmp_path: Path) -> None:
@@ -90,7 +118,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     assert caplog.text.count("not permitted") == 1
 
 
-def test_only_plain_decodes_qualify() -> None:
+def test_only_decodes_qualify() -> None:
     def batch(**changes: Any) -> Batch:
         columns: dict[str, Any] = {
             "entries": [],
@@ -109,8 +137,9 @@ def test_only_plain_decodes_qualify() -> None:
     assert qualifies(batch())
     assert not qualifies(batch(logit_rows=np.array([1], np.int64)))
     assert not qualifies(batch(write_rows=np.array([0, 1], np.int64)))
-    assert not qualifies(
-        batch(context_lengths=np.array([5], np.int32), query_starts=np.array([0, 2], np.int32))
-    )
+    # One request with a guess: a row more, and its logits, too.
+    one = batch(context_lengths=np.array([5], np.int32), query_starts=np.array([0, 2], np.int32))
+    assert qualifies(one)
+    assert not qualifies(batch(logit_rows=np.array([0, 1, 1], np.int64)))
     empty = np.zeros(0, np.int64)
     assert not qualifies(batch(token_ids=empty, context_lengths=empty, logit_rows=empty, write_slots=empty))
