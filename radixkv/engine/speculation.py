@@ -53,11 +53,11 @@ class Speculation:
         most = min(most, self._max_tokens, output.max_output_tokens - output.num_tokens - 1)
         if most <= 0:
             return ()
-        tokens: Sequence[int] = state.forced_tokens(most)
+        tokens: Sequence[int] = state.forced_tokens()[:most]
         if not tokens:
             tokens = self._drafter.draft(request, most)
             if tokens:
-                tokens = tokens[: state.count_allowed(tokens)]
+                tokens = tokens[: state.num_allowed(tokens)]
         if tokens:
             ends, stops = output.end_token_ids, sample.params.stop_token_ids
             tokens = list(takewhile(lambda token: token not in ends and token not in stops, tokens))
