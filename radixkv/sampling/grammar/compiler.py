@@ -172,7 +172,10 @@ class GrammarCompiler:
 
     def _watch(self, worker: _Worker, job: _Job, started: float) -> threading.Timer:
         def look() -> None:
-            left = MAX_COMPILE_S - (worker.cpu_s() - started)
+            with self._lock:  # while it has this job its thread lives: the clock of a dead one is none
+                if worker.job is not job or job.future.done():
+                    return
+                left = MAX_COMPILE_S - (worker.cpu_s() - started)
             if left > 0:
                 arm(left)
             else:
