@@ -109,6 +109,7 @@ fuzz: install-test
 
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)
+	RADIXKV_FAULT_SEEDS=50 $(BIN)/python -m pytest tests/engine/test_fault_points.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

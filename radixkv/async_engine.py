@@ -94,11 +94,11 @@ class _Streams:
                 stream = self._by_id.get(event.request_id)
                 if stream is not None:
                     by_loop.setdefault(stream.loop, []).append((stream, event))
-            for output in result.finished:
-                self._by_id.pop(output.request_id, None)
             for loop, sent in by_loop.items():
                 if not send(loop, sent):
                     self._forget_loop(engine, loop)
+            for output in result.finished:  # from here on it is not this thread's to tell of its own end
+                self._by_id.pop(output.request_id, None)
             result = engine.take_result()
 
     def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:

@@ -213,8 +213,8 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return
-        with self._repairing():
-            for request in group.unfinished():
+        for request in list(group.unfinished()):
+            with self._repairing():  # each by itself: if one breaks something, the others still end
                 self._counters.aborted += 1
                 self._end(request, "abort")
 

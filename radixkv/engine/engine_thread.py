@@ -40,7 +40,7 @@ class Command(ABC):
         """Do it; what it raises ends the thread."""
 
     def cancel(self, error: EngineStoppedError) -> None:
-        """The thread has ended before it could be done; called once, instead of `run`."""
+        """The thread ends before it could be done, or because it failed; called once."""
         del error  # nobody waits for it
 
 
@@ -243,7 +243,11 @@ class EngineThread:
                 return True
             if command is None:
                 return False
-            command.run(engine)
+            try:
+                command.run(engine)
+            except BaseException as error:
+                command.cancel(EngineStoppedError(f"the engine has failed: {error}"))
+                raise
             self.stats = engine.stats()
             wait = False
 
