@@ -76,7 +76,7 @@ class LocalPartner:
         return engine.cache.explain(ids).detail
 
     def close(self) -> None:
-        self._llm.close()
+        """Nothing: the model ends with the process."""
 
 
 class RemotePartner:

@@ -38,7 +38,8 @@ def take_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 def _defaults(context: typer.Context, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Parameter -> value, for each name in the file."""
-    known = {name: param for param in context.command.params for name in _names(param)}
+    params = [p for p in context.command.params if isinstance(p, TyperArgument | TyperOption)]
+    known = {name: param for param in params for name in _names(param)}
     seen: dict[str, str] = {}
     for where, name, value in _flat(tables):
         param = known.get(name.replace("_", "-"))
