@@ -44,6 +44,8 @@ def an_array(items: Any, most: int = 4, least: int = 0) -> dict[str, Any]:
 
 
 PERSON = an_object(name=STRING, age={"type": "integer", "minimum": 0, "maximum": 120})
+#: Formats of this draft; `FormatChecker()` would hold `time` to that of draft 3.
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 SCHEMAS: dict[str, dict[str, Any]] = {
     "person": PERSON,
     "people": an_array(PERSON, 3, 1),
@@ -132,7 +134,7 @@ def judge(text: str, finish_reason: str | None, schema: dict[str, Any]) -> str:
     if finish_reason == "length":
         return "length"
     try:
-        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+        jsonschema.validate(json.loads(text), schema, format_checker=CHECKER)
     except (ValueError, jsonschema.ValidationError):
         return "wrong"
     return "valid" if finish_reason == "stop" else "wrong"
