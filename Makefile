@@ -28,7 +28,7 @@ help:
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 generated requests"
-	@echo "make soak       the engine under thousands of random workloads"
+	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
 	@echo "make install    the environment in .venv only"
 	@echo "make clean      remove the environment and caches"
 
@@ -110,6 +110,7 @@ fuzz: install-test
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)
 	RADIXKV_FAULT_SEEDS=50 $(BIN)/python -m pytest tests/engine/test_fault_points.py
+	$(BIN)/python tests/server/soak.py --minutes 30
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -290,6 +290,11 @@ class AsyncEngine:
         """Whether the engine's thread takes requests."""
         return self._thread.is_running
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue was full after the last step, so that a request would be refused."""
+        return self._thread.stats.num_waiting >= self.config.max_queue
+
     def stats(self) -> EngineStats:
         """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
         with contextlib.suppress(EngineStoppedError):

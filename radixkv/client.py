@@ -327,6 +327,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def is_full(self) -> bool:
+        """Whether the queue was full after the last step, so that a request would be refused. O(1)."""
+        ...
+
+    @property
     def cache(self) -> CacheClient: ...
 
     async def tokenize(

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from radixkv.errors import EngineOverloadedError
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
@@ -86,6 +87,8 @@ async def respond(
     context, record = context_of(request), record_of(request.scope)
     if context.is_draining:
         raise shutting_down()
+    if context.engine.is_full:  # said before anything is done for it: a flood must not hold up others
+        raise EngineOverloadedError("the queue is full (--max-queue); try again later")
     settings = context.settings
     visit = record.enter(context.tenants.limiter_of(record.caller))
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)

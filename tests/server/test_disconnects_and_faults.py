@@ -239,6 +239,17 @@ def test_the_access_log_names_the_request_and_the_error(caplog: pytest.LogCaptur
     assert broken.endswith(" error=nan_logits id=broken")
 
 
+def test_a_full_queue_refuses_before_the_body_is_read(server: LiveServer, engine: ScriptedEngine) -> None:
+    engine.is_full = True
+    with server.http() as client:
+        answer = client.post(CHAT, content=b"not even JSON", headers={"content-type": "application/json"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_overloaded"
+        assert int(answer.headers["retry-after"]) >= 1
+        engine.is_full = False
+        assert client.post(CHAT, json=chat("say:fine")).status_code == 200
+
+
 def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
     with server.http() as client:
         assert client.get("/health").json() == {"status": "ok"}

@@ -187,6 +187,7 @@ class ScriptedEngine:
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
+        self.is_full = False
         self._input_processor = InputProcessor(
             self.config,
             self.tokenizer,
