@@ -366,7 +366,7 @@ class PrefixCache:
             clock=self._clock,
             ghost_blocks=self._ghosts.capacity,
             hash_function=self._tree.hash_function,
-            quotas={**self._groups.quotas},
+            quotas=dict[Namespace, Quota | tuple[int, int | None]](self._groups.quotas.items()),
             partial_reuse=self.partial_reuse,
             explain=self.explains,
         )
