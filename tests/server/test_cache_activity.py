@@ -143,22 +143,32 @@ def test_one_request_is_explained_to_its_tenant_only(server: LiveServer) -> None
         assert answer.json()["error"]["code"] == "request_not_found"
 
 
-def test_explanations_show_the_own_text_around_the_miss(server: LiveServer) -> None:
-    class Reporting(ScriptedEngine):
-        async def stream(self, *args: Any, **options: Any) -> Any:
-            async for delta in super().stream(*args, **options):
-                delta.cache_report = MissReport("diverged", delta.num_prompt_tokens, 8, 8, b"", b"")
-                yield delta
-
-    with live_server(Reporting()) as open_server, open_server.http() as client:
-        body = {"prompt": "It is 7:01. Count the ships", "stream": True}
-        assert client.post("/v1/completions", json=body).status_code == 200
-        (one,) = client.get("/v1/cache/requests").json()["data"]
+def test_explanations_show_the_own_text_around_the_miss() -> None:
+    with live_server(ScriptedEngine(caches=True)) as open_server, open_server.http() as client:
+        for minute in "21":
+            body = {"prompt": f"It is 7:0{minute}. Count the ships"}
+            assert client.post("/v1/completions", json=body).status_code == 200
+        one = client.get("/v1/cache/requests").json()["data"][0]
         assert one["reason"] == "diverged"
         told = client.get(f"/v1/cache/requests/{one['id']}").json()["explanation"]
-        assert told["around"] == {"position": 8, "before": "It is 7:", "prompt": "01. Count the ships"}
-        assert told["advice"].startswith("A time at token 8")
-        assert client.get("/v1/cache").json()["missed_tokens"] == {"diverged": 19}
+        around = {"position": 9, "before": "It is 7:0", "prompt": "1. Count the ships", "cached": "2. Count"}
+        assert told["around"] == around
+        assert told["advice"].startswith("A time at token 9")
+        assert client.get("/v1/cache").json()["missed_tokens"] == {"first_seen": 27, "diverged": 18}
+
+
+def test_explanations_show_nothing_of_what_others_made_public() -> None:
+    engine = ScriptedEngine(caches=True)
+    with live_server(engine, api_keys=("ada=ada-key",), admin_keys=("operator=operator-key",)) as server:
+        with client_of(server, "operator") as operator:
+            rules = "The rules of this house, for all"
+            for prompt in (rules, f"{rules}: {'the word of the day is swordfish. ' * 2}"):
+                assert operator.post("/v1/cache/public", json={"prompt": prompt}).status_code == 201
+                assert operator.post("/v1/completions", json={"prompt": prompt}).status_code == 200
+        name = ask(server, "ada", f"{rules}: the word of the day is unknown to me.").json()["id"]
+        told = get(server, "ada", f"/requests/{name}")["explanation"]
+        assert (told["reason"], told["around"]["cached"]) == ("diverged", None)
+        assert "swordfish" not in json.dumps(told)
 
 
 def test_how_requests_end(server: LiveServer) -> None:

@@ -120,6 +120,7 @@ class Asked:
     priority: int
     aborted: bool = False
     cached: int = 0
+    report: MissReport | None = None
     family: str = ""
 
     @property
@@ -294,6 +295,7 @@ class ScriptedEngine:
         if not self._caches:
             return len(asked.prompt) // 2
         lease = self.prefix_cache.acquire(asked.prompt, self.cache.namespace(*asked.owner))
+        asked.report = lease.report
         lease.commit(len(asked.prompt))
         lease.release()
         return lease.num_cached_tokens
@@ -345,6 +347,7 @@ class ScriptedEngine:
                     num_prompt_tokens=len(asked.prompt),
                     num_cached_tokens=asked.cached,
                     num_cache_write_tokens=len(asked.prompt) - asked.cached,
+                    cache_report=asked.report,
                     error="scripted failure" if reason == "error" else None,
                     times=times,
                 )

@@ -60,12 +60,14 @@ class MissReport:
         age_s: seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
         evicted_by: what removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
         skipped: why no lookup was made, for `skipped`.
+        cached_is_public: what is cached behind `diverged_at` was declared public: others may not be told.
     """
 
     __slots__ = (
         "_cached",
         "_new",
         "age_s",
+        "cached_is_public",
         "diverged_at",
         "evicted_by",
         "num_hit_tokens",
@@ -85,6 +87,7 @@ class MissReport:
         age_s: float | None = None,
         evicted_by: str | None = None,
         skipped: str | None = None,
+        cached_is_public: bool = False,
     ) -> None:
         self.reason = reason
         self.num_prompt_tokens = num_prompt_tokens
@@ -95,6 +98,7 @@ class MissReport:
         self.age_s = age_s
         self.evicted_by = evicted_by
         self.skipped = skipped
+        self.cached_is_public = cached_is_public
 
     @property
     def cached_tokens_after(self) -> list[int]:
@@ -255,5 +259,6 @@ def _classify(
     if walk is not None and found and walk.onward:
         shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
         new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
-        return MissReport("diverged", num_tokens, cached, found, shown, new)
+        is_public = walk.neighbour is not None and walk.neighbour.space.is_public
+        return MissReport("diverged", num_tokens, cached, found, shown, new, cached_is_public=is_public)
     return MissReport("first_seen", num_tokens, cached)

@@ -67,8 +67,10 @@ def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
         around, kind = None, None
         if caller.may_read(one.tenant, one.salt) and one.report.reason != "hit":
             before, prompt = texts.text(one.before), texts.text(one.after)
-            around = {"position": one.report.num_hit_tokens, "before": before, "prompt": prompt}
-            kind = what_is_at(before, prompt)
+            cached = None if one.report.cached_is_public else texts.text(one.report.cached_tokens_after)
+            position = one.report.num_hit_tokens
+            around = {"position": position, "before": before, "prompt": prompt, "cached": cached or None}
+            kind = what_is_at(before, prompt) or what_is_at(before, cached or "")
         shown["explanation"] = {
             **report_json(one.report),
             "around": around,

@@ -85,7 +85,7 @@ function tenants(list) {
       el("td", { class: "figure" }, compact(windows.total.prompt_tokens)),
       el("td", { class: "figure" }, percent(windows.total.token_hit_rate)),
       el("td", null, quotaText(quota))));
-  const headings = ["Tenant", "Running", "Requests, 5 min", "Hit rate, 5 min", "Prompt tokens", "Hit rate", "Quota"];
+  const headings = ["Tenant", "#Running", "#Requests, 5 min", "#Hit rate, 5 min", "#Prompt tokens", "#Hit rate", "Quota"];
   return [
     el("h2", null, "Tenants"),
     rows.length ? table("Tenants", headings, rows).node : el("p", { class: "muted" }, "None has sent a prompt yet."),

@@ -1,1 +1,109 @@
-export {};
+// Requests: the latest prompts as they come, and of each where it missed and what to do.
+
+import { meter } from "./charts.js";
+import { explained } from "./explain.js";
+import { clock, duration, el, number, percent, problem, reasonName, table } from "./ui.js";
+
+const KEPT = 200;
+
+export function mount(root, { api, navigate, announce, route }) {
+  const stop = new AbortController();
+  const [id] = route.parts;
+  if (id) showOne(root, id, api, announce);
+  else showList(root, api, stop.signal);
+  return () => stop.abort();
+}
+
+function showList(root, api, signal) {
+  const known = new Map();
+  const place = el("div");
+  const note = el("p", { class: "muted", role: "status" }, "Waiting for the server.");
+  root.append(el("h1", null, "Requests"), note, place);
+  let list = null;
+  follow();
+
+  async function follow() {
+    try {
+      for await (const { event, data } of api.stream("v1/cache/requests", { signal })) {
+        if (event === "snapshot") known.clear();
+        // Newest first, so that those added last come out on top.
+        for (const request of data.requests.toReversed()) known.set(request.id, request);
+        update(event === "snapshot" ? null : data.requests);
+      }
+    } catch (error) {
+      if (!signal.aborted && error.status !== 401) note.replaceWith(problem(error));
+    }
+  }
+
+  function update(changed) {
+    const shown = [...known.values()].sort((one, other) => other.started_at - one.started_at).slice(0, KEPT);
+    note.textContent = shown.length ? "The latest prompts, newest first; open one to see where it missed." : "No prompt has come yet: send one, and it will be here.";
+    if (!shown.length) {
+      list = null;
+      return place.replaceChildren();
+    }
+    const hasTenants = shown.some((request) => request.tenant);
+    if (list?.hasTenants !== hasTenants) {
+      const headings = ["#Time", ...(hasTenants ? ["Tenant"] : []), "Prompt", "#Tokens", "#Cached", "Reason", "#First token", "#Tokens/s", "State"];
+      list = { hasTenants, ...table("Latest requests", headings, []) };
+      place.replaceChildren(list.node);
+    }
+    redraw(list.body, shown, hasTenants, changed && new Set(changed.map((request) => request.id)));
+  }
+}
+
+/** Rows are kept where nothing changed, so that the focus stays where it is. */
+function redraw(body, shown, hasTenants, changed) {
+  const old = new Map([...body.children].map((row) => [row.dataset.id, row]));
+  const focused = document.activeElement?.closest("tr")?.dataset.id;
+  const rows = shown.map((request) => (changed && !changed.has(request.id) && old.get(request.id)) || row(request, hasTenants));
+  body.replaceChildren(...rows);
+  if (focused) rows.find((one) => one.dataset.id === focused)?.querySelector("a").focus({ preventScroll: true });
+}
+
+function row(request, hasTenants) {
+  const { id, text, prompt_tokens: size, cached_tokens: cached, reason, state } = request;
+  const share = cached === null ? null : cached / size;
+  return el("tr", { dataset: { id, state } },
+    el("td", { class: "figure" }, clock(request.started_at)),
+    hasTenants ? el("td", null, request.tenant || "–") : null,
+    el("td", { class: "beginning" }, el("a", { href: `#/requests/${encodeURIComponent(id)}` }, text?.slice(0, 80) || id)),
+    el("td", { class: "figure" }, number(size)),
+    el("td", { class: "figure" }, share === null ? "–" : [meter(share), ` ${number(cached)} (${percent(share)})`]),
+    el("td", null, reasonName(reason)),
+    el("td", { class: "figure" }, duration(request.ttft_s)),
+    el("td", { class: "figure" }, request.tokens_per_s === null ? "–" : number(request.tokens_per_s)),
+    el("td", { class: `state ${state}` }, state, request.error_code ? ` (${request.error_code})` : ""));
+}
+
+async function showOne(root, id, api, announce) {
+  root.append(el("p", null, el("a", { href: "#/requests" }, "All requests")), el("h1", null, "Request"));
+  try {
+    const request = await api.get(`v1/cache/requests/${encodeURIComponent(id)}`);
+    root.append(...details(request));
+    announce(request.explanation?.advice ?? "The request is shown.");
+  } catch (error) {
+    if (error.status !== 401) root.append(problem(error));
+  }
+}
+
+function details(request) {
+  const { explanation, prompt_tokens: size, cached_tokens: cached } = request;
+  const facts = [
+    ["State", request.error_code ? `${request.state} (${request.error_code})` : request.state],
+    ["Started", clock(request.started_at)],
+    ...("tenant" in request ? [["Tenant", request.tenant || "none"]] : []),
+    ["Prompt", `${number(size)} tokens`],
+    ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
+    ["Answer", `${number(request.completion_tokens)} tokens`],
+    ["First token", duration(request.ttft_s)],
+    ["In all", duration(request.duration_s)],
+    ["Tokens/s", request.tokens_per_s === null ? "–" : number(request.tokens_per_s)],
+  ];
+  return [
+    el("p", { class: "muted" }, el("code", null, request.id)),
+    request.text ? el("p", { class: "text panel" }, request.text, "…") : "",
+    el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value)))),
+    ...(explanation ? explained(explanation) : [el("p", { class: "note" }, "Why it missed is not known: it has not been admitted, or prefix caching is off.")]),
+  ];
+}

@@ -39,6 +39,7 @@ export function percent(share) {
 /** 41 ms, 1.25 s, 3 min, 2 h. */
 export function duration(seconds) {
   if (isNone(seconds)) return NONE;
+  if (seconds === 0) return "0";
   if (seconds < 0.0995) return `${(1000 * seconds).toPrecision(2)} ms`;
   if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 90) return `${Number(seconds.toPrecision(3))} s`;
@@ -71,9 +72,12 @@ export const reasonName = (reason) => REASONS[reason]?.[0] ?? reason ?? NONE;
 /** A box that says what went wrong; readers hear it. */
 export const problem = (error) => el("p", { class: "problem", role: "alert" }, error.message ?? String(error));
 
-/** A table that scrolls within itself where it is too wide; `label` is its name for readers. */
+/**
+ * A table that scrolls within itself where it is too wide; `label` is its name for readers. A heading that begins
+ * with `#` is of a column of figures.
+ */
 export function table(label, headings, rows) {
-  const head = el("tr", null, headings.map((text) => el("th", { scope: "col" }, text)));
+  const head = el("tr", null, headings.map((text) => el("th", { scope: "col", class: text.startsWith("#") && "figure" }, text.replace(/^#/, ""))));
   const body = el("tbody", null, rows);
   return {
     body,
