@@ -176,3 +176,11 @@ def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_settings(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         make_settings(**options)
+
+
+def test_a_missing_key_is_asked_for_in_both_headers(server: LiveServer) -> None:
+    with server.http() as client:
+        for path in ("/v1/models", "/v1/messages"):
+            message = client.get(path).json()["error"]["message"]
+            assert "Authorization: Bearer" in message
+            assert "x-api-key" in message

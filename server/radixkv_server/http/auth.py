@@ -40,7 +40,10 @@ class AuthMiddleware:
         secret = presented_key(scope["headers"])
         challenge = {"WWW-Authenticate": "Bearer"}
         if secret is None:
-            message = "You didn't provide an API key: send the header Authorization: Bearer YOUR_KEY."
+            message = (
+                "You didn't provide an API key: send it as the header Authorization: Bearer YOUR_KEY, "
+                "or x-api-key: YOUR_KEY."
+            )
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
         tenant = self.keys.tenant_of(secret)
         if tenant is None:
