@@ -145,6 +145,7 @@ def image(url: str) -> Body:
     return chat_with(content=[{"type": "image_url", "image_url": {"url": url}}])
 
 
+EMPTY_TEXT = [{"type": "text", "text": ""}]
 LONG = "x" * 5_000
 MAX = {CHAT: "max_tokens", TEXT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 GENERATE = tuple(MAX)
@@ -155,6 +156,8 @@ SALTED = (CHAT, TEXT, EXPLAIN, PINS)
 FIELDS: list[tuple[str, tuple[str, ...], Callable[[str], Body], int]] = [
     ("empty messages", TAKE_MESSAGES, lambda path: {"messages": []}, 400),
     ("empty input", (RESPONSES,), lambda path: {"input": []}, 400),
+    ("empty text as input", (RESPONSES,), lambda path: {"input": ""}, 400),
+    ("empty text block", (MESSAGES, COUNT), lambda path: chat_with(content=EMPTY_TEXT), 400),
     ("unknown role", TAKE_MESSAGES, lambda path: chat_with(role="wizard"), 400),
     (
         "unknown role of an item",

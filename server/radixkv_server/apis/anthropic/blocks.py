@@ -125,7 +125,8 @@ class InputMessage(StrictModel):
         for block in self.blocks:
             if not isinstance(block, _OF_ROLE[self.role]):
                 raise ParamError(f"a message of the {self.role} can't have a block of type {block.type!r}.")
-        if not self.content and self.role != "assistant":
+        says_nothing = all(isinstance(block, TextBlock) and not block.text for block in self.blocks)
+        if says_nothing and self.role != "assistant":
             raise ParamError("content must not be empty.")
         return self
 

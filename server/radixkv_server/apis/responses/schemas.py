@@ -145,6 +145,8 @@ class ResponseRequest(CacheFields, SamplingFields):
         # By hand: a union reports the errors of the branch that the client did not mean.
         if value is not None and not isinstance(value, str | list):
             raise ParamError("input must be a string or a list of items.", "input", "invalid_type")
+        if value == "":
+            raise ParamError("input must not be empty.", "input")
         return value
 
     @field_validator("metadata")
