@@ -70,10 +70,12 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def live_server(engine: Any, *, apis: Sequence[Api] = APIS, **options: Any) -> Iterator[LiveServer]:
-    """Serve `engine` while the block runs; the server has ended when it is left."""
+def live_server(
+    engine: Any, *, apis: Sequence[Api] = APIS, port: int = 0, **options: Any
+) -> Iterator[LiveServer]:
+    """Serve `engine` while the block runs; the server has ended when it is left. Port 0: a free one."""
     settings = ServerSettings(port=0, **{"shutdown_grace_s": 5, "access_log": False, **options})
-    sock = bind_socket("127.0.0.1", 0)
+    sock = bind_socket("127.0.0.1", port)
     ready = threading.Event()
     server = make_server(engine, settings, on_ready=lambda host, port: ready.set(), apis=apis)
 

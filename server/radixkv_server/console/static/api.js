@@ -61,7 +61,7 @@ class Api extends EventTarget {
   /**
    * Events `{event, id, data}` of a stream; `data` is parsed JSON, and `[DONE]` ends the stream. A GET goes on
    * after the connection was lost, with a back-off, for as long as `signal` lets it; a POST throws.
-   * Throws ApiError where the server refuses it.
+   * Throws ApiError where the server refuses it, or a POST's answer ends with an error.
    */
   async *stream(path, { signal, method = "GET", body } = {}) {
     let lastId = "";
@@ -74,7 +74,11 @@ class Api extends EventTarget {
           wait = FIRST_WAIT_MS;
           lastId = event.event === "dropped" ? "" : event.id || lastId;
           if (event.data === "[DONE]") return;
-          if (event.event !== "dropped") yield { ...event, data: JSON.parse(event.data) };
+          if (event.event === "dropped") break;
+          const data = JSON.parse(event.data);
+          // An error ends a stream that has begun: the server's own end, among others.
+          if (data.error) throw new ApiError(0, data.error.message, data.error.code ?? "");
+          yield { ...event, data };
         }
       } catch (error) {
         if (signal?.aborted) return;

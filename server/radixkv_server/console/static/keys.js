@@ -41,7 +41,7 @@ export function mount(root, { api, navigate, announce, route }) {
   async function check() {
     try {
       const cache = await api.get("v1/cache");
-      who.replaceChildren(...about(cache, api.key));
+      who.replaceChildren(...about(cache, api.key).flat());
       announce(`You are ${cache.tenant || "everybody"}, ${cache.role}.`);
       return true;
     } catch (error) {
