@@ -312,6 +312,16 @@ class PrefixCache:
             self._pins.expire()
         return self._capacity.available(self._groups.of(frame_namespace(namespace)))
 
+    def room(self, namespace: Namespace = "") -> tuple[int, int | None]:
+        """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
+
+        The smaller one is `available_blocks`. O(quota groups).
+        """
+        if self._pinned:
+            self._pins.expire()
+        group = self._groups.of(frame_namespace(namespace))
+        return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
+
     def ceiling(self, namespace: Namespace = "") -> int:
         """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
         ceiling = self._groups.of(frame_namespace(namespace)).ceiling

@@ -12,7 +12,7 @@ from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
-from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.policy import AdmissionPolicy, tenant_of
 from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import AdmissionResult, SchedulerStats
@@ -57,12 +57,10 @@ class Admission:
         """What `admit` would give, with headroom in blocks. O(1) but for what has changed."""
         if request.producer is not None and self._in_flight.is_produced(request):
             return AdmissionResult.IN_FLIGHT
-        found = AdmissionResult.ADMITTED
-        num_running, wanted = len(self._running), request.num_sequence_slots
-        if wanted > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
+        if request.num_sequence_slots > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
             found = AdmissionResult.NO_SLOT
-        elif num_running and not self._matches.fits(request, num_running):
-            found = AdmissionResult.NO_BLOCKS
+        else:
+            found = self._matches.fits(request)
         if found is not AdmissionResult.ADMITTED and not self._waiting.is_aged(request):
             return found
         if self._in_flight.is_coming(request, self._matches.match(request).num_tokens):
@@ -73,28 +71,40 @@ class Admission:
         """Admit what fits, in this order; returns those that may yet be admitted in this step."""
         if plan.budget <= 0 or plan.sequence_slots <= 0:
             return []
-        if not self._matches.any_fits(ordered, len(self._running)):
+        if not self._matches.any_fits(ordered):
             return []
         put_off: list[Request] = []
         unfit: list[Request] = []
         num_passed = 0  # of `unfit`: those before the last one admitted
+        at_ceiling: dict[str, list[Request]] = {}  # by tenant: others take no room of theirs
+        barred: set[str] = set()  # tenants of whom nobody may be admitted any more
         held_back: set[Namespace] = set()
         for i, request in enumerate(ordered):
             if plan.budget <= 0 or plan.sequence_slots <= 0:
                 break
-            if request.lease is not None:
+            tenant = tenant_of(request.namespace)
+            if request.lease is not None or tenant in barred:
                 continue
             if unfit and not self._policy.may_pass(request, unfit[0]):
                 break
+            if tenant in at_ceiling and not self._policy.may_pass(request, at_ceiling[tenant][0]):
+                continue
             result = self._try(plan, request, held_back, others=i + 1 < len(ordered))
             if result is AdmissionResult.ADMITTED:
                 num_passed = len(unfit)
+                plan.held_up.update((other.arrival_order, other) for other in at_ceiling.get(tenant, ()))
             elif result in (AdmissionResult.IN_FLIGHT, AdmissionResult.NO_BUDGET):
                 put_off.append(request)
-            elif self._waiting.is_aged(request):
-                break  # nobody passes it any more
+            elif result is AdmissionResult.AT_CEILING:
+                at_ceiling.setdefault(tenant, []).append(request)
+                if self._waiting.is_aged(request):
+                    barred.add(tenant)
+            elif self._waiting.bars_all(request):
+                break
             else:
                 unfit.append(request)
+                if self._waiting.is_aged(request):
+                    barred.add(tenant)
         plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
         return put_off
 
@@ -137,14 +147,15 @@ class Admission:
                 request.tokens.encoded, request.namespace, match=match, skip=skip, family=request.family
             )
         except OutOfBlocks:
-            return AdmissionResult.NO_BLOCKS
+            return self._matches.refusal(request)
         self._waiting.remove(request)
         request.match = request.producer = None
         request.lease = lease
         request.num_computed = lease.num_cached_tokens
         self._running.add(request)
         plan.sequence_slots -= request.num_sequence_slots
-        plan.latest_admitted = max(plan.latest_admitted, request.arrival_order)
+        line, latest = self._policy.line(request), plan.latest_admitted
+        latest[line] = max(latest.get(line, -1), request.arrival_order)
         if request.num_preemptions:
             request.resumed_at = request.num_tokens
         if not request.was_admitted:

@@ -7,27 +7,46 @@ tree changed under it, and the number of available blocks is read once per names
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.policy import tenant_of
 from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.schedule_result import AdmissionResult
 
 # The matches that are made sure of in one step; of more requests, a part in turn.
 MOST_RENEWED = 256
 
 
+class RoomLeft(NamedTuple):
+    """Blocks that a new request may take, and its forks with it.
+
+    Attributes:
+        pool: forks included, its ceiling aside.
+        with_forks: forks included; under a ceiling only while others of the tenant run.
+        most: without them.
+    """
+
+    pool: int
+    with_forks: int
+    most: int
+
+
 class MatchCache:
     """Matches and room of waiting requests."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, running: RunningRequests) -> None:
         self._cache = cache
-        self._available: dict[Namespace, int] = {}
+        self._running = running
+        self._rooms: dict[Namespace, RoomLeft] = {}
         self._all_are_current = False
         self._turn = 0
 
     def touched(self) -> None:
         """A lease was changed, or time has passed. O(1)."""
-        self._available.clear()
+        self._rooms.clear()
         self._all_are_current = False
 
     def matched_tokens(self, requests: Sequence[Request]) -> list[int]:
@@ -64,22 +83,22 @@ class MatchCache:
             match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
         return match
 
-    def available(self, request: Request) -> int:
-        """Blocks that the request could get now."""
-        room = self._available.get(request.namespace)
-        if room is None:
-            room = self._cache.available_blocks(request.namespace)
-            self._available[request.namespace] = room
-        return room
+    def _room(self, namespace: Namespace, freed: int = 0) -> RoomLeft:
+        """What an admission would find, with a block of headroom kept for each request that runs.
 
-    def fits(self, request: Request, num_running: int, *, freed: int = 0) -> bool:
-        """Whether there are blocks to admit it, and one of headroom for each request that runs or will fork.
-
-        An admission must not cause a preemption at once; with nothing else running it may take all.
-
-        Args:
-            freed: blocks that others would give up for it.
+        Under a ceiling only for those of its own tenant: others take nothing of what it leaves.
         """
+        running = self._running
+        pool, below = self._cache.room(namespace)
+        pool += freed - len(running)
+        if below is None:
+            return RoomLeft(pool, pool, pool)
+        own = running.num_of(tenant_of(namespace))
+        below = min(below + freed, self._cache.ceiling(namespace)) - own
+        return RoomLeft(pool, min(pool, below) if own else pool, min(pool, below))
+
+    def _needed(self, request: Request) -> int:
+        """Blocks for all its tokens that are not cached."""
         size = self._cache.block_size
         needed = -(-request.tokens.length // size)
         if not request.needs_prompt_logits:
@@ -87,27 +106,54 @@ class MatchCache:
             if match is None or not self._all_are_current:
                 match = self.match(request)
             needed -= match.num_tokens // size
-        if num_running:
-            needed += num_running + request.num_forks
-        room = self.available(request)
-        if freed:
-            room = min(room + freed, self._cache.ceiling(request.namespace))
-        return needed <= room
+        return needed
 
-    def any_fits(self, requests: Sequence[Request], num_running: int) -> bool:
+    def fits(self, request: Request, *, freed: int = 0) -> AdmissionResult:
+        """Whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
+
+        One of headroom is kept for each request that runs or will fork: an admission must not cause a
+        preemption at once; with nothing else running it may take all.
+
+        Args:
+            freed: blocks that others would give up for it.
+        """
+        if not len(self._running):
+            return AdmissionResult.ADMITTED
+        room = self._rooms.get(request.namespace) if not freed else None
+        if room is None:
+            room = self._room(request.namespace, freed)
+            if not freed:
+                self._rooms[request.namespace] = room
+        needed = self._needed(request)
+        if needed <= room.most and needed + request.num_forks <= room.with_forks:
+            return AdmissionResult.ADMITTED
+        return (
+            AdmissionResult.AT_CEILING
+            if needed + request.num_forks <= room.pool
+            else AdmissionResult.NO_BLOCKS
+        )
+
+    def refusal(self, request: Request) -> AdmissionResult:
+        """Why the cache has refused it blocks: `NO_BLOCKS` or `AT_CEILING`."""
+        pool, below = self._cache.room(request.namespace)
+        if below is not None and below < pool:
+            return AdmissionResult.AT_CEILING
+        return AdmissionResult.NO_BLOCKS
+
+    def any_fits(self, requests: Sequence[Request]) -> bool:
         """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
 
         By the matches of `matched_tokens`. O(requests), and much cheaper than a trial of each.
         """
-        if not num_running:
+        if not len(self._running):
             return True
-        size, available = self._cache.block_size, self._available
+        size, rooms = self._cache.block_size, self._rooms
         for request in requests:
             match = request.match or self.match(request)
             needed = -(-request.tokens.length // size) - match.num_tokens // size
-            room = available.get(request.namespace)
+            room = rooms.get(request.namespace)
             if room is None:
-                room = self.available(request)
-            if needed + num_running + request.num_forks <= room:
+                room = rooms[request.namespace] = self._room(request.namespace)
+            if needed <= room.most and needed + request.num_forks <= room.with_forks:
                 return True
         return False

@@ -7,7 +7,7 @@
 | `fcfs`     | arrival                                                                               |
 | `priority` | smallest `priority` first, then arrival                                               |
 | `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
-|            | Sheng et al., OSDI 2024, arXiv 2401.00588), then arrival                              |
+|            | Sheng et al., OSDI 2024, arXiv 2401.00588), and its requests in the order of `prefix` |
 
 `prefix` never lets one tenant's prompts decide when another's run: the places in the queue belong to
 namespaces in arrival order, and a namespace's requests are sorted by cached prefix among its own places.
@@ -15,12 +15,16 @@ namespaces in arrival order, and a namespace's requests are sorted by cached pre
 How long a request can be passed, under each policy, is bounded by `max_overtake` steps:
 
     prefix, fcfs     steps in which a request that arrived later was admitted before it
-    fair             steps in which it was tried and did not fit, and one tried after it was admitted
-    priority         both: the second for every request; the first for the oldest one that waits, which is
+    fair             both of: steps in which a request of its tenant that arrived later was admitted before it
+                     (then its tenant's are barred), and steps in which it was tried and did not fit, and one
+                     tried after it was admitted (then all are)
+    priority         both, too: the second for every request; the first for the oldest that waits, which is
                      then promoted to be the most urgent of all, for good. So one behind n older ones is
                      promoted after (n + 1) * max_overtake such steps. A running request is promoted when
                      it got no tokens for so many steps.
     lpm              unbounded
+
+A request that its own tenant's ceiling keeps waiting bars nobody but that tenant: others take no room of its.
 
 (A strict bound for each request under `priority` would mean that a backlog of unimportant requests, grown old
 together, goes before all urgent ones. Promoted one by one, they take one place in `max_overtake`.)
@@ -47,8 +51,8 @@ class AdmissionPolicy:
     """First come, first served; the base of the other orders.
 
     Attributes:
-        bounds_overtaking: a request that later ones have overtaken in `max_overtake` steps is tried first,
-            and nobody passes it any more.
+        bounds_overtaking: a request that later ones of its line have overtaken in `max_overtake` steps is the
+            first of its line to be tried, and nobody of it passes any more.
         bounds_holding_up: a request that did not fit while others behind it were admitted, in `max_overtake`
             steps, is passed no more by those behind it.
         promotes_oldest: the oldest waiting request is promoted once later ones were admitted before it in
@@ -57,7 +61,7 @@ class AdmissionPolicy:
         ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
             admitted before them.
         keeps_order: the order among waiting requests never changes, so that the queue is kept in it.
-        serves_tenants: the order depends on the requests' tenants, so that the queue is kept by tenant.
+        serves_tenants: each tenant's requests are a line of their own.
     """
 
     name = "fcfs"
@@ -69,8 +73,20 @@ class AdmissionPolicy:
     keeps_order = False
     serves_tenants = False
 
+    def line(self, request: Request) -> str:
+        """Which line the request stands in: there is one, or one for each tenant. O(1)."""
+        return ""
+
+    def merge(self, lines: Mapping[str, Collection[Request]], limit: int) -> list[Request]:
+        """At most `limit` waiting requests, before they are ordered. O(limit).
+
+        Args:
+            lines: each line's requests in arrival order; none is empty.
+        """
+        return list(islice(next(iter(lines.values())), limit)) if lines else []
+
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        """The order in which to try `waiting`: arrivals in order, or as `keeps_order` or `merge` has it.
+        """The order in which to try `waiting`, which is what `merge` gave.
 
         Args:
             matched_tokens: the lengths of the cached prefixes of some requests.
@@ -103,6 +119,21 @@ class AdmissionPolicy:
         """Told of a new request, before it is queued, and of the tenants that have one there."""
 
 
+def longest_prefix_first(waiting: Sequence[Request], lengths: Sequence[int]) -> Sequence[Request]:
+    """Each namespace's places stay its own; in them, its longest cached prefixes come first, then arrival.
+
+    O(n log n).
+    """
+    ranked = sorted(range(len(waiting)), key=[-length for length in lengths].__getitem__)
+    first = waiting[0].namespace
+    if all(request.namespace == first for request in waiting):
+        return [waiting[i] for i in ranked]
+    by_namespace: dict[Namespace, list[Request]] = {}
+    for i in reversed(ranked):
+        by_namespace.setdefault(waiting[i].namespace, []).append(waiting[i])
+    return [by_namespace[request.namespace].pop() for request in waiting]
+
+
 class PrefixPolicy(AdmissionPolicy):
     """Longest cached prefix first among the requests of one namespace; O(n log n) for n looked at."""
 
@@ -110,19 +141,7 @@ class PrefixPolicy(AdmissionPolicy):
     lets_short_pass = True
 
     def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
-        ahead = waiting[:LOOKAHEAD]
-        lengths = matched_tokens(ahead)
-        # Longest first; equal ones stay in arrival order.
-        ranked = sorted(range(len(ahead)), key=[-length for length in lengths].__getitem__)
-        first = ahead[0].namespace
-        if all(request.namespace == first for request in ahead):
-            ordered = [ahead[i] for i in ranked]
-        else:
-            by_namespace: dict[Namespace, list[Request]] = {}
-            for i in reversed(ranked):
-                by_namespace.setdefault(ahead[i].namespace, []).append(ahead[i])
-            ordered = [by_namespace[request.namespace].pop() for request in ahead]
-        return [*ordered, *waiting[LOOKAHEAD:]]
+        return longest_prefix_first(waiting, matched_tokens(waiting))
 
 
 class PureLongestPrefixPolicy(PrefixPolicy):
@@ -184,7 +203,7 @@ def tenant_of(namespace: Namespace) -> str:
 
 
 class FairPolicy(AdmissionPolicy):
-    """Serve first the tenant with the least work done for its weight; see `tenant_of`.
+    """Serve first the tenant with the least work done for its weight (see `tenant_of`), its own as `prefix`.
 
     A tenant of whom nothing runs need not wait for the end of what others run: place and room are made for
     one request of its own, by preempting the newest of the tenant that has most.
@@ -197,7 +216,6 @@ class FairPolicy(AdmissionPolicy):
     """
 
     name = "fair"
-    bounds_overtaking = False
     bounds_holding_up = True
     serves_tenants = True
 
@@ -208,22 +226,21 @@ class FairPolicy(AdmissionPolicy):
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
         self.served: dict[str, float] = {}
 
-    def merge(self, by_tenant: Mapping[str, Iterable[Request]], limit: int) -> list[Request]:
-        """At most `limit` waiting requests in the order in which to try them. O(limit * log tenants).
+    def line(self, request: Request) -> str:
+        return tenant_of(request.namespace)
+
+    def merge(self, lines: Mapping[str, Collection[Request]], limit: int) -> list[Request]:
+        """Places for the tenants' requests, in arrival order for each. O(limit * log tenants).
 
         Each request counts as served once it is tried, so that equal tenants take turns in one step.
-
-        Args:
-            by_tenant: each tenant's requests in arrival order.
         """
-        if len(by_tenant) == 1:
-            return list(islice(next(iter(by_tenant.values())), limit))
+        if len(lines) <= 1:
+            return super().merge(lines, limit)
         heap: list[tuple[float, int, Request, str, Iterator[Request]]] = []
-        for tenant, requests in by_tenant.items():
+        for tenant, requests in lines.items():
             rest = iter(requests)
-            for first in rest:
-                heap.append((self.served.get(tenant, 0.0), first.arrival_order, first, tenant, rest))
-                break
+            first = next(rest)
+            heap.append((self.served.get(tenant, 0.0), first.arrival_order, first, tenant, rest))
         heapq.heapify(heap)
         merged: list[Request] = []
         while heap and len(merged) < limit:
@@ -236,6 +253,10 @@ class FairPolicy(AdmissionPolicy):
                 level += request.num_tokens / self.weights.get(tenant, 1.0)
                 heapq.heapreplace(heap, (level, following.arrival_order, following, tenant, rest))
         return merged
+
+    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
+        # What is cached decides inside each namespace only, so that no tenant's place tells of another's.
+        return longest_prefix_first(waiting, matched_tokens(waiting))
 
     def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
         """The newest of whichever tenant has most at the time, but nobody's last. O(n log n)."""

@@ -44,9 +44,9 @@ class RunningRequests:
         """Requests in the decode batch."""
         return len(self._decodes)
 
-    def has_tenant(self, tenant: str) -> bool:
-        """Whether anything of a tenant runs. O(1)."""
-        return self._num_by_tenant[tenant] > 0
+    def num_of(self, tenant: str) -> int:
+        """How many of a tenant's requests run. O(1)."""
+        return self._num_by_tenant[tenant]
 
     def add(self, request: Request) -> None:
         """A request that has been given a lease. O(1)."""

@@ -16,6 +16,7 @@ class AdmissionResult(Enum):
     IN_FLIGHT = "its next tokens are being computed by another request"
     NO_SLOT = "too many requests run"
     NO_BLOCKS = "too few blocks are free or evictable"
+    AT_CEILING = "its quota's ceiling leaves it too few blocks"
     NO_BUDGET = "what is left of the step is for shorter prompts"
 
 

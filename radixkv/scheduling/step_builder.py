@@ -148,7 +148,7 @@ class StepBuilder:
         freed = sum(len(victim.lease.block_table) for victim in victims if victim.lease)
         if slots < min(request.num_sequence_slots, self._max_num_seqs):
             return
-        if not self._matches.fits(request, len(self._running), freed=freed):
+        if self._matches.fits(request, freed=freed) is not AdmissionResult.ADMITTED:
             return
         for victim in victims:
             self._room.preempt(plan, victim)

@@ -30,7 +30,7 @@ class StepPlan:
         reserve: tokens of the budget that are kept for waiting prompts.
         num_prompts: requests, running or waiting, that have prompt tokens to compute.
         entries: by arrival order, in the order in which they took and committed their blocks.
-        latest_admitted: the largest arrival order among those admitted, or -1.
+        latest_admitted: the largest arrival order among those admitted, by line.
         held_up: by arrival order, who did not fit while others behind it were admitted.
         preempted: requests that lost their lease for others.
         stuck: requests that need a block which can't be had even alone.
@@ -43,7 +43,7 @@ class StepPlan:
     reserve: int = 0
     num_prompts: int = 1
     entries: dict[int, Entry] = field(default_factory=dict)
-    latest_admitted: int = -1
+    latest_admitted: dict[str, int] = field(default_factory=dict)
     held_up: dict[int, Request] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     stuck: list[Request] = field(default_factory=list)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 from sortedcontainers import SortedKeyList
 
-from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, FairPolicy, MatchedTokens, tenant_of
+from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, FairPolicy, MatchedTokens
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.running import RunningRequests
 
 
-class _ByArrival:
-    """One tenant's requests."""
+class _Line:
+    """Requests in arrival order: all that wait, or one tenant's."""
 
     __slots__ = ("_is_sorted", "requests")
 
@@ -26,7 +26,7 @@ class _ByArrival:
             self._is_sorted = request.arrival_order > next(reversed(self.requests))
         self.requests[request.arrival_order] = request
 
-    def in_order(self) -> Iterable[Request]:
+    def in_order(self) -> Collection[Request]:
         """In arrival order."""
         if not self._is_sorted:
             self.requests = dict(sorted(self.requests.items()))
@@ -45,64 +45,61 @@ class WaitingQueue:
     def __init__(self, policy: AdmissionPolicy, max_overtake: int) -> None:
         self._policy = policy
         self._max_overtake = max_overtake
-        self._by_arrival: dict[int, Request] = {}
-        self._is_sorted = True
-        # Kept beside it where the policy orders all that wait, so that nothing is sorted in a step.
+        self._lines: dict[str, _Line] = {}  # by `policy.line`; none is empty
+        self._length = 0
+        # Kept beside them where the policy orders all that wait, so that nothing is sorted in a step.
         self._by_urgency = SortedKeyList(key=policy.urgency) if policy.keeps_order else None
-        self._by_tenant: dict[str, _ByArrival] = {}
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return self._length
 
     def __contains__(self, request: Request) -> bool:
-        return request.arrival_order in self._by_arrival
+        line = self._lines.get(self._policy.line(request))
+        return line is not None and request.arrival_order in line.requests
 
     def add(self, request: Request) -> None:
         """A new request, behind all others. O(1); O(log n) or O(tenants) where the policy needs it."""
-        self._policy.on_arrival(request, self._by_tenant.keys())
+        self._policy.on_arrival(request, self._lines.keys())
         self._put(request)
 
     def put_back(self, request: Request) -> None:
         """A request that ran before takes its old place. As `add`, and one sort later."""
-        self._is_sorted = False
         self._put(request)
 
     def _put(self, request: Request) -> None:
-        self._by_arrival[request.arrival_order] = request
+        name = self._policy.line(request)
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _Line()
+        line.add(request)
+        self._length += 1
         if self._by_urgency is not None:
             self._by_urgency.add(request)
-        if self._policy.serves_tenants:
-            self._by_tenant.setdefault(tenant_of(request.namespace), _ByArrival()).add(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, if it is in. O(1), or O(log n)."""
-        if self._by_arrival.pop(request.arrival_order, None) is None:
+        name = self._policy.line(request)
+        line = self._lines.get(name)
+        if line is None or line.requests.pop(request.arrival_order, None) is None:
             return
+        self._length -= 1
+        if not line.requests:
+            del self._lines[name]
         if self._by_urgency is not None:
             self._by_urgency.remove(request)
-        if self._policy.serves_tenants:
-            tenant = tenant_of(request.namespace)
-            own = self._by_tenant[tenant]
-            del own.requests[request.arrival_order]
-            if not own.requests:
-                del self._by_tenant[tenant]
 
     def in_arrival_order(self) -> list[Request]:
-        """All of them. O(n)."""
-        self._sort()
-        return list(self._by_arrival.values())
-
-    def _sort(self) -> None:
-        if not self._is_sorted:
-            self._by_arrival = dict(sorted(self._by_arrival.items()))
-            self._is_sorted = True
+        """All of them. O(n), and with several lines one sort of what is nearly sorted."""
+        found = [request for line in self._lines.values() for request in line.in_order()]
+        if len(self._lines) > 1:
+            found.sort(key=lambda request: request.arrival_order)
+        return found
 
     def most_urgent(self) -> Request | None:
         """The first in the policy's order of urgency. O(1) where the order is kept."""
         if self._by_urgency is not None:
             return next(iter(self._by_urgency), None)
-        self._sort()
-        return min(self._by_arrival.values(), key=self._policy.urgency, default=None)
+        return min(self.in_arrival_order(), key=self._policy.urgency, default=None)
 
     def claimant(self, running: RunningRequests) -> Request | None:
         """Whom room is made for, if the policy makes room. O(1) where the order is kept; else O(tenants).
@@ -114,10 +111,10 @@ class WaitingQueue:
             return self.most_urgent()
         if not isinstance(policy, FairPolicy):
             return None
-        idle = [tenant for tenant in self._by_tenant if not running.has_tenant(tenant)]
+        idle = [tenant for tenant in self._lines if not running.num_of(tenant)]
         if not idle:
             return None
-        firsts = (next(iter(self._by_tenant[tenant].in_order())) for tenant in idle)
+        firsts = (next(iter(self._lines[tenant].in_order())) for tenant in idle)
         return min(firsts, key=lambda first: (policy.level(first), first.arrival_order))
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
@@ -125,54 +122,71 @@ class WaitingQueue:
         policy = self._policy
         if self._by_urgency is not None:
             return list(islice(self._by_urgency, LOOKAHEAD))
-        if isinstance(policy, FairPolicy):
-            by_tenant = {tenant: own.in_order() for tenant, own in self._by_tenant.items()}
-            return policy.merge(by_tenant, LOOKAHEAD)
-        self._sort()
-        waiting = list(islice(self._by_arrival.values(), LOOKAHEAD))
+        lines = {name: line.in_order() for name, line in self._lines.items()}
+        waiting = policy.merge(lines, LOOKAHEAD)
         if not waiting:
             return []
         ordered = policy.order(waiting, matched_tokens)
         if policy.bounds_overtaking:
-            # A request is overtaken in every step in which a later one is: so the aged ones are the earliest
-            # (but for some that ran before), and their order tells nothing of anybody's cached prefixes.
+            # A request is overtaken in every step in which a later one of its line is: so the aged ones are
+            # the earliest (but for some that ran before), and their order tells nothing of what is cached.
             aged = [request for request in waiting if request.overtaken_steps >= self._max_overtake]
             if aged:
-                first = {request.arrival_order for request in aged}
-                ordered = [*aged, *(r for r in ordered if r.arrival_order not in first)]
+                ordered = self._before(aged, ordered)
         return list(ordered)
 
+    def _before(self, aged: Sequence[Request], ordered: Sequence[Request]) -> list[Request]:
+        """`ordered`, with the aged ones in the first places of their lines."""
+        line = self._policy.line
+        first = {request.arrival_order for request in aged}
+        by_line: dict[str, list[Request]] = {}
+        for request in chain(aged, (r for r in ordered if r.arrival_order not in first)):
+            by_line.setdefault(line(request), []).append(request)
+        if len(by_line) == 1:
+            return next(iter(by_line.values()))
+        turns = {name: iter(requests) for name, requests in by_line.items()}
+        return [next(turns[line(request)]) for request in ordered]
+
     def is_aged(self, request: Request) -> bool:
-        """Whether nobody may pass the request any more. O(1)."""
-        policy, limit = self._policy, self._max_overtake
+        """Whether nobody of its line may pass the request any more. O(1)."""
+        return self.bars_all(request) or self._is_overtaken(request)
+
+    def bars_all(self, request: Request) -> bool:
+        """Whether nobody may pass the request any more, of whatever line. O(1)."""
+        policy = self._policy
         return (
             request.is_promoted
-            or (policy.bounds_overtaking and request.overtaken_steps >= limit)
-            or (policy.bounds_holding_up and request.held_up_steps >= limit)
+            or (policy.bounds_holding_up and request.held_up_steps >= self._max_overtake)
+            or (not policy.serves_tenants and self._is_overtaken(request))
         )
 
-    def count_passed(self, latest_admitted: int, held_up: Iterable[Request]) -> None:
+    def _is_overtaken(self, request: Request) -> bool:
+        return self._policy.bounds_overtaking and request.overtaken_steps >= self._max_overtake
+
+    def count_passed(self, latest_admitted: Mapping[str, int], held_up: Iterable[Request]) -> None:
         """Account for one step. O(requests that arrived before the latest one admitted).
 
         Args:
-            latest_admitted: the largest arrival order of the step's admissions, or -1.
+            latest_admitted: the largest arrival order of the step's admissions, by line.
             held_up: requests that did not fit while others behind them were admitted.
         """
         for request in held_up:
             request.held_up_steps += 1
-        if latest_admitted >= 0 and self._policy.bounds_overtaking:
-            self._sort()
-            for request in self._by_arrival.values():
-                if request.arrival_order > latest_admitted:
-                    break
-                request.overtaken_steps += 1
-        if latest_admitted >= 0 and self._policy.promotes_oldest:
-            self._count_oldest(latest_admitted)
+        for name, latest in latest_admitted.items():
+            line = self._lines.get(name)
+            if line is None:
+                continue
+            if self._policy.bounds_overtaking:
+                for request in line.in_order():
+                    if request.arrival_order > latest:
+                        break
+                    request.overtaken_steps += 1
+            if self._policy.promotes_oldest:
+                self._count_oldest(line, latest)
 
-    def _count_oldest(self, latest_admitted: int) -> None:
+    def _count_oldest(self, line: _Line, latest_admitted: int) -> None:
         """Count a step in which the oldest request was overtaken; promote it at the limit. O(promoted)."""
-        self._sort()
-        oldest = next((r for r in self._by_arrival.values() if not r.is_promoted), None)
+        oldest = next((r for r in line.in_order() if not r.is_promoted), None)
         if oldest is not None and oldest.arrival_order < latest_admitted:
             oldest.overtaken_steps += 1
             if oldest.overtaken_steps >= self._max_overtake:
@@ -188,11 +202,15 @@ class WaitingQueue:
         self._by_urgency.add(request)
 
     def check(self) -> None:
-        """Assert that nobody in here holds a lease."""
-        for order, request in self._by_arrival.items():
-            assert request.arrival_order == order
-            assert request.lease is None, f"{request!r} waits with a lease"
+        """Assert that nobody in here holds a lease, and that all are counted."""
+        for name, line in self._lines.items():
+            assert line.requests, "an empty line is kept"
+            for order, request in line.requests.items():
+                assert request.arrival_order == order
+                assert self._policy.line(request) == name
+                assert request.lease is None, f"{request!r} waits with a lease"
+        assert self._length == sum(len(line.requests) for line in self._lines.values())
         if self._by_urgency is not None:
-            assert {r.arrival_order for r in self._by_urgency} == self._by_arrival.keys()
-        if self._policy.serves_tenants:
-            assert sum(len(own.requests) for own in self._by_tenant.values()) == len(self._by_arrival)
+            assert [r.arrival_order for r in self.in_arrival_order()] == sorted(
+                r.arrival_order for r in self._by_urgency
+            )

@@ -144,6 +144,11 @@ class KeyRing:
     def is_open(self) -> bool:
         return not self._keys
 
+    @property
+    def tenants(self) -> list[str]:
+        """The names of all who have a key."""
+        return [key.tenant.name for key in self._keys]
+
     def tenant_of(self, secret: str) -> Tenant | None:
         """The tenant who owns `secret`, or None.
 

@@ -46,6 +46,7 @@ from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenant_book import TenantBook
 
 OnReady = Callable[[str, int], None]
 
@@ -110,6 +111,7 @@ def create_app(
         ObserveMiddleware,
         metrics=context.metrics,
         tracing=context.tracing,
+        dialects=dialects_of(apis),
         access_log=settings.access_log,
     )
     return app
@@ -191,7 +193,13 @@ def serve(
 
 
 def with_tenants(config: EngineConfig, settings: ServerSettings) -> EngineConfig:
-    """The engine's settings for these tenants: with several, `auto` schedules fairly among them."""
+    """The engine's settings for these tenants: with several, `auto` schedules fairly among them.
+
+    Raises:
+        ConfigError: the keys file can't be read or says something wrong, or its floors together exceed the
+            pool, as far as the settings say how large that is.
+    """
+    TenantBook(settings).check_floors(config.num_blocks)
     if config.scheduling_policy == "auto" and settings.has_several_tenants:
         return replace(config, scheduling_policy="fair")
     return config
@@ -211,16 +219,20 @@ def serve_engine(
         sock: a bound socket; None: one is bound to the settings' address.
 
     Raises:
-        ConfigError: the port can't be had.
+        ConfigError: the port can't be had, or the floors of the keys file exceed the pool.
     """
     with contextlib.closing(sock or bind_socket(settings.host, settings.port)) as bound:
         server = make_server(engine, settings, on_ready=on_ready)
         with server.handled_signals():
-            asyncio.run(_serve_and_close(server, bound, engine))
+            asyncio.run(_serve_and_close(server, bound, engine, settings))
 
 
-async def _serve_and_close(server: HttpServer, sock: socket.socket, engine: EngineClient) -> None:
+async def _serve_and_close(
+    server: HttpServer, sock: socket.socket, engine: EngineClient, settings: ServerSettings
+) -> None:
     try:
+        # Once more by the app when it starts; here, so that what is wrong is an error of ours, not uvicorn's.
+        await TenantBook(settings).apply_quotas(engine.cache)
         await server.serve(sockets=[sock])
     finally:
         await engine.close()

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from radixkv_server.errors import ApiError
+from radixkv_server.rate_limits import LimitState
 
 Json = dict[str, Any]
 
@@ -35,6 +36,9 @@ class Dialect(Protocol):
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         """An error inside a stream that has begun, framed; nothing follows it."""
+
+    def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
+        """Headers that tell a caller what is left of its limits."""
 
 
 def dump(value: Json) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.retention.quota import Quota, check_floors
 from radixkv.client import CacheClient
 from radixkv.errors import RadixKVError
 from radixkv_server.api_keys import KeyRing
@@ -64,8 +64,26 @@ class TenantBook:
 
     @property
     def quotas(self) -> dict[str, Quota]:
-        """What each tenant of the keys file may keep in the cache."""
-        return {name: account.quota for name, account in self._accounts.items()}
+        """What each tenant may keep in the cache."""
+        return self._quotas(self._accounts)
+
+    def _quotas(self, accounts: Mapping[str, Account]) -> dict[str, Quota]:
+        """Quotas for everybody by name.
+
+        Those of whom the file says nothing have one that bounds nothing: their blocks are counted apart from
+        the first on, so that a later version of the file can bound them.
+        """
+        unbounded = dict.fromkeys(self._own_keys.tenants, Quota())
+        return unbounded | {name: account.quota for name, account in accounts.items()}
+
+    def check_floors(self, num_blocks: int | None) -> None:
+        """Make sure, before a model is loaded, that a pool of `num_blocks` (None: unknown) keeps all floors.
+
+        Raises:
+            ConfigError: it can't.
+        """
+        if num_blocks is not None:
+            check_floors((account.quota for account in self._accounts.values()), num_blocks)
 
     async def apply_quotas(self, cache: CacheClient) -> None:
         """Make the quotas the cache's, where there is a keys file.
@@ -81,7 +99,7 @@ class TenantBook:
         before = self._accounts
         try:
             file, keys = self._read()
-            await cache.set_quotas({name: account.quota for name, account in file.accounts.items()})
+            await cache.set_quotas(self._quotas(file.accounts))
         except RadixKVError as error:
             logger.error("the keys are not reloaded and stay as they were: %s", error)
             return

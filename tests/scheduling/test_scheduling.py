@@ -282,3 +282,46 @@ def test_a_tenant_at_its_ceiling_makes_nobody_give_way_in_vain():
         engine.step()
     assert engine.stats().num_preemptions - before <= 10
     run_all(engine)
+
+
+def test_what_others_run_takes_nothing_of_a_ceiling():
+    """An admission's headroom is for those who can take its blocks: under a ceiling, for its own tenant's."""
+    engine, _ = make_engine(num_blocks=400, budget=64, scheduling_policy="fair")
+    engine.cache.set_quotas({"small": (0, 8), "big": (0, None)})
+    for i in range(20):
+        engine.add_request(prompt(i, 30), LONG, request_id=f"big-{i}", namespace=("big", ""))
+    for _ in range(25):
+        engine.step()
+    engine.add_request(prompt(99, 40), ONE, request_id="small", namespace=("small", ""))
+    assert steps_until(engine, "small") <= 2, "5 blocks of its 8, whatever others run"
+    run_all(engine)
+
+
+@pytest.mark.parametrize("policy", ["fair", "prefix", "fcfs", "priority"])
+def test_who_waits_for_its_own_ceiling_holds_up_nobody_else(policy):
+    engine, _ = make_engine(num_blocks=400, budget=64, scheduling_policy=policy, max_overtake=3)
+    engine.cache.set_quotas({"small": (0, 12)})
+    for i in range(4):  # one of them runs at a time, for 60 steps
+        engine.add_request(prompt(i, 30), LONG, request_id=f"small-{i}", namespace=("small", ""))
+    engine.step()
+    for i in range(20):
+        engine.add_request(prompt(50 + i, 20), ONE, request_id=f"other-{i}", namespace=("other", ""))
+        assert steps_until(engine, f"other-{i}") <= 2
+        engine.check()
+    assert len(run_all(engine)) == 4
+
+
+def test_fair_serves_a_tenants_longest_cached_prefix_first_but_passes_nobody_for_ever():
+    engine, _ = make_engine(
+        num_blocks=400, budget=64, max_num_seqs=1, scheduling_policy="fair", max_overtake=4
+    )
+    shared = prompt(1, 40)
+    engine.add_request(shared, ONE, request_id="first", namespace=("a", ""))
+    run_all(engine)
+    engine.add_request(prompt(2, 40), ONE, request_id="cold", namespace=("a", ""))
+    ended = []
+    for i in range(10):
+        engine.add_request([*shared, 50 + i], ONE, request_id=f"hot-{i}", namespace=("a", ""))
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step().finished]
+    assert ended == [*(f"hot-{i}" for i in range(4)), "cold", *(f"hot-{i}" for i in range(4, 10))]

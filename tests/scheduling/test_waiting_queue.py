@@ -8,6 +8,7 @@ from radixkv.scheduling.policy import FairPolicy, PriorityPolicy, tenant_of
 from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
+BOUND = 32
 PARAMS = SamplingParams(max_tokens=1)
 REQUESTS = st.tuples(
     st.sampled_from(["a", ("a", "salt"), "b", ("c", "x")]),
@@ -23,15 +24,39 @@ def arrivals(plan):
         yield request
 
 
-def fair_order(policy, waiting):
-    """Each request counts for its tenant once it is tried: the least served tenant is next, then arrival."""
+def fair_order(policy, waiting, cached):
+    """Each request counts for its tenant once it is tried: the least served tenant is next, then arrival.
+
+    So places go to tenants. In its own, a tenant's aged requests come first, then each namespace's longest
+    prefixes.
+    """
     levels, keyed = {}, []
     for request in waiting:
         tenant = tenant_of(request.namespace)
         level = levels.get(tenant, policy.served.get(tenant, 0.0))
         keyed.append((level, request.arrival_order, request))
         levels[tenant] = level + request.num_tokens / policy.weights.get(tenant, 1.0)
-    return [item[2] for item in sorted(keyed, key=lambda item: item[:2])]
+    places = [item[2] for item in sorted(keyed, key=lambda item: item[:2])]
+    ordered = places
+    for namespace in {request.namespace for request in places}:
+        ordered = rearranged(
+            ordered, namespace, lambda r: r.namespace, lambda r: (-cached[r], r.arrival_order)
+        )
+    for tenant in levels:
+        # Only the aged ones are moved: `sorted` keeps the others' order.
+        ordered = rearranged(
+            ordered,
+            tenant,
+            lambda r: tenant_of(r.namespace),
+            lambda r: (0, r.arrival_order) if r.overtaken_steps >= BOUND else (1, 0),
+        )
+    return ordered
+
+
+def rearranged(requests, kind, kind_of, key):
+    """The requests of one kind sorted among the places that they have."""
+    own = iter(sorted((r for r in requests if kind_of(r) == kind), key=key))
+    return [next(own) if kind_of(request) == kind else request for request in requests]
 
 
 @given(st.lists(REQUESTS, max_size=30), st.data())
@@ -39,7 +64,7 @@ def test_kept_orders_equal_sorting(plan, data):
     fair = FairPolicy({"a": 2.0, "b": 0.5})
     fair.served = {"a": 40.0, "c": 7.0}
     for policy in (fair, PriorityPolicy()):
-        queue = WaitingQueue(policy, 32)
+        queue = WaitingQueue(policy, BOUND)
         requests = list(arrivals(plan))
         taken = []
         for request in requests:
@@ -51,10 +76,15 @@ def test_kept_orders_equal_sorting(plan, data):
                 queue.put_back(taken.pop(0))
             queue.check()
         waiting = [r for r in requests if r in queue]
+        cached = {request: data.draw(st.integers(0, 3)) for request in waiting}
         assert queue.in_arrival_order() == waiting
         if policy is fair:
-            expected = fair_order(policy, waiting)
+            for request in waiting:
+                request.overtaken_steps = data.draw(st.sampled_from([0, 1, BOUND]))
+            expected = fair_order(policy, waiting, cached)
         else:
             expected = sorted(waiting, key=policy.urgency)
             assert queue.most_urgent() is (expected[0] if expected else None)
-        assert queue.in_order_of_trial(lambda _: []) == expected
+        assert (
+            queue.in_order_of_trial(lambda ordered, cached=cached: [cached[r] for r in ordered]) == expected
+        )

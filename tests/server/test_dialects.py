@@ -21,6 +21,7 @@ from radixkv_server.errors import ApiError
 from radixkv_server.exchange import respond
 from radixkv_server.generation_request import GenerationRequest, Job, new_id
 from radixkv_server.http.body import StrictModel
+from radixkv_server.rate_limits import LimitState
 from radixkv_server.usage import Usage
 
 ASK = "/tiny/ask"
@@ -36,6 +37,9 @@ class TinyDialect:
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         return json.dumps(self.error_body(error, request_id)).encode() + b"\n"
+
+    def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
+        return {f"tiny-{limit.kind}": str(limit.remaining) for limit in limits}
 
 
 TINY = TinyDialect()

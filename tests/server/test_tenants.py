@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -15,9 +16,10 @@ from live_server import live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.retention.quota import Quota
+from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.api_keys import keys_from_file, new_secret, stored_form
-from radixkv_server.app import create_app
+from radixkv_server.app import create_app, serve
 from radixkv_server.errors import ApiError
 from radixkv_server.keys_file import read_keys_file
 from radixkv_server.rate_limits import Limiter, TokenBucket
@@ -146,7 +148,8 @@ def test_a_keys_file(tmp_path: Path) -> None:
     assert book.tenant_of("adm").is_admin
     assert book.tenant_of(stored_form("key-alice")) is None
     assert not book.is_open
-    assert book.quotas == {"alice": Quota(5, 50), "boss": Quota(), "from-flag": Quota()}
+    named = {name: quota for name, quota in book.quotas.items() if not name.startswith("key-")}
+    assert named == {"alice": Quota(5, 50), "boss": Quota(), "from-flag": Quota()}
     assert [state.limit for state in book.limiter_of(Tenant("alice")).state()] == [60]
 
 
@@ -217,7 +220,7 @@ def test_limits_and_their_headers(tmp_path: Path) -> None:
         assert first.status_code == 200
         assert first.headers["x-ratelimit-limit-requests"] == "3"
         assert first.headers["x-ratelimit-remaining-requests"] == "2"
-        assert first.headers["x-ratelimit-reset-requests"] == "20s"
+        assert 0 < int(first.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 20
         assert first.headers["x-ratelimit-limit-tokens"] == "1000"
         used = first.json()["usage"]["total_tokens"]
         too_many = ask(client, "key-alice", max_tokens=2000, n=1)
@@ -237,6 +240,30 @@ def test_limits_and_their_headers(tmp_path: Path) -> None:
         assert not [name for name in other.headers if name.startswith("x-ratelimit")], "bob has no such limit"
         models = client.get("/v1/models", headers={"authorization": "Bearer key-alice"})
         assert models.status_code == 200, "only what generates counts"
+
+
+def test_anthropics_names_of_limits(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, LIMITED)
+    with live_server(ScriptedEngine(), keys_file=path) as server, server.http() as client:
+        headers = {"x-api-key": "key-alice"}
+        body = {"model": "scripted", "messages": MESSAGES, "max_tokens": 20}
+        for remaining in (2, 1):
+            before = datetime.now(UTC)
+            answer = client.post("/v1/messages", headers=headers, json=body)
+            assert answer.status_code == 200
+            assert answer.headers["anthropic-ratelimit-requests-limit"] == "3"
+            assert answer.headers["anthropic-ratelimit-requests-remaining"] == str(remaining)
+            reset = datetime.fromisoformat(answer.headers["anthropic-ratelimit-requests-reset"])
+            assert timedelta(0) < reset - before < timedelta(minutes=1), "in full seconds, UTC"
+            assert answer.headers["anthropic-ratelimit-tokens-limit"] == "1000"
+            assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+        free = client.post("/v1/messages/count_tokens", headers=headers, json={**body, "max_tokens": None})
+        assert not [name for name in free.headers if "ratelimit" in name], "only what generates counts"
+        assert client.post("/v1/messages", headers=headers, json=body).status_code == 200
+        refused = client.post("/v1/messages", headers=headers, json=body)
+        assert refused.status_code == 429
+        assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        assert int(refused.headers["retry-after"]) >= 1
 
 
 def test_what_has_ended_makes_place(tmp_path: Path) -> None:
@@ -264,7 +291,7 @@ def test_quotas_reach_the_cache_and_change_on_a_signal(
 ) -> None:
     path = keys_file(tmp_path, '[tenants.alice]\nkeys = ["KEY(alice)"]\nfloor_blocks = 5\nconcurrency = 1')
     engine = ScriptedEngine()
-    app = create_app(engine, ServerSettings(keys_file=path))
+    app = create_app(engine, ServerSettings(keys_file=path, api_keys=("carol=key-carol",)))
     book = app.state.context.tenants
     limiter = book.limiter_of(Tenant("alice"))
 
@@ -281,21 +308,50 @@ def test_quotas_reach_the_cache_and_change_on_a_signal(
 
     async def main() -> None:
         async with app.router.lifespan_context(app):
-            assert floors() == {"alice": 5}
+            assert floors() == {"alice": 5, "carol": 0}
             await change('[tenants.alice]\nkeys = ["oops"]', logging.ERROR)
             await change('[tenants.alice]\nkeys = ["KEY(alice)"]\nfloor_blocks = 101', logging.ERROR)
             assert "the pool has 100" in caplog.records[-1].getMessage()
             assert book.tenant_of("key-alice") == Tenant("alice")
-            assert floors() == {"alice": 5}
+            assert floors() == {"alice": 5, "carol": 0}
             visit = limiter.enter()
             text = '[tenants.alice]\nconcurrency = 2\n[tenants.bob]\nkeys = ["KEY(bob)"]\nfloor_blocks = 7'
             await change(text, logging.WARNING)
             assert book.tenant_of("key-alice") is None
             assert book.tenant_of("key-bob") == Tenant("bob")
-            assert floors() == {"alice": 0, "bob": 7}
+            assert floors() == {"alice": 0, "carol": 0, "bob": 7}
+            lease = engine.prefix_cache.acquire(range(40), ("carol", ""))
+            lease.commit(40)
+            await change("[tenants.carol]\nfloor_blocks = 3", logging.WARNING)
+            assert floors() == {"alice": 0, "carol": 3, "bob": 0}, "of a flag, and has blocks already"
+            lease.release()
+            await change(text, logging.WARNING)
             limiter.enter()
             refused(limiter)
             visit.leave(0)
 
     with caplog.at_level(logging.WARNING, logger="radixkv.server"):
         asyncio.run(main())
+
+
+def test_floors_above_the_pool_are_an_error_in_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = keys_file(tmp_path, '[tenants.alice]\nkeys = ["KEY(alice)"]\nfloor_blocks = 101')
+    made = []
+
+    def factory(config: EngineConfig) -> ScriptedEngine:
+        made.append(config)
+        return ScriptedEngine()  # its pool has 100 blocks
+
+    with pytest.raises(ConfigError, match="sum up to 101 blocks; the pool has 50"):
+        serve(EngineConfig(num_blocks=50), engine_factory=factory, keys_file=path, port=0)
+    assert not made, "known before the model is loaded"
+    with pytest.raises(ConfigError, match=r"sum up to 101 blocks; the pool has 100.*floor_blocks"):
+        serve(EngineConfig(), engine_factory=factory, keys_file=path, port=0)
+    assert made
+    assert not caplog.records, "nothing beside the error itself"
+    keys_file(tmp_path, '[tenants.alice]\nkeys = ["plain"]')
+    with pytest.raises(ConfigError, match=r"\[tenants.alice\] has a key in plain text"):
+        serve(EngineConfig(), engine_factory=made.append, keys_file=path, port=0)
+    assert len(made) == 1, "known before the model is loaded"

@@ -62,15 +62,31 @@ class Capacity:
                 request itself would protect:
             end, depth: the path to `end` up to token `depth`.
         """
+        total = self.in_pool(group, locked, shared, end, depth)
+        below = self.below_ceiling(group, locked)
+        return total if below is None else min(total, below)
+
+    def in_pool(
+        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
+    ) -> int:
+        """As `available`, whatever the group's own ceiling is."""
         own = group.blocks - group.protected - locked
         order = self.groups.order
         if order is None:
             return self.pool.num_free + own
         total = self.pool.num_free + own + order.yields_beside(group) - shared
-        total -= self._below_floors(order.kept_back(), group, end, depth)
-        if group.ceiling is not None:
-            total = min(total, group.ceiling - group.used + own)
-        return max(0, total)
+        return max(0, total - self._below_floors(order.kept_back(), group, end, depth))
+
+    @staticmethod
+    def below_ceiling(group: QuotaGroup, locked: int = 0) -> int | None:
+        """Blocks that its ceiling leaves a group, its own evictable ones among them; None: it has none. O(1).
+
+        Args:
+            locked: evictable blocks of the group's that the request itself would protect.
+        """
+        if group.ceiling is None:
+            return None
+        return max(0, group.ceiling - group.used + group.blocks - group.protected - locked)
 
     def _below_floors(
         self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int

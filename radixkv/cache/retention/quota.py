@@ -6,7 +6,7 @@ cached and held together). Namespaces with a quota are counted and indexed apart
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,12 +265,7 @@ class QuotaGroups:
         Raises:
             ConfigError: the floors together exceed the pool.
         """
-        floors = sum(quota.floor for quota in quotas.values())
-        if floors > self._num_blocks:
-            raise ConfigError(
-                f"the quotas' floors sum up to {floors} blocks; the pool has {self._num_blocks}: lower the "
-                "floors, or give the pool more blocks (--num-blocks, --kv-cache-memory)"
-            )
+        check_floors(quotas.values(), self._num_blocks)
         if quotas and self.order is None:
             self.order = GroupOrder(self._changed)
             self.common.watch(self._changed, 0)
@@ -280,6 +275,20 @@ class QuotaGroups:
                 group.watch(self._changed, len(self._by_key))
         for key, group in self._by_key.items():
             group.bound(quotas.get(key, Quota()))
+
+
+def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
+    """Make sure that a pool can keep all floors at once.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    floors = sum(quota.floor for quota in quotas)
+    if floors > num_blocks:
+        raise ConfigError(
+            f"the quotas' floors sum up to {floors} blocks; the pool has {num_blocks}: lower the floors "
+            "(floor_blocks in a keys file), or give the pool more blocks (--num-blocks, --kv-cache-memory)"
+        )
 
 
 def framed_quotas(

@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv_server.http.limit_headers import limit_headers
+from radixkv_server.dialect import Dialects
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, attach_record
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing
@@ -34,9 +34,15 @@ class ObserveMiddleware:
     """Outermost ASGI middleware: opens the record, adds the request's id, logs and counts at the end."""
 
     def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, tracing: Tracing | None, access_log: bool
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        tracing: Tracing | None,
+        dialects: Dialects,
+        access_log: bool,
     ) -> None:
         self.app = app
+        self.dialects = dialects
         self.metrics = metrics
         self.tracing = tracing
         self.access_log = access_log
@@ -62,7 +68,9 @@ class ObserveMiddleware:
                 headers = MutableHeaders(scope=message)
                 for name in REQUEST_ID_HEADERS:
                     headers[name] = record.request_id
-                headers.update(limit_headers(record.limits()))
+                limits = record.limits()
+                if limits:
+                    headers.update(self.dialects.of(scope["path"]).limit_headers(limits))
             elif not message.get("more_body", False):
                 finish()  # before the client can see the end, so that its next look at the metrics has it
             await send(message)

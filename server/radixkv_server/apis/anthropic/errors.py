@@ -1,9 +1,15 @@
-"""Anthropic's dialect: errors as its SDKs turn them into exception classes, and its framing of events."""
+"""Anthropic's dialect: errors as its SDKs turn them into exception classes, framing of events, limits."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
+from radixkv_server.rate_limits import LimitState
 
 _TYPES = {
     401: "authentication_error",
@@ -38,3 +44,20 @@ class AnthropicDialect:
         body = self.error_body(error, request_id)
         del body["type"]
         return event("error", **body)
+
+    def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
+        headers = {}
+        for state in limits:
+            headers[f"anthropic-ratelimit-{state.kind}-limit"] = str(state.limit)
+            headers[f"anthropic-ratelimit-{state.kind}-remaining"] = str(state.remaining)
+            headers[f"anthropic-ratelimit-{state.kind}-reset"] = _timestamp(time.time() + state.reset_s)
+        return headers
+
+
+def _timestamp(seconds: float) -> str:
+    """A time as RFC 3339 has it, in UTC, rounded up to seconds.
+
+    >>> _timestamp(0.5)
+    '1970-01-01T00:00:01Z'
+    """
+    return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from radixkv_server.apis.openai.limit_headers import limit_headers
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
+from radixkv_server.rate_limits import LimitState
 
 _TYPES = {
     401: "authentication_error",
@@ -28,3 +32,6 @@ class OpenAIDialect:
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         return b"data: " + dump(self.error_body(error, request_id)) + b"\n\n"
+
+    def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
+        return limit_headers(limits)
