@@ -216,13 +216,14 @@ def ask(client: httpx.Client, key: str, **body: object) -> httpx.Response:
 def test_limits_and_their_headers(tmp_path: Path) -> None:
     path = keys_file(tmp_path, LIMITED)
     with live_server(ScriptedEngine(), keys_file=path) as server, server.http() as client:
-        first = ask(client, "key-alice")
+        first = ask(client, "key-alice", messages=[{"role": "user", "content": "word " * 150}])
         assert first.status_code == 200
         assert first.headers["x-ratelimit-limit-requests"] == "3"
         assert first.headers["x-ratelimit-remaining-requests"] == "2"
         assert 0 < int(first.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 20
         assert first.headers["x-ratelimit-limit-tokens"] == "1000"
         used = first.json()["usage"]["total_tokens"]
+        assert 500 < used < 900, "so much that it takes half a minute until all is left again"
         too_many = ask(client, "key-alice", max_tokens=2000, n=1)
         assert too_many.status_code == 429, "the answer could take all that a minute allows"
         assert int(too_many.headers["retry-after"]) >= 1
