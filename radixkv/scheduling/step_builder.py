@@ -70,8 +70,8 @@ class StepBuilder:
         order: list[Request] = []
         if len(self._waiting) and plan.sequence_slots > 0 and plan.budget > 0:
             order = self._waiting.in_order_of_trial(self._matches.matched_tokens)
-            if claimant is not None and order[0] is not claimant:
-                order = [claimant, *(request for request in order if request is not claimant)]
+            if claimant is not None:
+                order = self._claimant_first(plan, claimant, order)
         if order:
             plan.set_reserve()
         if self._policy.ranks_prompts and prompts:
@@ -140,6 +140,16 @@ class StepBuilder:
             if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
                 self._displace(plan, request)
         return request
+
+    def _claimant_first(self, plan: StepPlan, claimant: Request, order: list[Request]) -> list[Request]:
+        """The order with the one for whom room was made at its head, or else the first of its line."""
+        first = claimant
+        if not plan.preempted:
+            line = self._policy.line
+            first = next((request for request in order if line(request) == line(claimant)), claimant)
+        if order[0] is first:
+            return order
+        return [first, *(request for request in order if request is not first)]
 
     def _displace(self, plan: StepPlan, request: Request) -> None:
         """Preempt others for a waiting request, if that makes it fit."""
