@@ -12,7 +12,8 @@
 5. fp8: the decode of 3. on an FP8 cache beside bfloat16. Target: 1.6 times as fast.
 6. engine: decode steps of Llama-3.1-8B, Qwen3-0.6B and SmolLM2-135M shapes, random weights, through the
    engine's model runner and its CUDA graphs; milliseconds over the roofline (`benchmarks.gpu_engine`).
-7. throughput: the whole engine beside transformers' own continuous batching, 64 requests at a time; output
+7. speculation: steps of 1, 8 and 64 requests with 1 to 16 rows each; what a draft costs.
+8. throughput: the whole engine beside transformers' own continuous batching, 64 requests at a time; output
    tokens/s (`benchmarks.gpu_throughput`). Targets: 3 times with a shared prefix, 1.5 times without.
 
 The last lines say which targets were met.
@@ -42,7 +43,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend, reference_paged_attention
 
-PARTS = ("numerics", "prefill", "decode", "shared", "fp8", "engine", "throughput")
+PARTS = ("numerics", "prefill", "decode", "shared", "fp8", "engine", "speculation", "throughput")
 
 #: (part, words that the row's name holds, figure, least value); figures of a part without rows: no words.
 TARGETS = (
@@ -299,6 +300,12 @@ def engine(sizes: Sizes) -> dict[str, Any]:
     from benchmarks.gpu_engine import decode_steps
 
     return decode_steps(sizes.device, sizes.small, sizes.rounds)
+
+
+def speculation(sizes: Sizes) -> dict[str, Any]:
+    from benchmarks.gpu_engine import speculative_steps
+
+    return speculative_steps(sizes.device, sizes.small, sizes.rounds)
 
 
 def throughput(sizes: Sizes) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def loaded_model(model: Any, name: str) -> LoadedModel:
         vocab_size=config.vocab_size,
         eos_token_ids=(),
         fingerprint="random",
+        default_sampling={},
     )
 
 
@@ -134,9 +135,13 @@ def engine_config(device: torch.device, **options: Any) -> EngineConfig:
 
 
 class DecodeStep:
-    """`batch` requests of `context` tokens, of which the first `shared` are common, one token each."""
+    """`batch` requests of `context` tokens, of which the first `shared` are common: the last token of each.
 
-    def __init__(self, loaded: LoadedModel, batch: int, context: int, shared: int) -> None:
+    Args:
+        drafts: of how many tokens before it the logits are wanted, too: the rows of a speculative step.
+    """
+
+    def __init__(self, loaded: LoadedModel, batch: int, context: int, shared: int, drafts: int = 0) -> None:
         blocks, common = -(-context // BLOCK), shared // BLOCK
         own = blocks - common
         total = common + batch * own
@@ -159,9 +164,10 @@ class DecodeStep:
             loaded,
             spec,
             backend="triton" if loaded.device.type == "cuda" else "cpu",
-            max_num_tokens=max(batch, 16),
+            max_num_tokens=max(batch * (1 + drafts), 16),
             max_num_seqs=batch,
             max_model_len=blocks * BLOCK,
+            max_draft_tokens=drafts,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()
@@ -171,25 +177,54 @@ class DecodeStep:
             for r in range(batch)
         ]
         self.context = context
+        self.rows = 1 + drafts
         self.bytes_read = weights + spec.bytes_per_slot * ((context - shared) * batch + shared)
 
     def run(self) -> torch.Tensor:
         """One step; the same one every time, so that it overwrites its own token."""
-        count, position = len(self.tables), self.context - 1
-        slots = [int(t[position // BLOCK]) * BLOCK + position % BLOCK for t in self.tables]
+        requests, own = len(self.tables), np.arange(self.context - self.rows, self.context, dtype=np.int64)
+        count = requests * self.rows
+        slots = [table[own // BLOCK].astype(np.int64) * BLOCK + own % BLOCK for table in self.tables]
         batch = Batch(
             entries=[],
             token_ids=np.arange(count, dtype=np.int64),
-            positions=np.full(count, position, np.int64),
-            query_starts=np.arange(count + 1, dtype=np.int32),
-            context_lengths=np.full(count, self.context, np.int32),
+            positions=np.tile(own, requests),
+            query_starts=np.arange(0, count + 1, self.rows, dtype=np.int32),
+            context_lengths=np.full(requests, self.context, np.int32),
             block_tables=self.tables,
-            write_slots=np.array(slots, np.int64),
+            write_slots=np.concatenate(slots),
             write_rows=None,
             logit_rows=np.arange(count, dtype=np.int64),
             copy_groups=[],
         )
         return self.runner.execute(batch)
+
+
+def speculative_steps(device: torch.device, small: bool, rounds: int) -> dict[str, Any]:
+    """What drafts cost: step time by requests and rows each, in steps of one row, and graph replays.
+
+    The column of one request is what `radixkv.speculation.step_costs` has for a backend.
+    """
+    name, shape = next(iter((TOY_SHAPES if small else SHAPES).items()))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    loaded = loaded_model(random_model(shape, device, dtype), name)
+    results: dict[str, Any] = {"unit": f"{name}; ms a step, and times the step without drafts"}
+    for batch in (1, 2) if small else (1, 8, 64):
+        plain = 0.0
+        for drafts in (0, 1, 3) if small else (0, 1, 3, 7, 15):
+            if results.keys() - {"unit"} and device.type == "cpu":  # where a runner packs its model's weights
+                loaded = loaded_model(random_model(shape, device, dtype), name)
+            step = DecodeStep(loaded, batch, 40 if small else 2048, 0, drafts)
+            milliseconds = timed(step.run, device, rounds)
+            plain = plain or milliseconds
+            graphs = step.runner.graphs
+            results[f"{batch} x {1 + drafts} rows"] = {
+                "step ms": milliseconds,
+                "over plain": milliseconds / plain,
+                "replays": 0 if graphs is None else graphs.replayed,
+            }
+            del step, graphs
+    return results
 
 
 def copy_speed(device: torch.device) -> float:

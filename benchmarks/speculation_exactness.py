@@ -16,7 +16,10 @@ from benchmarks.speculation_workloads import WORKLOADS, prompts, sampling
 from radixkv import EngineConfig, SamplingParams
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
+from radixkv.speculation.step_costs import StepCosts
 
+#: Guesses cost nothing: as many are made as there are, whether they pay or not.
+FREE = StepCosts({1: 1.0, 2: 1.0})
 #: Of the random requests, so many are for the embedded model.
 ON_EMBEDDED = 20
 POSITIONS = 10
@@ -29,7 +32,7 @@ def _tiny_engines(folder: Path, **options: Any) -> dict[str, Engine]:
 
     path = str(save_tiny_model(folder, "llama"))
     return {
-        name: build_engine(EngineConfig(path, num_blocks=600, speculation=speculation, **options))
+        name: build_engine(EngineConfig(path, num_blocks=600, speculation=speculation, **options), FREE)
         for name, speculation in (("off", "off"), ("on", "auto"))
     }
 
@@ -58,7 +61,7 @@ def _random_request(random: np.random.Generator, seed: int) -> tuple[list[int], 
         {"top_k": 20, "min_p": 0.05},
         {"logprobs": 1},
         {"n": 2},
-        {"min_tokens": 20},
+        {"min_tokens": 8},
     ]
     params = SamplingParams(
         max_tokens=int(random.integers(8, 64)),
@@ -114,7 +117,7 @@ def chi_square(num_tokens: int) -> dict[str, Any]:
             requests = [
                 (
                     prompt,
-                    SamplingParams(max_tokens=POSITIONS, temperature=0.6, seed=2 * i + side, ignore_eos=True),
+                    SamplingParams(max_tokens=POSITIONS, temperature=0.3, seed=2 * i + side, ignore_eos=True),
                 )
                 for i in range(num_samples)
             ]

@@ -19,12 +19,16 @@ from radixkv.model.cpu_paths import make_thread_control
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
+from radixkv.speculation.step_costs import StepCosts
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, step_costs: StepCosts | None = None) -> Engine:
     """Load the model and build everything around it.
+
+    Args:
+        step_costs: see `Engine`.
 
     Raises:
         ConfigError: settings that do not fit the model or the machine.
@@ -38,7 +42,7 @@ def build_engine(config: EngineConfig) -> Engine:
     with phases.phase("model"):
         loaded = load_model(config)
     with phases.phase("weights and K/V"):
-        engine = engine_for_model(config, loaded)
+        engine = engine_for_model(config, loaded, step_costs)
     with phases.phase("warm-up"):
         engine.runner.warm_up(min(engine.scheduler.max_num_batched_tokens, engine.max_model_len))
         return_freed_memory()
@@ -50,7 +54,9 @@ def build_engine(config: EngineConfig) -> Engine:
     return engine
 
 
-def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
+def engine_for_model(
+    config: EngineConfig, loaded: LoadedModel, step_costs: StepCosts | None = None
+) -> Engine:
     """Build an engine around a model that is loaded already.
 
     Raises:
@@ -98,6 +104,7 @@ def engine_for_model(config: EngineConfig, loaded: LoadedModel) -> Engine:
         end_token_ids=loaded.eos_token_ids,
         model_name=loaded.name,
         model_fingerprint=loaded.fingerprint,
+        step_costs=step_costs,
         default_sampling=loaded.default_sampling,
     )
 

@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks import gpu
 
 
-@pytest.mark.parametrize("part", ["prefill", "decode", "shared", "fp8", "engine", "throughput"])
+@pytest.mark.parametrize(
+    "part", ["prefill", "decode", "shared", "fp8", "engine", "speculation", "throughput"]
+)
 def test_part(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
         result = getattr(gpu, part)(gpu.Sizes(small=True, device=torch.device("cpu")))
