@@ -135,13 +135,13 @@ def test_shared_equals_plain_and_batch_order(features: dict[str, Any]) -> None:
 
 
 def test_the_rows_of_a_draft_are_those_of_single_decodes() -> None:
-    """1 + k rows of a speculative step, 2 to 9: each has the bits it would have as a decode of its own."""
-    wanted = [(rows, 40 + 17 * rows) for rows in (2, 3, 5, 9)]
+    """1 + k rows of a speculative step, 2 and 9: each has the bits it would have as a decode of its own."""
+    wanted = [(rows, 40 + 17 * rows) for rows in (2, 9)]
     batch = make_batch("triton", wanted, heads=(4, 2), head_size=16, deterministic=True)
     together = batch.attend()
     assert_close(together, batch.reference())
     for r, (rows, length) in enumerate(wanted):
-        for row in (0, rows // 2, rows - 1):
+        for row in (0, rows - 1):
             at = length - rows + row
             alone = batch.chunk(r, at, at + 1).attend()
             assert torch.equal(alone[0], together[int(batch.query_starts[r]) + row]), (rows, row)
