@@ -201,10 +201,11 @@ def test_turns_repeat_the_answers_before(tmp_path: Any) -> None:
 
 def test_a_log_is_replayed_at_its_own_times(tmp_path: Any) -> None:
     log = tmp_path / "log.jsonl"
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": text}], "timestamp": 100.0 + at}
         for text, at in (("one", 0.0), ("two", 3.0), ("fail", 1.0))
     ]
+    lines[0]["max_tokens"] = 5
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     target = tmp_path / "load.json"
     with chat_server() as (url, requests):
@@ -217,6 +218,7 @@ def test_a_log_is_replayed_at_its_own_times(tmp_path: Any) -> None:
     for request in report["requests"]:
         assert request["sent_s"] >= request["due_s"]
     assert [body["messages"][0]["content"] for body in requests] == ["one", "fail", "two"]
+    assert [body["max_tokens"] for body in requests] == [5, 32, 32]
 
 
 def test_arrivals_are_a_poisson_process() -> None:

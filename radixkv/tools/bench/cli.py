@@ -93,7 +93,8 @@ def bench(
     log: Annotated[
         Path | None,
         typer.Option(
-            help='Chat log to replay, JSON lines {"messages", "timestamp"}.', rich_help_panel=LOAD_PANEL
+            help='Chat log to replay, JSON lines {"messages", "timestamp", "max_tokens"}.',
+            rich_help_panel=LOAD_PANEL,
         ),
     ] = None,
     schedule: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,7 @@ class _Session:
     messages: list[Message]
     tools: Any | None
     arrival: float
+    max_tokens: int
     line: int
 
 
@@ -177,7 +179,8 @@ class MessageLog:
             arrival = record.get("timestamp", 0.0)
             if not isinstance(arrival, int | float) or isinstance(arrival, bool):
                 raise TraceError(f"{where}: timestamp must be a number of seconds")
-            sessions[key] = _Session(messages, tools, float(arrival), line)
+            max_tokens = int(_amount(where, record, "max_tokens"))
+            sessions[key] = _Session(messages, tools, float(arrival), max_tokens, line)
         return cls(path, sessions)
 
     def requests(self, schedule: Path | None, lines: NumberedLines | None) -> Iterator[LoggedRequest]:
@@ -188,7 +191,9 @@ class MessageLog:
         """
         if lines is None:
             for session in self._sessions.values():
-                yield LoggedRequest(session.messages, session.tools, session.arrival, 0, session.line)
+                yield LoggedRequest(
+                    session.messages, session.tools, session.arrival, session.max_tokens, session.line
+                )
             return
         for line, record in lines:
             where = f"{schedule}, line {line}"
@@ -201,11 +206,22 @@ class MessageLog:
                     f"{where}: upto must be from 1 to {len(found.messages)}, the messages of session "
                     f"{key!r}, not {upto!r}"
                 )
-            arrival, max_tokens = record.get("t", 0.0), record.get("max_tokens", 0)
-            for name, value in (("t", arrival), ("max_tokens", max_tokens)):
-                if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-                    raise TraceError(f"{where}: {name} must be a non-negative number, not {value!r}")
-            yield LoggedRequest(found.messages[:upto], found.tools, float(arrival), int(max_tokens), line)
+            arrival, max_tokens = _amount(where, record, "t"), int(_amount(where, record, "max_tokens"))
+            yield LoggedRequest(found.messages[:upto], found.tools, arrival, max_tokens, line)
+
+
+def _amount(where: str, record: dict[str, Any], name: str) -> float:
+    """The field's number; 0 where it is missing or null.
+
+    Raises:
+        TraceError: it is no number, or below 0.
+    """
+    value = record.get(name)
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise TraceError(f"{where}: {name} must be a non-negative number, not {value!r}")
+    return float(value)
 
 
 def _load_tools(path: Path | None) -> dict[str, Any]:
