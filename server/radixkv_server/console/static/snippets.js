@@ -59,7 +59,7 @@ const key = (hasKey) => (hasKey ? 'os.environ["RADIXKV_API_KEY"]' : '"none"');
 const fields = (body) => Object.entries(body).map(([name, value]) => `${INDENT}${name}=${python(value, INDENT)},`);
 
 /** A JSON value as Python writes it. */
-export function python(value, indent = "") {
+function python(value, indent = "") {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (typeof value !== "object") return JSON.stringify(value);
@@ -74,8 +74,11 @@ export function python(value, indent = "") {
   return `${open}\n${parts.map((part) => `${inner}${part},\n`).join("")}${indent}${close}`;
 }
 
-/** The body of a chat completion as one of POST /v1/messages. It has no seed, and no temperature above 1. */
-export function messagesBody(body) {
+/**
+ * The body of a chat completion as arguments of `messages.create`. There is no seed, and no temperature above 1;
+ * newer SDKs take no sampling parameters by name, so these go into `extra_body`.
+ */
+function messagesBody(body) {
   const system = body.messages.filter((message) => message.role === "system").map((message) => message.content);
   const schema = body.response_format?.json_schema?.schema;
   const made = {
@@ -84,8 +87,10 @@ export function messagesBody(body) {
     ...(system.length && { system: system.join("\n") }),
     messages: body.messages.filter((message) => message.role !== "system").map(turn),
   };
-  if (body.temperature !== undefined) made.temperature = Math.min(1, body.temperature);
-  if (body.top_p !== undefined) made.top_p = body.top_p;
+  const sampling = {
+    ...(body.temperature !== undefined && { temperature: Math.min(1, body.temperature) }),
+    ...(body.top_p !== undefined && { top_p: body.top_p }),
+  };
   if (body.tools) {
     made.tools = body.tools.map(({ function: { name, description, parameters } }) => ({
       name,
@@ -94,6 +99,7 @@ export function messagesBody(body) {
     }));
   }
   if (schema) made.output_config = { format: { type: "json_schema", schema } };
+  if (Object.keys(sampling).length) made.extra_body = sampling;
   return made;
 }
 

@@ -12,9 +12,10 @@ const LEAST_ROWS = 6;
 const MOST_ROWS = 20;
 const FASTEST_MS = 250; // between snapshots while requests run
 const QUIET_MS = 1000; // and while none do
-const SHARE = 25; // a snapshot may take this part of the time between two: a large tree is asked for less often
+const SHARE = 25; // a snapshot may take this part of the time between two: a large tree is asked for less often,
+const SLOWEST_MS = 2000; // but this often
 const ZOOM_MS = 220;
-const LISTED = 60; // siblings and children in the list
+const LISTED = 30; // siblings and children in the list
 const MARK = "icicle-frame"; // the name of the measures of performance
 
 const MOST_MARKS = 1000; // before they are thrown away
@@ -54,7 +55,7 @@ class TreeView {
     this.#wanted = page.route?.query.get("node") ?? null;
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.list = el("ul", { class: "tree-list visually-hidden", role: "presentation" });
-    this.box = el("div", { class: "icicle", tabindex: "0", "aria-label": "Prefix tree", "aria-describedby": "tree-keys" }, this.canvas, this.list);
+    this.box = el("div", { class: "icicle", role: "group", tabindex: "0", "aria-label": "Prefix tree", "aria-describedby": "tree-keys" }, this.canvas, this.list);
     this.hover = el("p", { class: "tree-hover muted" }, "Point at a node to see what it is.");
     this.summary = el("p", { class: "tree-summary", role: "status" }, "Reading the tree …");
     this.trouble = el("div");
@@ -138,7 +139,7 @@ class TreeView {
       await this.#read();
       const spent = performance.now() - began;
       const isActive = began - this.#activeAt < 2 * QUIET_MS;
-      await pause(Math.max((isActive ? FASTEST_MS : QUIET_MS) - spent, SHARE * spent), signal);
+      await pause(Math.max((isActive ? FASTEST_MS : QUIET_MS) - spent, Math.min(SLOWEST_MS, SHARE * spent)), signal);
     }
   }
 
@@ -315,8 +316,7 @@ class TreeView {
     const key = nodes.map((node) => `${node.id}${model.kind(node)}`).join() + this.#selectedId;
     if (key === this.#listKey) return;
     this.#listKey = key;
-    if (nodes.length) this.box.setAttribute("role", "tree");
-    else this.box.removeAttribute("role");
+    this.box.setAttribute("role", nodes.length ? "tree" : "group"); // an empty tree is none to readers
     this.list.replaceChildren(...nodes.map((node) => this.#item(node, selected)));
     const active = selected ?? nodes[0];
     if (active) this.box.setAttribute("aria-activedescendant", `node-${active.id}`);
