@@ -1,10 +1,10 @@
 """What somebody who looks at the console's tree costs a stream that is being decoded.
 
-Streams of one request follow one another, every other one while a viewer in a process of its own asks for the
-tree as the page does at most: 2,000 nodes, four times a second. The cache holds `--nodes` nodes, of tokens that
-nobody computed, so that the tree is as large as after a long day. Before that, on an idle engine, the CPU time
-of one snapshot: of the engine's thread, which reads the nodes between two steps, and of all threads for a whole
-answer. That says something on a busy machine, too; the times between tokens do not (look at the load).
+Streams of one request follow one another, every other one while a viewer in a process of its own asks for
+the tree as the page does at most: 2,000 nodes, four times a second. The cache holds `--nodes` nodes, of
+tokens that nobody computed, so that the tree is as large as after a long day. Before that, on an idle engine,
+the CPU time of one snapshot: of the engine's thread, which reads the nodes between two steps, and of all
+threads for a whole answer. That says something on a busy machine, too; the times between tokens do not.
 
     python benchmarks/console_overhead.py --nodes 200 --pairs 8 --json out.json
 """
