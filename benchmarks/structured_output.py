@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from pathlib import Path
@@ -44,8 +45,19 @@ def an_array(items: Any, most: int = 4, least: int = 0) -> dict[str, Any]:
 
 
 PERSON = an_object(name=STRING, age={"type": "integer", "minimum": 0, "maximum": 120})
-#: Formats of this draft; `FormatChecker()` would hold `time` to that of draft 3.
-CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+#: Of this draft: `FormatChecker()` would hold `time` to that of draft 3, and this one knows none.
+CHECKER = jsonschema.FormatChecker(formats=jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+TIME = re.compile(
+    r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(z|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII | re.IGNORECASE
+)
+
+
+@CHECKER.checks("time")
+def is_time(given: object) -> bool:
+    """As RFC 3339 has it."""
+    return not isinstance(given, str) or TIME.fullmatch(given) is not None
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "person": PERSON,
     "people": an_array(PERSON, 3, 1),
@@ -120,8 +132,11 @@ def check_answers(llm: LLM) -> dict[str, Any]:
     counts = {"answers": 0, "valid": 0, "length": 0, "wrong": 0}
     for name, output in zip(names, outputs, strict=True):
         for sample in output.outputs:
+            verdict = judge(sample.text, sample.finish_reason, SCHEMAS[name])
             counts["answers"] += 1
-            counts[judge(sample.text, sample.finish_reason, SCHEMAS[name])] += 1
+            counts[verdict] += 1
+            if verdict == "wrong":
+                print(f"{name}, finish reason {sample.finish_reason}: {sample.text!r}")
     return {
         **counts,
         "schemas": len(SCHEMAS),

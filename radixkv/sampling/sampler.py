@@ -198,8 +198,10 @@ class _Step:
 
     def _logits(self, rows: list[int]) -> torch.Tensor:
         """A copy of some rows as the processors left them."""
-        own = _rows(self.raw, rows)
         changed = [(j, self.places[row]) for j, row in enumerate(rows) if row in self.places]
+        if len(changed) == len(rows):
+            return _rows(self.processed, [place for _, place in changed])
+        own = _rows(self.raw, rows)
         if changed:
             own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
         return own

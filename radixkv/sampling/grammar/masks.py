@@ -14,8 +14,12 @@ from radixkv.sampling.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
 _BITS = np.arange(32, dtype=np.int32)
-#: Its bits in float32.
-_MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
+#: [256, 8]: for each byte of a mask, the most that the logits of its tokens may be.
+_MOST = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(np.inf),
+    np.float32(-np.inf),
+)
 
 
 class GrammarMask(LogitsProcessor):
@@ -86,12 +90,12 @@ class GrammarMask(LogitsProcessor):
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
         cls.prepare(processors)
-        masks = np.stack([processor._mask for processor in processors if processor._mask is not None])
-        size = processors[0]._vocabulary.size
+        masks = [processor._mask for processor in processors if processor._mask is not None]
+        vocabulary = processors[0]._vocabulary
         if logits.device.type == "cpu":
-            _mask_on_cpu(logits, rows, masks, size)
+            _mask_on_cpu(logits, rows, masks, vocabulary)
         else:
-            _mask_on_device(logits, rows, masks, size)
+            _mask_on_device(logits, rows, np.stack(masks), vocabulary.size)
 
     def accept(self, token_id: int) -> None:
         """The request has got this token.
@@ -129,18 +133,18 @@ def first_line(matcher: llguidance.LLMatcher) -> str:
     return str(matcher.get_error()).split("\n<", 1)[0].strip()[:1000] or "unknown error"
 
 
-def _mask_on_cpu(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:
-    """Bit by bit, without a branch: 28 us a row, where filling by a mask of bools takes up to 240."""
-    covered = min(size, logits.shape[1])
-    keep = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").astype(np.int32)
-    np.negative(keep, out=keep)
-    for row, own in zip(rows, keep[:, :covered], strict=True):
-        values = logits[row, :covered].numpy().view(np.int32)
-        values &= own
-        np.invert(own, out=own)
-        own &= _MINUS_INFINITY
-        values |= own
-        logits[row, covered:] = -torch.inf
+def _mask_on_cpu(
+    logits: torch.Tensor, rows: Sequence[int], masks: Sequence[Bitmasks], vocabulary: Vocabulary
+) -> None:
+    """Byte by byte, without a branch: 14 us a row, where filling by a mask of bools takes up to 240."""
+    values, most = logits.numpy(), vocabulary.scratch
+    covered = min(vocabulary.size, values.shape[1])
+    for row, mask in zip(rows, masks, strict=True):
+        # A byte is always in range; clipping it skips the check.
+        np.take(_MOST, mask.view(np.uint8), axis=0, out=most, mode="clip")
+        own = values[row]
+        np.minimum(own[:covered], most.reshape(-1)[:covered], out=own[:covered])
+        own[covered:] = -np.inf
 
 
 def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:

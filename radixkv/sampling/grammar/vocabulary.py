@@ -40,6 +40,8 @@ class Vocabulary:
     Attributes:
         end_token_ids: allowed where a grammar is complete.
         size: ids that masks tell of; a model's logits may be wider.
+        scratch: float32 [bytes of a mask, 8], for the one thread that applies masks: memory that is new at
+            every step costs more than what is done with it.
 
     Raises:
         ValueError: llguidance does not know this kind of tokenizer.
@@ -50,6 +52,7 @@ class Vocabulary:
         self._tokens = llguidance.LLTokenizer(source, eos_token=sorted(end_token_ids) or None)
         self.end_token_ids = frozenset(self._tokens.eos_tokens)
         self.size: int = self._tokens.vocab_size
+        self.scratch = np.empty((-(-self.size // 32) * 4, 8), dtype=np.float32)
         # One core stays for whoever waits for the masks.
         threads = max(1, min((os.cpu_count() or 1) - 1, _MAX_MASK_THREADS))
         self._executor = llguidance.LLExecutor(threads) if threads > 1 else None
@@ -67,13 +70,13 @@ class Vocabulary:
         A matcher that fails at that is in error afterwards.
         """
         masks = np.zeros((len(matchers), -(-self.size // 32)), dtype=np.int32)
-        width = masks.shape[1] * masks.itemsize
+        width, start = masks.strides[0], masks.ctypes.data
         if self._executor is None or len(matchers) == 1:
-            for matcher, row in zip(matchers, masks, strict=True):
-                matcher.unsafe_compute_mask_ptr(row.ctypes.data, width)
+            for i, matcher in enumerate(matchers):
+                matcher.unsafe_compute_mask_ptr(start + i * width, width)
         else:
             rows = list(zip(matchers, range(len(matchers)), strict=True))
-            self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, width, len(matchers))
+            self._executor.unsafe_compute_mask_ptr(rows, start, width, len(matchers))
         return masks
 
 
