@@ -41,6 +41,7 @@ class AnswerGrammar:
         parallel: more than one call is allowed.
         token_of: the token that a text is, if it is one.
         prompt_end: how the prompt ends; it may have opened the thinking.
+        others: the prompt shows other tools, too, which must not be called.
     """
 
     format: ChatFormat
@@ -48,6 +49,7 @@ class AnswerGrammar:
     parallel: bool
     token_of: Callable[[str], MarkToken | None]
     prompt_end: str = ""
+    others: bool = False
 
     def required(self, name: str | None = None) -> str | None:
         """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
@@ -59,10 +61,10 @@ class AnswerGrammar:
     def optional(self) -> str | None:
         """Any text, in which every call is as its tool's schema wants it.
 
-        None: no tool is strict, or the format does not show where a call begins.
+        None: no tool is strict and all may be called, or the format does not show where a call begins.
         """
         syntax, trigger = self.format.syntax, self._trigger()
-        if syntax is None or trigger is None or not any(map(_is_strict, self.tools)):
+        if syntax is None or trigger is None or not (self.others or any(map(_is_strict, self.tools))):
             return None
         specials = [text for text in self.format.special_tokens if self._is_special(text)]
         free = " | ".join(f"TEXT {self._literal(text)}" for text in specials if text != trigger)

@@ -7,7 +7,7 @@ writes tools, calls and reasoning is decided below (`radixkv.chat`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ class Chat:
         param: what the body calls the messages, for errors.
         tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
         tool_choice: `auto`, `none`, `required`, or the name of the one function to call.
+        allowed_tools: names of the only tools that may be called; the prompt shows all. None: all.
         parallel_tool_calls: whether one answer may call more than once.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         options: further arguments of the chat template.
@@ -53,6 +54,7 @@ class Chat:
     param: str = "messages"
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
+    allowed_tools: Collection[str] | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -195,12 +197,19 @@ def _grammar(
     Raises:
         ApiError: a call is wanted that can't be.
     """
+    allowed = chat.allowed_tools
     tools = () if chat.tool_choice == "none" else chat.tools
     grammar = AnswerGrammar(
-        chat_format, tools, chat.parallel_tool_calls, functools.partial(_token_of, tokenizer), end
+        chat_format,
+        tools if allowed is None else [tool for tool in tools if tool["function"]["name"] in allowed],
+        chat.parallel_tool_calls,
+        functools.partial(_token_of, tokenizer),
+        end,
+        others=allowed is not None,
     )
-    if chat.tool_choice not in ("none", "auto"):
+    if allowed is not None or chat.tool_choice not in ("none", "auto"):
         _check_choice(chat)
+    if chat.tool_choice not in ("none", "auto"):
         lark = grammar.required(None if chat.tool_choice == "required" else chat.tool_choice)
         if lark is None:
             message = f"tool_choice: the chat format of this model, {chat_format.name}, has no tool calls."
@@ -208,6 +217,11 @@ def _grammar(
         return StructuredOutputs(grammar=lark), "tools"
     if wanted is None:
         lark = grammar.optional()
+        if lark is None and allowed is not None and chat_format.syntax is not None:
+            message = (
+                f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
+            )
+            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
         return (StructuredOutputs(grammar=lark), "tools") if lark is not None else (None, None)
     schema = wanted.json_schema
     lark = grammar.json(schema) if schema is not None else None
@@ -218,8 +232,12 @@ def _check_choice(chat: Chat) -> None:
     names = [tool["function"]["name"] for tool in chat.tools]
     if not names:
         raise bad_request("tool_choice needs tools to choose from.", param="tool_choice")
-    if chat.tool_choice != "required" and chat.tool_choice not in names:
-        raise bad_request(f"tool_choice: there is no tool {chat.tool_choice[:64]!r}.", param="tool_choice")
+    wanted = chat.allowed_tools
+    if wanted is None:
+        wanted = () if chat.tool_choice == "required" else (chat.tool_choice,)
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        raise bad_request(f"tool_choice: there is no tool {unknown[0][:64]!r}.", param="tool_choice")
 
 
 def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:

@@ -76,24 +76,51 @@ def grammar_of(given: Mapping[str, Any], param: str) -> StructuredOutputs:
         raise bad_request(f"{param}: {error}.", param=param) from None
 
 
-def tool_choice(given: str | Mapping[str, Any] | None) -> str:
-    """`auto`, `none`, `required` or a function's name, from OpenAI's `tool_choice`, of chats or of responses.
+def tool_choice(given: str | Mapping[str, Any] | None) -> tuple[str, frozenset[str] | None]:
+    """From OpenAI's `tool_choice`, of chats or of responses.
+
+    Returns:
+        `auto`, `none`, `required` or a function's name; and the names of the only functions that may be
+        called, None: all may.
 
     Raises:
         ApiError: it is none of these.
     """
     if given is None:
-        return "auto"
+        return "auto", None
     if isinstance(given, str):
         if given in ("auto", "none", "required"):
-            return given
+            return given, None
     elif given.get("type") == "function":
-        function = given.get("function", given)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str) and name:
-            return name
+        name = _function_name(given)
+        if name is not None:
+            return name, None
+    elif given.get("type") == "allowed_tools":
+        return _allowed_tools(given.get("allowed_tools", given))
     raise bad_request(
-        "tool_choice must be 'auto', 'none', 'required', or a function by its name: "
-        '{"type": "function", "function": {"name": "..."}}.',
+        "tool_choice must be 'auto', 'none', 'required', a function by its name "
+        '({"type": "function", "function": {"name": "..."}}), or "allowed_tools".',
         param="tool_choice",
     )
+
+
+def _allowed_tools(given: object) -> tuple[str, frozenset[str]]:
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else (None, None)
+    names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
+    known = frozenset(name for name in names if name is not None)
+    if mode not in ("auto", "required") or not names or None in names:
+        raise bad_request(
+            "tool_choice: allowed_tools has a mode, 'auto' or 'required', and tools, a list of functions by "
+            "their names, at least one.",
+            param="tool_choice",
+        )
+    return mode, known
+
+
+def _function_name(given: object) -> str | None:
+    """Of `{"type": "function", "function": {"name": ...}}`, or with the name beside the type."""
+    if not isinstance(given, Mapping) or given.get("type") != "function":
+        return None
+    function = given.get("function", given)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) and name else None

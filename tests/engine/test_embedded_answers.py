@@ -5,8 +5,10 @@ Everything greedy and in float32. The reference is `generate` of transformers on
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -282,3 +284,27 @@ def test_deterministic_mode_gives_the_same_bits(prompts):
         assert other.keys() == first.keys()
         for key, row in other.items():
             assert torch.equal(row, first[key]), f"other bits after {len(key)} tokens"
+
+
+def test_structured_answers_match_or_are_cut(loaded: LoadedModel) -> None:
+    color = {"enum": ["red", "green", "blue"]}
+    person = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    schemas = [color, person]
+    outputs = make_llm(loaded).chat(
+        [[{"role": "user", "content": "Invent one, as JSON."}] for _ in schemas],
+        [
+            SamplingParams(structured={"json": own}, n=2, temperature=1.0, seed=1, max_tokens=24)
+            for own in schemas
+        ],
+    )
+    assert {sample.finish_reason for sample in outputs[0].outputs} == {"stop"}
+    for schema, output in zip(schemas, outputs, strict=True):
+        for sample in output.outputs:
+            if sample.finish_reason != "length":
+                assert sample.finish_reason == "stop"
+                jsonschema.validate(json.loads(sample.text), schema)

@@ -194,6 +194,32 @@ def test_what_is_refused_names_what_is_wrong(
     assert word in str(caught.value)
 
 
+def test_a_watch_outlives_the_thread_that_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compile waits longer than it may compute and then ends: the clock of its thread is gone."""
+    raised: list[threading.ExceptHookArgs] = []
+    timers: list[threading.Timer] = []
+    armed_again = threading.Event()
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
+            if len(timers) > 1:
+                armed_again.set()
+            super().start()
+
+    def make() -> Vocabulary:
+        assert armed_again.wait(60)
+        return Vocabulary(ByteTokenizer(), {END})
+
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.3)
+    assert GrammarCompiler(make).compile(StructuredOutputs(choice=["a"])).start().failure is None
+    for timer in timers:
+        timer.join()
+    assert not raised
+
+
 def test_exactly_one_kind_of_the_right_type() -> None:
     for spec in (
         {},

@@ -119,6 +119,11 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
      "tool_choice", "other"),
     (CHAT, {"tool_choice": "required"}, "tool_choice", "tools"),
     (CHAT, {"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "required"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+     "tool_choice", "at least one"),
+    (RESPONSES, {"tools": [{"type": "function", "name": "look"}],
+     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+     "tool_choice", "'f'"),
 ]  # fmt: skip
 
 
@@ -171,6 +176,27 @@ def test_strict_tools_hold_the_calls_of_a_free_answer(hermes: httpx.Client) -> N
     assert answer["choices"][0]["message"]["content"].startswith("Hm.")
     free = ask(hermes, CHAT, tools=TOOLS).json()
     assert free["choices"][0]["message"]["content"] == "none"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones_called(hermes: httpx.Client, mode: str) -> None:
+    """The prompt still shows them all: it stays the one that the cache knows."""
+    asked = 'say:<tool_call>\n{"name": "look", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
+    body = {"messages": [{"role": "user", "content": asked}], "tools": TOOLS, "max_tokens": 300}
+    free = hermes.post(CHAT, json=body).json()
+    assert calls_of(free) == [("look", {"a": 1, "b": "x"})]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "wait"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    answer = hermes.post(CHAT, json={**body, "tool_choice": choice, "parallel_tool_calls": False}).json()
+    assert [name for name, _ in calls_of(answer)] == ["wait"]
+    assert answer["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"]
+
+
+def test_allowed_tools_in_responses(hermes: httpx.Client) -> None:
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in ("look", "wait")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "wait"}]}
+    answer = ask(hermes, RESPONSES, tools=tools, tool_choice=choice, max_output_tokens=300).json()
+    assert {item["name"] for item in answer["output"] if item["type"] == "function_call"} == {"wait"}
 
 
 def test_a_call_in_responses(hermes: httpx.Client) -> None:

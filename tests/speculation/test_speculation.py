@@ -139,6 +139,26 @@ def greedy_reference_on(tokens: list[int]) -> list[int]:
     return found[len(tokens) :]
 
 
+class TestGrammars:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_what_a_grammar_forces_is_guessed_and_changes_no_token(self, temperature: float) -> None:
+        fields = {"first": {"type": "integer"}, "second": {"enum": ["north", "south"]}}
+        schema = {"type": "object", "properties": fields, "required": list(fields)}
+        schema["additionalProperties"] = False
+        params = SamplingParams(
+            structured={"json": schema}, temperature=temperature, seed=3, max_tokens=60, logprobs=2
+        )
+        on, _ = make_engine(num_blocks=100, tokenizer=LetterTokenizer(), step_costs=FREE)
+        off, _ = make_engine(num_blocks=100, tokenizer=LetterTokenizer(), speculation="off")
+        for seed in (1, 1):  # the second one is known
+            output, steps = answer(on, prompt(seed, 30), params)
+            plain, slow = answer(off, prompt(seed, 30), params)
+            assert output.outputs == plain.outputs
+            assert output.accepted_draft_tokens > 10
+            assert steps < slow
+            assert_nothing_held(on)
+
+
 class TestEnds:
     def test_stop_strings_limits_and_ends_inside_a_run(self) -> None:
         """Every way to end, at every place of a known answer: as without speculation."""

@@ -87,11 +87,13 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if body.continue_final_message:
         options["continue_final_message"] = True
+    choice, allowed = tool_choice(body.tool_choice)
     return Chat(
         source=body.messages,
         convert=lambda: template_messages(body.messages),
         tools=[tool.for_template() for tool in body.tools or ()],
-        tool_choice=tool_choice(body.tool_choice),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,

@@ -104,12 +104,14 @@ def _chat_of(context: ServerContext, body: ResponseRequest, conversation: Sequen
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning is not None and body.reasoning.effort is not None:
         options.setdefault("reasoning_effort", body.reasoning.effort)
+    choice, allowed = tool_choice(body.tool_choice)
     return Chat(
         source=[body.instructions, *conversation],
         convert=lambda: messages_of(body.instructions, conversation),
         param="input",
         tools=[{"type": "function", "function": _function_of(tool)} for tool in body.tools or ()],
-        tool_choice=tool_choice(body.tool_choice),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
     )
