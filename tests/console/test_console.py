@@ -123,9 +123,10 @@ def test_a_prompt_is_explained_against_the_cache_and_mistakes_are_named(
         page.get_by_label("Prompt", exact=True).fill(json.dumps({"messages": messages}))
         page.get_by_role("button", name="Explain").click()
         page.get_by_role("heading", name=re.compile("Diverged, at token")).wait_for()
-        assert (
-            page.get_by_role("region", name="This prompt").locator("mark").first.inner_text().startswith("4")
-        )
+        mark = page.get_by_role("region", name="This prompt").locator("mark").first
+        assert mark.inner_text().startswith("4")
+        page.get_by_role("link", name="Show what was found in the tree").click()
+        page.get_by_role("heading", name="Radix tree").wait_for()
 
 
 # ---------------------------------------------------------------------- keys

@@ -89,6 +89,7 @@ export function explained(answer) {
     el("p", null, answer.detail ?? `${number(cached)} of ${plural(size, "token")} (${percent(cached / size)}) were found in the cache.`),
     advice(answer.advice),
     around ? sideBySide(around, around.cached, ["This prompt", "What is cached"]) : "",
+    answer.nodes?.length ? el("p", null, el("a", { href: `#/tree?node=${encodeURIComponent(answer.nodes.at(-1))}` }, "Show what was found in the tree")) : "",
   ];
 }
 
