@@ -130,9 +130,8 @@ def seconds(policy: str) -> dict[str, float]:
 
     def ask(tenant: str, prompt: int, answer: int) -> str:
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-        return engine.add_request(
-            rng.integers(1000, 40_000, prompt).tolist(), params, namespace=(tenant, "")
-        ).request_id
+        tokens = rng.integers(1000, 40_000, prompt).tolist()
+        return engine.add_request(tokens, params, namespace=(tenant, ""))
 
     def wait() -> float:
         begin = time.perf_counter()
