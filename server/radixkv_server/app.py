@@ -3,7 +3,7 @@
 The life of a request in here:
 1. `protocol` reads the headers within limits and a deadline; uvicorn starts the app.
 2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
-   `AuthMiddleware` and `BodyLimitMiddleware` let it in or not.
+   `AuthMiddleware`, `AdmissionMiddleware` and `BodyLimitMiddleware` let it in or not.
 3. A route hands it to `respond`, which reads the JSON strictly and has the API parse it into a
    `GenerationRequest`: token ids (`prompts`) and sampling parameters.
 4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
@@ -38,6 +38,7 @@ from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.console.routes import console_api
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
+from radixkv_server.http.admission import AdmissionMiddleware
 from radixkv_server.http.auth import AuthMiddleware
 from radixkv_server.http.error_boundary import ErrorBoundary, raise_router_error
 from radixkv_server.http.hosts import HostOriginMiddleware
@@ -98,6 +99,10 @@ def create_app(
     add_openapi(app, apis, dialects_of(apis), radixkv.__version__)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    routes = [
+        route for api in apis for route in api.router.routes if getattr(route, "path", "") in api.generating
+    ]
+    app.add_middleware(AdmissionMiddleware, routes=routes, check=context.check_admission)
     open_paths = frozenset[str]().union(*(api.open_paths for api in apis))
     app.add_middleware(AuthMiddleware, keys=context.tenants, open_paths=open_paths)
     app.add_middleware(

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from radixkv.client import EngineClient
+from radixkv.errors import EngineOverloadedError
 from radixkv_server.activity import Activity
 from radixkv_server.cache_feed import CacheFeed
 from radixkv_server.call_memory import CallMemory
 from radixkv_server.chat_templates import ChatTemplates
-from radixkv_server.errors import ApiError
+from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.http.body import BodyReader
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
@@ -69,6 +70,18 @@ class ServerContext:
     def drain(self) -> None:
         """The server is about to end: take no more requests, finish those that run."""
         self.is_draining = True
+
+    def check_admission(self) -> None:
+        """Whether a request to generate may begin.
+
+        Raises:
+            ApiError: 503; the server is about to end.
+            EngineOverloadedError: the engine's queue is full.
+        """
+        if self.is_draining:
+            raise shutting_down()
+        if self.engine.is_full:
+            raise EngineOverloadedError("the queue is full (--max-queue); try again later")
 
     @property
     def is_ready(self) -> bool:

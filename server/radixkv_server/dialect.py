@@ -85,6 +85,7 @@ class Api:
         bodies: operation (`POST /v1/messages`) -> the model of its body, for the OpenAPI document.
         queries: operation -> names of its query parameters, likewise.
         open_paths: paths that need no key: they tell nothing of anybody's requests.
+        generating: paths, without parameters, whose POSTs begin to generate: refused while there is no room.
     """
 
     router: APIRouter
@@ -92,6 +93,7 @@ class Api:
     bodies: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
     open_paths: frozenset[str] = frozenset()
+    generating: frozenset[str] = frozenset()
 
 
 class Dialects:

@@ -14,11 +14,9 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from radixkv.errors import EngineOverloadedError
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
-from radixkv_server.errors import shutting_down
 from radixkv_server.generation import Generation
 from radixkv_server.generation_request import GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
@@ -85,10 +83,6 @@ async def respond(
         ClientDisconnect: the client left first.
     """
     context, record = context_of(request), record_of(request.scope)
-    if context.is_draining:
-        raise shutting_down()
-    if context.engine.is_full:  # said before anything is done for it: a flood must not hold up others
-        raise EngineOverloadedError("the queue is full (--max-queue); try again later")
     settings = context.settings
     visit = record.enter(context.tenants.limiter_of(record.caller))
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)

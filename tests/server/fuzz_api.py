@@ -134,7 +134,7 @@ def _send(
     )
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
-        answer = case.call(base_url=url, session=session)
+        answer = case.call(base_url=url, session=session, timeout=60)
         statuses[operation.label, answer.status_code] += 1
         assert answer.status_code < 500, f"{case.as_curl_command()}\n{answer.text}"
 

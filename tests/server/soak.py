@@ -132,8 +132,8 @@ def soak(seconds: float, readings: int = 10) -> Findings:
         threads = [threading.Thread(target=one.run, args=(until,)) for one in clients]
         for thread in threads:
             thread.start()
-        for _ in range(readings):
-            time.sleep(seconds / readings)
+        for left in reversed(range(readings)):
+            time.sleep(max(0.0, until - time.monotonic() - left * seconds / readings))
             findings.memory.append(resident_bytes())
         for thread in threads:
             thread.join()

@@ -239,15 +239,33 @@ def test_the_access_log_names_the_request_and_the_error(caplog: pytest.LogCaptur
     assert broken.endswith(" error=nan_logits id=broken")
 
 
-def test_a_full_queue_refuses_before_the_body_is_read(server: LiveServer, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/v1/messages"])
+def test_a_full_queue_refuses_before_the_body_is_there(
+    server: LiveServer, engine: ScriptedEngine, path: str
+) -> None:
     engine.is_full = True
-    with server.http() as client:
-        answer = client.post(CHAT, content=b"not even JSON", headers={"content-type": "application/json"})
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_overloaded"
-        assert int(answer.headers["retry-after"]) >= 1
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        "X-Request-Id: mine\r\nContent-Length: 1000000\r\n\r\n"
+    ).encode()
+    with server.connect() as sock, server.http() as client:
+        sock.sendall(head)
+        received = b""
+        while b"engine_overloaded" not in received and b"overloaded_error" not in received:
+            received += sock.recv(65536)
+        assert received.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in received
+        assert b"\r\nx-request-id: mine\r\n" in received
+        line = f'radixkv_http_requests_total{{route="{path}",status="503"}} 1.0'
+        assert line in client.get("/metrics").text
+        # What the client sends nevertheless is thrown away, and the connection serves on.
         engine.is_full = False
-        assert client.post(CHAT, json=chat("say:fine")).status_code == 200
+        sock.sendall(b"x" * 1_000_000 + raw_request(TEXT, {"prompt": "say:fine"}))
+        received = b""
+        while b'"text":"fine"' not in received:
+            chunk = sock.recv(65536)
+            assert chunk, received
+            received += chunk
 
 
 def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:

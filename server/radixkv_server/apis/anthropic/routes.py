@@ -45,4 +45,5 @@ API = Api(
     router,
     {"/v1/messages": ANTHROPIC},
     {"POST /v1/messages": MessagesRequest, "POST /v1/messages/count_tokens": CountTokensRequest},
+    generating=frozenset({"/v1/messages"}),
 )

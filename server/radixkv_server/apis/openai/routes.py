@@ -83,4 +83,5 @@ API = Api(
     router,
     {"/": OPENAI},
     {"POST /v1/chat/completions": ChatCompletionRequest, "POST /v1/completions": CompletionRequest},
+    generating=frozenset({"/v1/chat/completions", "/v1/completions"}),
 )

@@ -93,4 +93,5 @@ API = Api(
     {"/v1/responses": ResponsesDialect()},
     {"POST /v1/responses": ResponseRequest},
     {"GET /v1/responses/{response_id}/input_items": ("after", "limit", "order")},
+    generating=frozenset({"/v1/responses"}),
 )
