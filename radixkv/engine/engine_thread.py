@@ -145,10 +145,11 @@ class EngineThread:
         """Run what was submitted before, then end the thread; may be called again. Does not wait."""
         with self._lock:
             self._closing.set()
-            if self._stopped is None:
-                self._commands.put(None)
+            was_running = self._stopped is None
             if self._stopped is None or self._stopped.retry_after_s is not None:
                 self._stopped = EngineStoppedError("the engine has been closed")
+            if was_running:
+                self._commands.put(None)  # last: the thread reads the reason without the lock
 
     def join(self) -> None:
         """Wait for the end of the thread."""
