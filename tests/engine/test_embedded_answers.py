@@ -298,7 +298,7 @@ def test_structured_answers_match_or_are_cut(loaded: LoadedModel) -> None:
     outputs = make_llm(loaded).chat(
         [[{"role": "user", "content": "Invent one, as JSON."}] for _ in schemas],
         [
-            SamplingParams(structured={"json": own}, n=2, temperature=1.0, seed=1, max_tokens=24)
+            SamplingParams(structured={"json": own}, n=2, temperature=1.0, seed=1, max_tokens=12)
             for own in schemas
         ],
     )
