@@ -14,6 +14,7 @@ PROMPT = [(7 * i) % 90 + 1 for i in range(21)]
 def decoding(num_steps, prompts=(PROMPT,), **options):
     """An engine some steps into the decoding of its requests, and what each will generate."""
     options.setdefault("num_blocks", 200)
+    options.setdefault("speculation", "off")  # drafts are computed, too: here every token is counted
     engine, model = make_engine(**options)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     for i, prompt in enumerate(prompts):
