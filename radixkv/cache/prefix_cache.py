@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -45,6 +46,7 @@ from radixkv.cache.keys import (
     TOKEN_BYTES,
     EncodedTokens,
     Namespace,
+    NamespaceKey,
     TokenIds,
     decode_tokens,
     encode_known,
@@ -80,6 +82,13 @@ def _check_options(num_blocks: int, block_size: int, ghost_blocks: int | None, p
         raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
     if not 0.0 <= pin_budget <= 1.0:
         raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
+
+
+class Declared(NamedTuple):
+    """What users declared to a cache: quotas by framed namespace, public prefixes as encoded tokens."""
+
+    quotas: dict[NamespaceKey, Quota]
+    public_prefixes: tuple[bytes, ...]
 
 
 class PrefixCache:
@@ -359,6 +368,21 @@ class PrefixCache:
         if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self._capacity, walk.source if walk.source is not None else walk.node, keep)
 
+    @property
+    def declared(self) -> Declared:
+        """What users declared, which outlives what is cached: quotas and public prefixes. O(their number)."""
+        return Declared(self._groups.quotas, tuple(self._public.prefixes))
+
+    def declare(self, declared: Declared) -> None:
+        """Declare what was declared to another cache, on one that is new.
+
+        Raises:
+            ConfigError: the quotas' floors exceed the pool.
+        """
+        self._groups.set(declared.quotas)
+        for prefix in declared.public_prefixes:
+            self._ghosts.hasher.has_public |= self._public.add(prefix) > 0
+
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
 
@@ -376,13 +400,11 @@ class PrefixCache:
             clock=self._clock,
             ghost_blocks=self._ghosts.capacity,
             hash_function=self._tree.hash_function,
-            quotas=dict[Namespace, Quota | tuple[int, int | None]](self._groups.quotas.items()),
             partial_reuse=self.partial_reuse,
             explain=self.explains,
         )
         fresh._pins.budget_blocks = self._pins.budget_blocks
-        for prefix in self._public.prefixes:
-            fresh._ghosts.hasher.has_public |= fresh._public.add(prefix) > 0
+        fresh.declare(self.declared)
         fresh._follow(self._events.listeners)
         self._follow(Listeners())
         return fresh

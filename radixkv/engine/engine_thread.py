@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cache.prefix_cache import Declared
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
@@ -120,6 +121,7 @@ class EngineThread:
         self._thread = threading.Thread(
             target=self._live, args=([source], made), name="radixkv-engine", daemon=True
         )
+        self._declared: Declared  # to the cache of the engine that has failed
         self.facts: EngineFacts
         self.stats: EngineStats
         self._thread.start()
@@ -181,6 +183,7 @@ class EngineThread:
         try:
             self._run(engine)
         except BaseException as error:
+            self._declared = engine.cache.declared
             logger.exception("the engine's thread failed")
             self._note_failure(error)
         finally:
@@ -197,6 +200,7 @@ class EngineThread:
                 gc.unfreeze()  # the old engine is among what was thought to stay for good
                 gc.collect()
                 engine = source()
+                engine.cache.declare(self._declared)
                 self._publish(engine)
             except BaseException as error:
                 logger.exception("the engine could not be made anew")

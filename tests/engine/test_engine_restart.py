@@ -15,6 +15,7 @@ import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
 
 from radixkv.async_engine import AsyncEngine
+from radixkv.cache.retention.quota import Quota
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError
@@ -116,6 +117,19 @@ async def test_a_failed_engine_is_made_anew_and_the_old_one_is_gone_by_then(fact
         assert output.outputs[0].token_ids == greedy_reference(PROMPT, 8)
         assert output.num_cached_tokens == 0
         assert factory.alive_at_restart == [0], "two models may not fit into memory"
+
+
+async def test_quotas_and_public_prefixes_outlive_a_restart(factory: Factory) -> None:
+    async with serving(factory) as engine:
+        public = list(range(40, 60))
+        assert await engine.cache.publish(public) == 16
+        await engine.cache.set_quotas({"ada": Quota(floor=5, ceiling=20)})
+        await kill(engine, factory)
+        await until(lambda: engine.is_healthy)
+        assert [(q.owner, q.floor, q.ceiling) for q in await engine.cache.quotas()] == [(("ada",), 5, 20)]
+        await engine.generate([*public, 1], GREEDY, tenant="ada")
+        other = await engine.generate([*public, 2], GREEDY, tenant="ben")
+        assert other.num_cached_tokens == 16
 
 
 async def test_restarts_are_few(factory: Factory) -> None:

@@ -94,6 +94,7 @@ class ChatSession:
             "/clear": lambda _: self._clear(),
             "/help": lambda _: self._note(HELP),
             "/quit": lambda _: self._quit(),
+            "/exit": lambda _: self._quit(),
         }
         if name in commands:
             commands[name](argument)

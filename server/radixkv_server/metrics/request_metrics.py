@@ -116,7 +116,7 @@ class ServerMetrics:
             _child(self._cached_tokens, tenant).inc(record.cached_tokens)
             _child(self._written_tokens, tenant).inc(record.cache_write_tokens)
             _child(self._generated_tokens, tenant).inc(record.completion_tokens)
-        if record.completion_tokens:
+        if record.prompt_tokens:
             hit = hit_class(record.cached_tokens, record.prompt_tokens)
             self._e2e.labels(hit, *self._tenants.values(record.tenant)).observe(record.age_s)
 
