@@ -60,7 +60,7 @@ serve: install
 # Two processes, a file's tests in one of them: most tests use one core. WORKERS=0 for one process.
 WORKERS ?= 2
 test: install-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The fast tier: what finds most mistakes in under a minute on two idle cores. Nothing here needs a model, a
 # compiler or the network. What grows slow is marked `slow`, or its file named in SLOW.

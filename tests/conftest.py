@@ -17,6 +17,33 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("default")
 
 
+#: Files with the longest tests come first: two processes that share the files then end at the same time.
+LONGEST = (
+    "clients/test_client_libraries.py",
+    "kernels/test_attention_interpreter.py",
+    "engine/test_embedded_answers.py",
+    "clients/test_sdks_with_a_model.py",
+    "model/test_embedded_model.py",
+    "console/test_console.py",
+    "console/test_tree.py",
+    "console/test_playground_model.py",
+    "tools/test_cli.py",
+    "tools/test_replay_recorded.py",
+    "server/test_openapi.py",
+    "server/test_soak.py",
+    "server/test_real_model.py",
+    "model/test_quantization.py",
+    "kernels/test_attention_contract.py",
+    "kernels/test_attention_ahead_of_time.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; all others stay in their order."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONGEST)))
+
+
 @pytest.fixture(autouse=True)
 def nothing_was_rebuilt(request: pytest.FixtureRequest) -> Iterator[None]:
     """No engine that a test made may have rebuilt its cache, unless the test injects faults."""

@@ -159,6 +159,7 @@ def test_keys_in_a_terminal(server: LiveServer, tmp_path: Path) -> None:
             env=env,
             timeout=60,
             encoding="utf-8",
+            dimensions=(24, 250),  # or long paths are broken into lines
         )
         child.expect(PROMPT)
         return child
