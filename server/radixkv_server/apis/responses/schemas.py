@@ -107,6 +107,10 @@ class StreamOptions(StrictModel):
     include_obfuscation: NoOp = None
 
 
+#: Input items of one response; the conversation before comes on top.
+MAX_INPUT_ITEMS = 8192
+
+
 class ResponseRequest(CacheFields, SamplingFields):
     """Body of POST /v1/responses."""
 
@@ -147,6 +151,9 @@ class ResponseRequest(CacheFields, SamplingFields):
             raise ParamError("input must be a string or a list of items.", "input", "invalid_type")
         if value == "":
             raise ParamError("input must not be empty.", "input")
+        if isinstance(value, list) and len(value) > MAX_INPUT_ITEMS:
+            # Before they are looked at one by one, which nobody else is served meanwhile.
+            raise ParamError(f"input may have at most {MAX_INPUT_ITEMS} items.", "input")
         return value
 
     @field_validator("metadata")
