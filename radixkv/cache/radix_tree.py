@@ -24,8 +24,8 @@ from radixkv.cache.node import Children, HashFunction, Node, Space
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
+    from radixkv.cache.insight.events import EventStream
     from radixkv.cache.insight.use_times import UseTimes
-from radixkv.cache.insight.events import EventStream
 
 
 class RadixTree(TreeNodes):
