@@ -100,7 +100,7 @@ def test_stopping_and_refusals(browser: Any, server: LiveServer) -> None:
         finally:
             engine.gate.set()
         engine.wait_until(lambda: engine.requests[-1].aborted)
-        assert page.get_by_role("button", name="Send").is_enabled()
+        page.get_by_role("button", name="Send").and_(page.locator(":enabled")).wait_for()
         assert not overflows(page)
         assert axe_findings(page) == []
 
