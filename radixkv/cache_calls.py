@@ -137,12 +137,12 @@ class CacheCalls:
     ) -> list[int]:
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
-        return await self._run(lambda cache: cache.continuation(key, namespace, limit))
+        return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
     async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
-        return await self._run(lambda cache: cache.path(key, namespace))
+        return await self._run(lambda cache: cache.tree.path(key, namespace))
 
     async def nodes(
         self,
@@ -156,14 +156,14 @@ class CacheCalls:
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
         def begin(cache: PrefixCache) -> tuple[TreeWalk | None, _Facts]:
-            walk = cache.walk(
+            walk = cache.tree.walk(
                 namespace,
                 shown_tokens=shown_tokens,
                 most_nodes=most_nodes,
                 most_bytes=most_tokens * TOKEN_BYTES,
             )
-            now, readings = cache.use_times()
-            return walk, _Facts(now, readings, cache.counts_hits, cache.evicts_in_order)
+            now, readings = cache.tree.use_times()
+            return walk, _Facts(now, readings, cache.tree.counts_hits, cache.tree.evicts_in_order)
 
         walk, facts = await self._run(begin)
         if walk is None:
@@ -178,7 +178,7 @@ class CacheCalls:
         return TreeSnapshot(nodes, is_complete, facts.evicts_in_order)
 
     async def tree(self, max_lines: int = 50) -> str:
-        return await self._run(lambda cache: cache.show(max_lines))
+        return await self._run(lambda cache: cache.tree.show(max_lines))
 
     async def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
         follower = _Follower(asyncio.get_running_loop())

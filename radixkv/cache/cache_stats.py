@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.cache.admission import Admission
+from radixkv.cache.state import CacheState
+
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
@@ -40,3 +43,30 @@ class CacheStats:
     resets: int
     pins_given_way: int
     ghost_blocks: int
+
+
+def snapshot(state: CacheState, admission: Admission) -> CacheStats:
+    """The counters of one cache. O(quota groups)."""
+    pins = state.pins
+    total, free = state.capacity.pool.num_blocks, state.capacity.pool.num_free
+    cached = state.capacity.evictable()
+    return CacheStats(
+        total_blocks=total,
+        free_blocks=free,
+        cached_blocks=cached,
+        held_blocks=total - free - cached,
+        pinned_blocks=pins.pinned_blocks,
+        num_nodes=state.tree.num_nodes,
+        num_leases=len(state.leases),
+        num_pins=len(pins),
+        acquires=admission.admitted,
+        queried_tokens=admission.queried_tokens,
+        hit_tokens=admission.hit_tokens,
+        evicted_blocks=state.capacity.evicted_blocks,
+        evicted_by_age=tuple(state.removals.ages.counts),
+        evicted_age_s=state.removals.ages.total_s,
+        out_of_blocks=state.room.refused,
+        resets=state.removals.resets,
+        pins_given_way=pins.given_way,
+        ghost_blocks=len(state.ghosts),
+    )

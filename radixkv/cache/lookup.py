@@ -119,6 +119,12 @@ class Lookup:
             match._source_version = 0 if source is None else source.version
         return match
 
+    def nothing_found(self, data: bytes, space: Space) -> Walk:
+        """Where a lookup of these tokens begins, as one that found nothing. O(log public prefixes)."""
+        is_public = self._prefixes and self._public.length_in(data)
+        root = self._tree.root(self._public.space if is_public else space)
+        return Walk(root, 0, 0, None, None, b"")
+
     def following(self, data: bytes, space: Space | None, most: int) -> bytes:
         """What is cached behind these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
         if space is None or not self._enabled:

@@ -1,13 +1,19 @@
-"""CacheState: the parts of one cache that its leases work with, in one value."""
+"""CacheState: the parts of one cache, in one value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
+from radixkv.cache.insight.removals import Removals
 from radixkv.cache.insight.report_queue import ReportQueue
+from radixkv.cache.insight.subscriptions import Subscriptions
 from radixkv.cache.leases import Leases
+from radixkv.cache.lookup import Lookup
+from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard
@@ -20,20 +26,27 @@ class CacheState:
     """Each part owns its state; this only says which ones belong together.
 
     Attributes:
+        clock: seconds.
         enabled: False: nothing is matched or kept.
         partial_reuse: whether parts of blocks are shared.
         explains: whether leases carry reports.
     """
 
     tree: RadixTree
-    capacity: Capacity
+    namespaces: Namespaces
     public: PublicPrefixes
+    lookup: Lookup
+    capacity: Capacity
     pins: PinBoard
     leases: Leases
     room: Room
     ghosts: GhostIndex
+    removals: Removals
     reports: ReportQueue
+    advisor: Advisor
     explainer: Explainer
+    subscriptions: Subscriptions
+    clock: Callable[[], float]
     enabled: bool
     partial_reuse: bool
     explains: bool

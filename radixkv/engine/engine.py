@@ -151,7 +151,7 @@ class Engine:
 
     def _make_speculation(self, step_costs: StepCosts | None) -> Speculation:
         def continuation(request: Request, most: int) -> list[int]:
-            return self.cache.following(request.tokens.view(), request.namespace, most)
+            return self.cache.tree.following(request.tokens.view(), request.namespace, most)
 
         most = self.config.max_draft_tokens
         costs = step_costs or StepCosts.of_backend(self.runner.backend_name)

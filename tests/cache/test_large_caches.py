@@ -57,20 +57,20 @@ def test_showing_the_beginning_of_a_large_tree_costs_no_more() -> None:
         cache = PrefixCache(leaves, 1)
         for i in range(leaves):
             store(cache, [i])
-        assert len(cache.show(50).splitlines()) == 51
-        work.append(count_work(lambda cache=cache: cache.show(50)).instructions)
+        assert len(cache.tree.show(50).splitlines()) == 51
+        work.append(count_work(lambda cache=cache: cache.tree.show(50)).instructions)
     assert work[1] < 1.1 * work[0]
 
 
 def test_all_of_a_tree_is_shown() -> None:
     cache = PrefixCache(64, 2)
-    assert cache.show() == "(empty)"
+    assert cache.tree.show() == "(empty)"
     for tail in ([1, 1, 1], [1, 2], [2, 2, 2]):
         store(cache, [5, 5, *tail])
-    lines = cache.show(5).splitlines()
+    lines = cache.tree.show(5).splitlines()
     assert len(lines) == 5
     assert [line.split(" [")[0] for line in lines[1:3]] == ["  0..2", "    2..5"]
-    assert cache.show(4).splitlines() == [*lines[:4], "..."]
+    assert cache.tree.show(4).splitlines() == [*lines[:4], "..."]
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

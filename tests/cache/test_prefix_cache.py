@@ -115,10 +115,10 @@ def test_hashes_only_propose() -> None:
 def test_match_changes_nothing() -> None:
     cache = PrefixCache(64, 4)
     store(cache, list(range(20)))
-    before = (cache.show(), cache.stats)
+    before = (cache.tree.show(), cache.stats)
     cache.match(list(range(6)))
     cache.match([0, 1, 99])
-    assert (cache.show(), cache.stats) == before
+    assert (cache.tree.show(), cache.stats) == before
 
 
 def test_token_ids_come_as_lists_tuples_and_arrays() -> None:
@@ -154,9 +154,9 @@ def test_namespaces_are_framed_not_joined() -> None:
 def test_a_path_of_100_000_nodes() -> None:
     cache = PrefixCache(100_001, 1)
     store(cache, np.ones(100_001, np.int32))  # type: ignore[arg-type]
-    node = next(cache._tree.nodes())
+    node = next(cache._state.tree.nodes())
     while len(node.blocks) > 1:
-        node = cache._tree.split(node, len(node.blocks) - 1)
+        node = cache._state.tree.split(node, len(node.blocks) - 1)
     assert cache.stats.num_nodes == 100_001
     tokens = np.ones(100_001, np.int32)
     assert cache.match(tokens).num_tokens == 100_001
@@ -535,13 +535,13 @@ def test_out_of_blocks_changes_nothing() -> None:
     cache = PrefixCache(8, 4)
     store(cache, list(range(16)))
     held = cache.acquire([50] * 12)
-    before = (cache.show(), cache.stats.free_blocks, cache.stats.cached_blocks)
+    before = (cache.tree.show(), cache.stats.free_blocks, cache.stats.cached_blocks)
     with pytest.raises(OutOfBlocks) as error:
         cache.acquire([*range(6), *[60] * 20])
     assert (error.value.needed, error.value.available) == (6, 4)
     with pytest.raises(OutOfBlocks):
         held.append([1] * 40)
-    assert (cache.show(), cache.stats.free_blocks, cache.stats.cached_blocks) == before
+    assert (cache.tree.show(), cache.stats.free_blocks, cache.stats.cached_blocks) == before
     assert held.num_tokens == 12
     cache.check()
 
@@ -660,8 +660,8 @@ def test_reprs_are_one_line() -> None:
     assert repr(lease) == "Lease(1: 6 tokens, 0 cached, 6 committed, 2 blocks)"
     assert "62 free, 0 cached, 2 held" in repr(cache)
     assert repr(cache.match([0, 1])) == "Match(2 of 2 tokens)"
-    assert cache.show().splitlines()[1].strip() == "0..6 [0 1 2 3 ..] 2 blocks, 1 refs"
-    assert len(cache.show(max_lines=1).splitlines()) == 2
+    assert cache.tree.show().splitlines()[1].strip() == "0..6 [0 1 2 3 ..] 2 blocks, 1 refs"
+    assert len(cache.tree.show(max_lines=1).splitlines()) == 2
 
 
 # ---------------------------------------------------------------------- reset

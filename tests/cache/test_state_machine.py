@@ -176,7 +176,7 @@ def test_the_same_seed_walks_the_same_way() -> None:
         fuzzer = Fuzzer(11)
         for _ in range(300):
             fuzzer.step()
-        return repr(fuzzer.model.cache) + fuzzer.model.cache.show()
+        return repr(fuzzer.model.cache) + fuzzer.model.cache.tree.show()
 
     random.seed(1)
     assert trail() == trail()

@@ -35,7 +35,7 @@ def families(num_families: int, num_leaves: int) -> PrefixCache:
 @pytest.mark.parametrize("slice_nodes", [1, 3, 1000])
 def test_slices_add_up_to_the_tree(slice_nodes: int) -> None:
     cache = families(5, 4)
-    walk = finished(cache.walk(shown_tokens=-1), slice_nodes)
+    walk = finished(cache.tree.walk(shown_tokens=-1), slice_nodes)
     assert walk.is_complete
     assert len(walk.seen) == cache.stats.num_nodes == 25
     assert sum(node.num_blocks for node in walk.seen) == cache.stats.cached_blocks
@@ -55,10 +55,10 @@ def test_only_a_namespaces_own_nodes_and_public_ones() -> None:
     fill(cache, [1, 2, 3, 4, 5, 6, 7, 8], "a")
     fill(cache, [1, 2, 3, 4, 9, 9, 9, 9], "b")
     fill(cache, [7] * 8, "b")
-    seen = finished(cache.walk("a", shown_tokens=2)).seen
+    seen = finished(cache.tree.walk("a", shown_tokens=2)).seen
     assert [(node.namespace, decode_tokens(node.key)) for node in seen] == [((), [1, 2]), (("a",), [5, 6])]
-    assert cache.walk("nobody") is None
-    assert {node.namespace for node in finished(cache.walk()).seen} == {(), ("a",), ("b",)}
+    assert cache.tree.walk("nobody") is None
+    assert {node.namespace for node in finished(cache.tree.walk()).seen} == {(), ("a",), ("b",)}
 
 
 def test_held_and_pinned_nodes_are_no_candidates() -> None:
@@ -68,7 +68,9 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
     fill(cache, [3] * 8)
     cache.pin([1] * 8)
     lease = cache.acquire([2] * 8)
-    by_token = {decode_tokens(node.key)[0]: node for node in finished(cache.walk(shown_tokens=1)).seen[:3]}
+    by_token = {
+        decode_tokens(node.key)[0]: node for node in finished(cache.tree.walk(shown_tokens=1)).seen[:3]
+    }
     assert (by_token[1].is_pinned, by_token[1].is_held, by_token[1].order) == (True, True, None)
     assert (by_token[2].is_pinned, by_token[2].is_held, by_token[2].order) == (False, True, None)
     assert (by_token[3].is_held, by_token[3].order is None) == (False, False)
@@ -77,17 +79,17 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
 
 def test_limits_end_a_walk_and_say_so() -> None:
     cache = families(5, 4)
-    few = finished(cache.walk(most_nodes=7))
+    few = finished(cache.tree.walk(most_nodes=7))
     assert (len(few.seen), few.is_complete) == (7, False)
     assert [node.level for node in few.seen] == [0] * 5 + [1] * 2
-    short = finished(cache.walk(shown_tokens=-1, most_bytes=100))
+    short = finished(cache.tree.walk(shown_tokens=-1, most_bytes=100))
     assert not short.is_complete
     assert 100 <= sum(len(node.key) for node in short.seen) < 200
 
 
 def test_the_tree_may_change_between_slices() -> None:
     cache = families(3, 3)
-    walk = cache.walk()
+    walk = cache.tree.walk()
     assert walk is not None
     assert walk.advance(3)
     fill(cache, [*[1] * 6, 7, 7, 7, 7])  # splits a node whose children wait to be visited
@@ -101,7 +103,7 @@ def test_the_tree_may_change_between_slices() -> None:
 
 def test_a_reset_ends_a_walk() -> None:
     cache = families(3, 3)
-    walk = cache.walk()
+    walk = cache.tree.walk()
     assert walk is not None
     assert walk.advance(3)
     cache.reset()
@@ -117,7 +119,7 @@ def test_uses_have_times() -> None:
     for prompt in range(40):
         now[0] = 10.0 * prompt
         fill(cache, [prompt] * 4)
-    at, readings = cache.use_times()
+    at, readings = cache.tree.use_times()
     assert at == 390.0
     assert readings == sorted(readings)
     assert readings[-1][1] == 390.0
@@ -129,7 +131,7 @@ def test_a_slice_is_short() -> None:
     cache = families(40, 50)
     spent = []
     for _ in range(5):
-        walk = cache.walk(shown_tokens=32)
+        walk = cache.tree.walk(shown_tokens=32)
         assert walk is not None
         started = time.thread_time()
         walk.advance(2000)
@@ -141,20 +143,20 @@ def test_a_slice_is_short() -> None:
 def test_continuations_are_the_namespaces_own() -> None:
     cache = PrefixCache(100, 4)
     fill(cache, [*range(8), *range(20, 32)], "a")
-    assert cache.continuation([*range(8), 99], "a", limit=5) == [20, 21, 22, 23, 24]
-    assert cache.continuation([*range(6), 99], "a") == [6, 7, *range(20, 32)]
-    assert cache.continuation([*range(8), 99], "b") == []
-    assert cache.continuation([50], "a") == [*range(8), *range(20, 32)]
+    assert cache.tree.continuation([*range(8), 99], "a", limit=5) == [20, 21, 22, 23, 24]
+    assert cache.tree.continuation([*range(6), 99], "a") == [6, 7, *range(20, 32)]
+    assert cache.tree.continuation([*range(8), 99], "b") == []
+    assert cache.tree.continuation([50], "a") == [*range(8), *range(20, 32)]
     cache.publish(list(range(100, 108)))
     fill(cache, [*range(100, 108), 1], "b")
-    assert cache.continuation([*range(100, 108), 1], "a") == []
+    assert cache.tree.continuation([*range(100, 108), 1], "a") == []
 
 
 def test_a_path_has_the_ids_of_a_walk() -> None:
     cache = PrefixCache(100, 4)
     fill(cache, [*range(8), *range(20, 32)], "a")
     fill(cache, [*range(8), *range(40, 46)], "a")
-    walk = cache.walk("a")
+    walk = cache.tree.walk("a")
     assert walk is not None
     assert not walk.advance()
     top, *_ = walk.seen
@@ -164,11 +166,11 @@ def test_a_path_has_the_ids_of_a_walk() -> None:
         ([*range(6), 99], 1),
         ([77], 0),
     ):
-        path = cache.path(tokens, "a")
+        path = cache.tree.path(tokens, "a")
         assert len(path) == depth
         assert path[:1] == [top.id][:depth]
         assert set(path) <= {node.id for node in walk.seen}
-    assert cache.path([*range(8)], "b") == []
+    assert cache.tree.path([*range(8)], "b") == []
 
 
 def test_advice_keeps_namespaces_apart() -> None:

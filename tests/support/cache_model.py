@@ -82,7 +82,7 @@ class ModelledCache:
     def _verify_events(self) -> None:
         if self.residency is None:
             return
-        tree = self.cache._tree
+        tree = self.cache._state.tree
         size = self.block_size
         expected = set()
         for node in tree.nodes():
@@ -213,7 +213,7 @@ class ModelledCache:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
         cache = self.cache
         own = cache._groups.of(frame_namespace(namespace))
-        left = {node: len(node.blocks) for node in cache._tree.nodes()}
+        left = {node: len(node.blocks) for node in cache._state.tree.nodes()}
         children = Counter(node.parent for node in left)
         used = {group: group.used for group in cache._capacity.groups}
         own_evicted = evicted = 0
@@ -395,7 +395,7 @@ class ModelledCache:
         assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
         assert fresh._pins.budget_blocks == old._pins.budget_blocks
-        assert list(fresh._public.prefixes) == list(old._public.prefixes)
+        assert list(fresh._state.public.prefixes) == list(old._state.public.prefixes)
         assert fresh._groups.quotas == old._groups.quotas
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()

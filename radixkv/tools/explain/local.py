@@ -30,7 +30,7 @@ class LocalCache:
         try:
             token_ids = self._encode(prompt.body)
             report = self._cache.explain(token_ids)
-            cached = self._cache.continuation(token_ids, limit=SHOWN_TOKENS)
+            cached = self._cache.tree.continuation(token_ids, limit=SHOWN_TOKENS)
             lease = self._cache.acquire(token_ids)
         except (InvalidRequestError, KeyError, TypeError) as error:
             raise ConfigError(f"{prompt.path}: {error}") from error

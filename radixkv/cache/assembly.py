@@ -1,0 +1,78 @@
+"""Assembly: makes the parts of a cache and joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import xxhash
+
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.eviction.policy import EvictionPolicy
+from radixkv.cache.insight.advisor import Advisor
+from radixkv.cache.insight.explain import Explainer
+from radixkv.cache.insight.ghost import GhostIndex
+from radixkv.cache.insight.prefix_hash import space_seed
+from radixkv.cache.insight.removals import Removals
+from radixkv.cache.insight.report_queue import ReportQueue
+from radixkv.cache.insight.subscriptions import Subscriptions
+from radixkv.cache.insight.use_times import UseTimes
+from radixkv.cache.keys import NamespaceKey
+from radixkv.cache.leases import Leases
+from radixkv.cache.lookup import Lookup
+from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.node import Space
+from radixkv.cache.options import CacheOptions
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pins import PinBoard
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
+from radixkv.cache.retention.quota import Quota, QuotaGroups
+from radixkv.cache.room import Room
+from radixkv.cache.state import CacheState
+
+
+def assemble(
+    options: CacheOptions, policy: EvictionPolicy, quotas: Mapping[NamespaceKey, Quota]
+) -> CacheState:
+    """The parts of a new, empty cache.
+
+    Raises:
+        ConfigError: the quotas' floors exceed the pool.
+    """
+    num_blocks, clock = options.num_blocks, options.clock
+    groups = QuotaGroups(num_blocks, policy)
+    groups.set(quotas)
+    hash_function = options.hash_function or xxhash.xxh3_64_intdigest
+    tree = RadixTree(options.block_size, hash_function, policy, UseTimes(clock))
+    everybody = Space((), groups.common, space_seed(()), is_public=True)
+    public = PublicPrefixes(everybody, tree.block_bytes)
+    ghost_blocks = 4 * num_blocks if options.ghost_blocks is None else options.ghost_blocks
+    ghosts = GhostIndex(tree.block_bytes, ghost_blocks)
+    policy.attach(num_blocks, options.block_size, ghosts)
+    removals = Removals(policy, ghosts, tree.use_times, clock)
+    capacity = Capacity(BlockPool(num_blocks), tree, groups, everybody, removals.evicted)
+    advisor = Advisor(options.block_size)
+    pins = PinBoard(tree, int(num_blocks * options.pin_budget), clock)
+    leases = Leases()
+    return CacheState(
+        tree=tree,
+        namespaces=Namespaces(groups),
+        public=public,
+        lookup=Lookup(tree, public, options.enabled),
+        capacity=capacity,
+        pins=pins,
+        leases=leases,
+        room=Room(capacity, pins, leases, everybody),
+        ghosts=ghosts,
+        removals=removals,
+        reports=ReportQueue(ghosts, advisor, public),
+        advisor=advisor,
+        explainer=Explainer(
+            ghosts, public, clock, enabled=options.enabled, partial_reuse=options.partial_reuse
+        ),
+        subscriptions=Subscriptions(tree, ghosts.hasher),
+        clock=clock,
+        enabled=options.enabled,
+        partial_reuse=options.partial_reuse,
+        explains=options.explain,
+    )

@@ -1,0 +1,105 @@
+"""TreeView: what stands in the tree, for those who look at it and change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixkv.cache.eviction.policy import hook
+from radixkv.cache.insight.continuation import continuation
+from radixkv.cache.insight.tree_text import show_tree
+from radixkv.cache.insight.tree_walk import TreeWalk
+from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, decode_tokens, encode_tokens
+from radixkv.cache.state import CacheState
+
+
+class TreeView:
+    """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: CacheState) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        return f"TreeView({self._state.tree.num_nodes} nodes)"
+
+    def show(self, max_lines: int = 50) -> str:
+        """The tree as ASCII, at most `max_lines` lines and one to say that there is more. O(lines)."""
+        return show_tree(self._state.tree, max_lines)
+
+    def walk(
+        self,
+        namespace: Namespace | None = None,
+        *,
+        shown_tokens: int = 0,
+        most_nodes: int = 50_000,
+        most_bytes: int = 8 * 1024 * 1024,
+    ) -> TreeWalk | None:
+        """A walk through the nodes of a namespace and the public ones, or of all; None: there are none.
+
+        The caller calls its `advance`, between calls of the cache; see `radixkv.cache.insight.tree_walk`.
+        """
+        state = self._state
+        state.reports.flush()
+        space = None if namespace is None else state.namespaces.known(namespace)
+        if space is None and namespace is not None:
+            return None
+        return TreeWalk(
+            state.tree,
+            space,
+            state.public.space,
+            shown_tokens=shown_tokens,
+            most_nodes=most_nodes,
+            most_bytes=most_bytes,
+        )
+
+    def path(self, token_ids: TokenIds, namespace: Namespace = "") -> list[int]:
+        """The nodes that a lookup finds, from the top down: the ids that a `walk` gives them.
+
+        The last one may be found in part. O(tokens + path).
+        """
+        state = self._state
+        walk = state.lookup.match(encode_tokens(token_ids), state.namespaces.known(namespace)).walk
+        if walk is None:
+            return []
+        last = walk.node if walk.source is None else walk.source
+        return [node.blocks[0] for node in state.tree.path(last) if node.blocks]
+
+    def continuation(self, token_ids: TokenIds, namespace: Namespace = "", limit: int = 64) -> list[int]:
+        """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
+
+        Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
+        """
+        state = self._state
+        space = state.namespaces.known(namespace)
+        walk = state.lookup.match(encode_tokens(token_ids), space).walk
+        if walk is None or space is None:
+            return []
+        size = limit * TOKEN_BYTES
+        return decode_tokens(continuation(walk, size, space)[:size])
+
+    def following(self, token_ids: TokenIds, namespace: Namespace = "", most: int = 64) -> list[int]:
+        """What was cached behind these tokens before, in the same namespace: a guess of what comes next.
+
+        At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
+        was declared is followed. O(tokens + path).
+        """
+        state = self._state
+        space = state.namespaces.known(namespace)
+        found = state.lookup.following(encode_tokens(token_ids), space, most * TOKEN_BYTES)
+        return np.frombuffer(found, dtype=np.int32).tolist()
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether nodes count the requests that find them: where the policy asks for it."""
+        return self._state.tree.policy.tracks_path
+
+    @property
+    def evicts_in_order(self) -> bool:
+        """Whether eviction takes candidates strictly in the order of their priorities."""
+        return hook(self._state.tree.policy, "victim") is None
+
+    def use_times(self) -> tuple[float, list[tuple[int, float]]]:
+        """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
+        self._state.reports.flush()
+        return self._state.clock(), self._state.tree.use_times.readings()
