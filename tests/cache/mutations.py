@@ -118,9 +118,13 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "discard_from(_, _, _)", "None"),
-    Mutation("rebuild without the quotas", "PrefixCache.rebuilt", "self._groups.quotas", "None"),
+    Mutation(
+        "rebuild without the quotas", "Declarations.current", "self._state.capacity.groups.quotas", "{}"
+    ),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
-    Mutation("rebuild without the public prefixes", "PrefixCache.rebuilt", "self._public.prefixes", "()"),
+    Mutation(
+        "rebuild without the public prefixes", "Declarations.current", "self._state.public.prefixes", "()"
+    ),
 ]
 
 

@@ -10,17 +10,12 @@ from typing import Any
 
 import pytest
 from measuring import count_work
+from stored_prompts import store
 
 from radixkv import PrefixCache
 from radixkv.cache.insight.events import MOST_FAILURES, CacheEvent, Listener, Residency
 from radixkv.cache_calls import CacheCalls
 from radixkv.errors import EngineStoppedError
-
-
-def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def load(cache: PrefixCache, times: int, start: int = 0) -> None:

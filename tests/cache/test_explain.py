@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cache_model import FakeClock
+from stored_prompts import store
 
 from radixkv import PrefixCache
 from radixkv.cache.insight.events import BlockRemoved, BlockStored, Residency
 from radixkv.cache.insight.explain import REASONS
-
-
-def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def reason(cache: PrefixCache, tokens: list[int], namespace: str = "") -> str:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from stored_prompts import store_checked as store
 
 from radixkv import OutOfBlocks, PrefixCache
 
 PUBLIC = list(range(16))
-
-
-def store(cache: PrefixCache, tokens: list[int], namespace: str) -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
-    cache.check()
 
 
 def cache_with_a_quiet_tenant() -> PrefixCache:

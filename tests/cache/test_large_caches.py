@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measuring import count_work
+from stored_prompts import store
 
 from radixkv import PrefixCache
 from radixkv.cache.eviction.registry import POLICIES
-
-
-def store(cache: PrefixCache, tokens: list[int]) -> None:
-    lease = cache.acquire(tokens)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def full_cache(num_leaves: int, policy: str = "lru", seed: int = 0) -> PrefixCache:

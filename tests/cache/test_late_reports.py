@@ -6,15 +6,10 @@ import random
 
 import pytest
 from cache_model import FakeClock
+from stored_prompts import store
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.prefix_cache import Lease, MissReport
-
-
-def store(cache: PrefixCache, tokens: list[int]) -> None:
-    lease = cache.acquire(tokens)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def test_a_block_that_was_evicted_again_since() -> None:

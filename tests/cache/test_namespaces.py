@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 from measuring import count_work
+from stored_prompts import store
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.keys import Namespace
 from radixkv.cache.node import Space
-
-
-def store(cache: PrefixCache, tokens: list[int], namespace: Namespace) -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def growth(cache: PrefixCache, run: Callable[[Namespace], object], times: int) -> int:

@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 from cache_model import FakeClock
 from measuring import count_work
+from stored_prompts import store_checked as store
 
 from radixkv import InvalidRequestError, OutOfBlocks, PrefixCache
-
-
-def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
-    cache.check()
 
 
 def flood(cache: PrefixCache, times: int, namespace: str = "") -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from stored_prompts import store as fill
 
 from radixkv import PrefixCache
 from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import decode_tokens
-
-
-def fill(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
-    lease = cache.acquire(tokens, namespace)
-    lease.commit(len(tokens))
-    lease.release()
 
 
 def finished(walk: TreeWalk | None, nodes: int = 1000) -> TreeWalk:

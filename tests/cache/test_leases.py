@@ -1,0 +1,108 @@
+"""The end of a lease, what is withdrawn or discarded with it, and what may not be done with one."""
+
+from __future__ import annotations
+
+import pytest
+from stored_prompts import store_checked as store
+
+from radixkv import LeaseError, PrefixCache
+
+
+def test_discard_forgets_only_what_the_lease_contributed() -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, list(range(8)))
+    lease = cache.acquire(list(range(20)))
+    lease.commit(20)
+    lease.release(discard=True)
+    assert cache.match(list(range(20))).num_tokens == 8
+    cache.check()
+
+
+def test_keep_forgets_the_rest() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(20)))
+    lease.commit(20)
+    lease.release(keep=10)
+    assert cache.match(list(range(20))).num_tokens == 10
+    assert cache.stats.cached_blocks == 3
+    cache.check()
+
+
+def test_discard_spares_what_others_hold() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(8)))
+    lease.commit(8)
+    other = cache.acquire(list(range(8)))
+    lease.release(discard=True)
+    assert cache.match(list(range(8))).num_tokens == 8
+    other.release()
+    assert cache.match(list(range(8))).num_tokens == 8
+
+
+@pytest.mark.parametrize(("tokens", "keep"), [([0], 1), ([0, 5, 6, 7, 8], 1), ([0, 0, 1, 1], 4)])
+def test_discard_of_tokens_that_are_not_cached_beyond_keep_forgets_nothing(
+    tokens: list[int], keep: int
+) -> None:
+    cache = PrefixCache(64, 4)
+    store(cache, [0, 0, 1, 1, 0, 1, 1, 0])
+    cache.discard(tokens, keep=keep)
+    assert cache.match([0, 0, 1, 1, 0, 1, 1, 0]).num_tokens == 8
+    cache.discard([0, 0, 1, 1, 0], keep=2)
+    assert cache.match([0, 0, 1, 1, 0, 1, 1, 0]).num_tokens == 2
+    cache.check()
+
+
+def test_withdraw_makes_tokens_unshareable_at_once() -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire(list(range(20)))
+    lease.commit(10)
+    lease.commit(20)
+    sharer = cache.acquire(list(range(20)))
+    lease.withdraw(10)
+    assert lease.num_committed == 10
+    assert cache.match(list(range(20))).num_tokens <= 10
+    cache.check()
+    sharer.append([7])
+    sharer.commit(21)
+    assert cache.match([*range(20), 7]).num_tokens <= 10, "what stands on withdrawn tokens is not shared"
+    sharer.release()
+    lease.commit(20)
+    assert cache.match(list(range(20))).num_tokens == 20
+    cache.check()
+
+
+@pytest.mark.parametrize("action", ["release", "fork", "truncate", "append", "commit", "withdraw"])
+def test_use_after_release_names_the_lease(action: str) -> None:
+    cache = PrefixCache(64, 4)
+    lease = cache.acquire([1, 2, 3])
+    lease.release()
+    calls = {
+        "release": lease.release,
+        "fork": lease.fork,
+        "truncate": lambda: lease.truncate(2),
+        "append": lambda: lease.append([1]),
+        "commit": lambda: lease.commit(1),
+        "withdraw": lambda: lease.withdraw(0),
+    }
+    with pytest.raises(LeaseError, match=f"Lease\\({lease.id}: "):
+        calls[action]()
+
+
+def test_commit_beyond_the_tokens_names_the_lease() -> None:
+    lease = PrefixCache(64, 4).acquire([1, 2, 3])
+    with pytest.raises(LeaseError, match=f"Lease\\({lease.id}: .*commit\\(4\\)"):
+        lease.commit(4)
+
+
+def test_a_block_whose_copy_never_ran_is_not_shared() -> None:
+    cache = PrefixCache(64, 8)
+    parent = cache.acquire([1, 2, 3, 4, 5])
+    parent.commit(5)
+    child = parent.fork()
+    child.append([6])
+    parent.withdraw(0)
+    parent.release()
+    assert len(child.copies) == 1
+    child.release()
+    assert cache.match([1, 2, 3, 4, 5, 6]).num_tokens == 0
+    assert cache.stats.free_blocks == 64

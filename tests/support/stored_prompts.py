@@ -1,0 +1,23 @@
+"""Prompts that are cached and let go of, as requests before the one under test would have done."""
+
+from __future__ import annotations
+
+from radixkv import PrefixCache
+from radixkv.cache.keys import Namespace
+
+
+def store(cache: PrefixCache, tokens: list[int], namespace: Namespace = "") -> None:
+    """Cache a prompt and release it."""
+    lease = cache.acquire(tokens, namespace)
+    lease.commit(len(tokens))
+    lease.release()
+
+
+def store_checked(cache: PrefixCache, tokens: list[int], namespace: Namespace = "") -> list[int]:
+    """The same, with a check of every invariant, O(blocks); returns the block table that the prompt had."""
+    lease = cache.acquire(tokens, namespace)
+    lease.commit(len(tokens))
+    table = lease.block_table.tolist()
+    lease.release()
+    cache.check()
+    return table
