@@ -19,7 +19,7 @@ from radixkv.errors import InvalidRequestError
 
 TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2**31 - 1
-CONTEXT_TOKENS = 8  # tokens shown from the place on where two prompts part
+CONTEXT_TOKENS = 48  # tokens shown from the place on where two prompts part
 
 
 @final

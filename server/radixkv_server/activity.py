@@ -10,14 +10,14 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.errors import to_api_error
-from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.generation_request import GenerationRequest, Job
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 KEPT_REQUESTS = 200  # of each tenant
 KEPT_TENANTS = 1000
 KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
+KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
+KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
+LEAST_RATED = 4  # tokens behind the first one, for a rate,
+LEAST_STEPS = 2  # in so many steps
 BUCKET_S = 10
 #: Name -> seconds of the windows that hit rates are told for; None: since the start.
 WINDOWS: dict[str, int | None] = {"1m": 60, "5m": 300, "1h": 3600, "total": None}
@@ -63,16 +67,23 @@ class SeenRequest:
         report: why it missed; None: not known, or prefix caching is off.
         beginning: the prompt's first token ids.
         before, after: those on both sides of the first one that missed.
+        prompt: all of them, while there is room; else empty.
+        place: whose text the first one that missed is in; None: not known.
+        cause: what is known of the miss beyond the report; None: nothing.
         version: of the whole activity when it last changed.
     """
 
     __slots__ = (
-        "_prompt",
+        "_job",
+        "_rated_at",
+        "_rated_steps",
+        "_rated_tokens",
         "_started",
         "after",
         "before",
         "beginning",
         "cached_tokens",
+        "cause",
         "completion_tokens",
         "duration_s",
         "error_code",
@@ -80,6 +91,8 @@ class SeenRequest:
         "is_admitted",
         "num_samples",
         "operation",
+        "place",
+        "prompt",
         "prompt_tokens",
         "report",
         "salt",
@@ -107,10 +120,15 @@ class SeenRequest:
         self.error_code: str | None = None
         self.report: MissReport | None = None
         self.beginning = array("i", job.prompt_ids[:KEPT_TOKENS])
-        self.before = self.after = array("i")
+        self.before = self.after = self.prompt = array("i")
+        self.place: str | None = None
+        self.cause: str | None = None
         self.version = 0
-        self._prompt: Sequence[int] = job.prompt_ids  # until it is admitted
+        self._job: Job | None = job  # until it is admitted
         self._started = record.started
+        self._rated_tokens = 0
+        self._rated_at = 0.0
+        self._rated_steps = 0
 
     @property
     def age_s(self) -> float:
@@ -122,20 +140,41 @@ class SeenRequest:
         self.is_admitted = True
         self.cached_tokens = cached_tokens
         self.report = report
+        job, self._job = self._job, None
+        if job is None:
+            return
         position = cached_tokens if report is None else report.num_hit_tokens
-        self.before = array("i", self._prompt[max(0, position - KEPT_TOKENS) : position])
-        self.after = array("i", self._prompt[position : position + KEPT_TOKENS])
-        self._prompt = ()
+        self.prompt = array("i", job.prompt_ids)
+        self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
+        self.after = self.prompt[position : position + KEPT_TOKENS]
+        if report is not None and report.reason == "diverged":
+            self.cause = None if job.hint is None else job.hint(report)
+            self.place = None if job.place_name is None else job.place_name(self.before, self.after)
 
     def first_token(self, at: float) -> None:
         """Its first token came at this reading of the monotonic clock."""
         if self.ttft_s is None:
             self.ttft_s = at - self._started
 
+    def more_tokens(self, count: int, at: float, steps: int = 1) -> None:
+        """So many came behind the first ones, in so many steps, the last at this reading of the clock."""
+        self._rated_tokens += count
+        self._rated_steps += steps
+        self._rated_at = at
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate behind the first token; None: not enough came to tell it."""
+        # The tokens of one step come at once, and a few say more about the clock than about the engine.
+        if self.ttft_s is None or self._rated_tokens < LEAST_RATED or self._rated_steps < LEAST_STEPS:
+            return None
+        spent = self._rated_at - self._started - self.ttft_s
+        return self._rated_tokens / spent if spent > 0 else None
+
     def end(self, state: State, error_code: str | None) -> None:
         """It has ended."""
         self.state, self.error_code, self.duration_s = state, error_code, self.age_s
-        self._prompt = ()
+        self._job = None
 
 
 class _Tenant:
@@ -179,6 +218,8 @@ class Activity:
     clock: Callable[[], float] = time.monotonic
     version: int = 0
     _tenants: dict[str, _Tenant] = field(default_factory=dict)
+    _prompts: deque[SeenRequest] = field(default_factory=deque)  # those whose prompts are kept, oldest first
+    _kept_tokens: int = 0
 
     @property
     def tenants(self) -> list[str]:
@@ -219,6 +260,15 @@ class Activity:
         if one.report is not None:
             missed = one.report.num_missed_tokens
             tenant.missed[one.report.reason] = tenant.missed.get(one.report.reason, 0) + missed
+
+    def keep_prompt(self, one: SeenRequest) -> None:
+        """Keep a request's prompt, and of the oldest ones no more than there is room for."""
+        self._prompts.append(one)
+        self._kept_tokens += len(one.prompt)
+        while self._kept_tokens > KEPT_PROMPT_TOKENS or len(self._prompts) > KEPT_PROMPTS:
+            oldest = self._prompts.popleft()
+            self._kept_tokens -= len(oldest.prompt)
+            oldest.prompt = array("i")
 
     def _chosen(self, tenant: str | None) -> Iterable[_Tenant]:
         if tenant is None:
@@ -272,8 +322,12 @@ class Watch:
     def take_output(self, index: int, output: RequestOutput) -> None:
         """A prompt's whole output."""
         one = self._seen[index]
-        if output.times is not None and output.times.first_token is not None:
-            one.first_token(output.times.first_token)
+        times = output.times
+        if times is not None and times.first_token is not None:
+            one.first_token(times.first_token)
+            if times.finished is not None:
+                later = output.num_generated_tokens - one.num_samples
+                one.more_tokens(later, times.finished, steps=later)
         self._admit(one, output.num_cached_tokens, output.cache_report)
         one.completion_tokens = output.num_generated_tokens
         self._activity.changed(one)
@@ -282,7 +336,11 @@ class Watch:
         """What a step added to a prompt's sample."""
         one = self._seen[index]
         if delta.token_ids:
-            one.first_token(time.monotonic())
+            now = time.monotonic()
+            if one.ttft_s is None:
+                one.first_token(now)
+            else:
+                one.more_tokens(len(delta.token_ids), now)
             one.completion_tokens += len(delta.token_ids)
             self._admit(one, delta.num_cached_tokens, delta.cache_report)
         self._activity.changed(one)
@@ -291,6 +349,7 @@ class Watch:
         if not one.is_admitted:
             one.admitted(cached_tokens, report)
             self._activity.admitted(one)
+            self._activity.keep_prompt(one)
 
     def __enter__(self) -> Watch:
         return self

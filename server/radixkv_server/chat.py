@@ -22,12 +22,14 @@ from radixkv.structured import StructuredOutputs
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation_request import Job, sampling_params
-from radixkv_server.usage import Hint
+from radixkv_server.message_places import place_name
+from radixkv_server.usage import Hint, PlaceName
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
 
 Message = dict[str, Any]
+JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,13 @@ class ChatPrompt:
     Attributes:
         ids: the prompt's tokens; their number is not checked.
         format: how the answer will be written.
+        messages: as the template got them.
         reasoning_sent: the messages carry the reasoning of earlier turns.
     """
 
     ids: list[int]
     format: ChatFormat
+    messages: Sequence[Message]
     reasoning_sent: bool
 
 
@@ -123,9 +127,10 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     tools = () if chat.tool_choice == "none" else chat.tools
     given, more = template_tools(tools, template.format, template.traits)
     reasoning_sent = False
+    messages: list[Message] = []
 
     def convert() -> list[Message]:
-        nonlocal reasoning_sent
+        nonlocal messages, reasoning_sent
         messages = chat.convert()
         reasoning_sent = any(reasoning_of(message) for message in messages)
         return template_messages(messages, tools, template.format, template.traits)
@@ -138,7 +143,7 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
         options={**chat.options, **more},
         param=chat.param,
     )
-    return ChatPrompt(ids, template.format, reasoning_sent)
+    return ChatPrompt(ids, template.format, messages, reasoning_sent)
 
 
 async def chat_job(
@@ -180,6 +185,7 @@ async def chat_job(
         ids,
         params,
         hint=_hint(tokenizer, prompt),
+        place_name=_place_name(tokenizer, chat, prompt),
         grammar_param=grammar_param or renamed.get("structured", "structured_outputs"),
     )
     return job, AnswerReaders(make_parser)
@@ -255,9 +261,17 @@ def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
         if report.diverged_at is None:
             return None
         cached, new = (
-            tokenizer.decode(ids, skip_special_tokens=False)
+            tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
             for ids in (report.cached_tokens_after, report.new_tokens_after)
         )
         return divergence_hint(cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent)
 
     return hint
+
+
+def _place_name(tokenizer: TextTokenizer, chat: Chat, prompt: ChatPrompt) -> PlaceName:
+    def name(before: Sequence[int], after: Sequence[int]) -> str | None:
+        texts = (b"".join(map(tokenizer.token_bytes, ids)) for ids in (before, after))
+        return place_name(prompt.messages, chat.tools, *texts)
+
+    return name

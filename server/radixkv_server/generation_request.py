@@ -11,7 +11,7 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv_server.errors import bad_request
-from radixkv_server.usage import Hint
+from radixkv_server.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
 
@@ -32,6 +32,7 @@ class Job:
 
     Args:
         hint: what to say of the prompt's miss report beyond its reason.
+        place_name: names the message that a place of the prompt lies in.
         grammar_param: what the body calls that which the answer must look like, for errors.
     """
 
@@ -39,6 +40,7 @@ class Job:
     params: SamplingParams
     kept: tuple[KeptPrefix, ...] = ()
     hint: Hint | None = None
+    place_name: PlaceName | None = None
     grammar_param: str = "structured_outputs"
 
     def keeping(self, ttl: float | None) -> Job:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: What else to say of a prompt's miss report; None: nothing.
 Hint = Callable[["MissReport"], str | None]
+#: Whose text a place of a prompt lies in, by the token ids before and behind it; None: not known.
+PlaceName = Callable[[Sequence[int], Sequence[int]], str | None]
 
 
 @dataclass(slots=True)

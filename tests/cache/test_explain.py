@@ -59,7 +59,7 @@ def test_diverged_says_where_and_against_what(at: int) -> None:
     assert report.diverged_at == report.num_hit_tokens == at
     assert report.cached_tokens_after == PROMPT[at : at + len(report.cached_tokens_after)]
     assert report.cached_tokens_after
-    assert report.new_tokens_after == new[at : at + 8]
+    assert report.new_tokens_after == new[at : at + 48]
     assert str(at) in report.detail
 
 

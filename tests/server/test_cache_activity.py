@@ -15,8 +15,11 @@ from scripted_engine import ScriptedEngine
 from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.errors import RequestFailedError
+from radixkv.request import OutputDelta, SamplingParams
 from radixkv_server.activity import Activity, HitCounts, SeenRequest
 from radixkv_server.cache_feed import CacheFeed
+from radixkv_server.generation_request import GenerationRequest, Job
+from radixkv_server.http.request_record import RequestRecord
 
 KEYS = {"ada": "ada-key", "bob": "bob-key", "operator": "operator-key"}
 
@@ -151,7 +154,12 @@ def test_explanations_show_the_own_text_around_the_miss() -> None:
         one = client.get("/v1/cache/requests").json()["data"][0]
         assert one["reason"] == "diverged"
         told = client.get(f"/v1/cache/requests/{one['id']}").json()["explanation"]
-        around = {"position": 9, "before": "It is 7:0", "prompt": "1. Count the ships", "cached": "2. Count"}
+        around = {
+            "position": 9,
+            "before": "It is 7:0",
+            "prompt": "1. Count the ships",
+            "cached": "2. Count the ships",
+        }
         assert told["around"] == around
         assert told["advice"].startswith("A time at token 9")
         assert client.get("/v1/cache").json()["missed_tokens"] == {"first_seen": 27, "diverged": 18}
@@ -197,6 +205,34 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
         assert ask(server, "ada", ["say:x"] * 150).status_code == 200
     assert len(get(server, "ada", "/requests")["data"]) == 200
     assert get(server, "ada")["windows"]["total"]["requests"] == 300
+
+
+def seen(num_tokens: int = 4) -> tuple[RequestRecord, GenerationRequest]:
+    job = Job(list(range(num_tokens)), SamplingParams())
+    return RequestRecord("x"), GenerationRequest("x", (job,), stream=True, prompt_param="prompt")
+
+
+@pytest.mark.parametrize(
+    ("later", "rate"), [([], None), ([(9, 2.0)], None), ([(1, 1.5), (2, 2.0)], None), ([(4, 2), (4, 3)], 4.0)]
+)
+def test_a_rate_needs_some_tokens_in_some_steps(later: list[tuple[int, float]], rate: float | None) -> None:
+    record, request = seen()
+    one = SeenRequest("x", record, request, 0)
+    one.first_token(record.started + 1)
+    for count, at in later:
+        one.more_tokens(count, record.started + at)
+    assert one.tokens_per_s == (None if rate is None else pytest.approx(rate))
+
+
+def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv_server.activity.KEPT_PROMPT_TOKENS", 10)
+    activity = Activity()
+    kept = []
+    for _ in range(4):
+        with activity.watch(*seen()) as watch:
+            watch.take_delta(0, OutputDelta("x", 0, "a", [97]))
+        kept.append(activity.latest(None, 10))
+    assert sorted(len(one.prompt) for one in kept[-1]) == [0, 0, 4, 4]
 
 
 # ---------------------------------------------------------------------- streams

@@ -15,7 +15,7 @@ FLOORS = (
     ("settings", "response_store"),
     (
         *("tenant_book", "dialect", "usage", "node_names", "generation_request", "concurrency", "prompts"),
-        *("chat_templates", "call_memory", "structured"),
+        *("chat_templates", "call_memory", "structured", "message_places"),
     ),
     ("http", "metrics"),
     ("metering", "activity", "cache_feed"),
@@ -31,6 +31,7 @@ ENGINE = {
     "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
+    "radixkv.cache.insight.likeness",  # what two prompts have in common further on
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.chat.answer_grammar",

@@ -1,9 +1,9 @@
 """Advice: where do prompts break the prefix, and what would it bring to move that place?
 
 The advisor watches lookups that diverged from something cached and groups them by prompt family (their first
-tokens) and by the block in which they part. For a sample of them it compares what follows position by
-position: tokens that are equal again behind the break are tokens that would have hit, had the part that
-differs (a timestamp, a request id, a user's name) come later in the prompt.
+tokens) and by the block in which they part. For a sample of them it compares what follows: tokens that are
+equal again behind the break are tokens that would have hit, had the part that differs (a timestamp, a request
+id, a user's name) come later in the prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache.insight.continuation import continuation
+from radixkv.cache.insight.likeness import same_later
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Space
 from radixkv.cache.tree_nodes import Walk
@@ -79,9 +80,8 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Space) ->
         return False
     cached = np.frombuffer(known, np.int32)
     new = np.frombuffer(data, np.int32)[found:]
-    count = min(len(cached), len(new))
     tally.sampled += 1
-    tally.recoverable += int(np.count_nonzero(cached[:count] == new[:count]))
+    tally.recoverable += same_later(new, cached)
     is_own = walk.neighbour is not None and walk.neighbour.space is space
     tally.cached = cached[:EXAMPLE_TOKENS].tobytes() if is_own else b""  # the text of others is not told
     tally.new = new[:EXAMPLE_TOKENS].tobytes()

@@ -47,6 +47,7 @@ REASONS: tuple[Reason, ...] = (
     "first_seen",
 )
 CACHE_IS_OFF = "prefix caching is off"
+SAID_TOKENS = 8  # of each side, in a sentence
 
 
 class MissReport:
@@ -102,12 +103,12 @@ class MissReport:
 
     @property
     def cached_tokens_after(self) -> list[int]:
-        """What the cache holds from `diverged_at` on (a few tokens); empty unless `diverged`."""
+        """What the cache holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
         return decode_tokens(self._cached)
 
     @property
     def new_tokens_after(self) -> list[int]:
-        """What the prompt holds from `diverged_at` on (a few tokens); empty unless `diverged`."""
+        """What the prompt holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
         return decode_tokens(self._new)
 
     @property
@@ -136,8 +137,9 @@ class MissReport:
             return f"{found}; the next ones are cached under another namespace."
         if self.reason == "diverged":
             return (
-                f"{found}; at token {self.diverged_at} the prompt goes on with {self.new_tokens_after}, "
-                f"the cached one with {self.cached_tokens_after}."
+                f"{found}; at token {self.diverged_at} the prompt goes on with "
+                f"{self.new_tokens_after[:SAID_TOKENS]}, the cached one with "
+                f"{self.cached_tokens_after[:SAID_TOKENS]}."
             )
         return f"{found}; the rest has not been seen before."
 

@@ -2,51 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.cache.insight.advisor import BreakPoint
+from radixkv_server.activity import SeenRequest
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import what_differs
+from radixkv_server.apis.cache.wording import Break, Family, family_advice
+from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
+MOST_POINTS = 1000  # of the advisor's, among which one is looked for
 
-def advice_json(point: BreakPoint, caller: Caller, texts: TokenTexts) -> Json:
-    """One place; with text if the prompts are the caller's own."""
+
+def owner_of(point: BreakPoint) -> tuple[str, str]:
+    """The tenant and the salt whose prompts break there."""
     tenant, salt = (*point.namespace, "", "")[:2]
-    share = point.count / max(1, point.family_count)
+    return str(tenant), str(salt)
+
+
+def recoverable_each(point: BreakPoint) -> int:
+    """About how many tokens more of one such prompt would have been found."""
+    return point.recoverable_tokens // max(1, point.count)
+
+
+async def point_at(
+    context: ServerContext, owner: tuple[str, str], beginning: Sequence[int], position: int
+) -> BreakPoint | None:
+    """What the advisor knows of the place where a prompt parts from what is cached; None: nothing.
+
+    Args:
+        beginning: the prompt's first tokens, some at least.
+    """
+    points = await context.engine.cache.advice(MOST_POINTS, tenant=owner[0], salt=owner[1])
+    size = context.engine.config.block_size
+    return next((point for point in points if _is_at(point, owner, beginning, position, size)), None)
+
+
+def _is_at(
+    point: BreakPoint, owner: tuple[str, str], beginning: Sequence[int], position: int, block_size: int
+) -> bool:
+    family = point.family_tokens
+    return (
+        owner_of(point) == owner
+        and tuple(beginning[: len(family)]) == family
+        and position // block_size == point.position // block_size
+    )
+
+
+def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
+    report = one.report
+    return (
+        report is not None
+        and report.reason == "diverged"
+        and _is_at(point, (one.tenant, one.salt), one.beginning, report.num_hit_tokens, block_size)
+    )
+
+
+def family_of(point: BreakPoint | None) -> Family | None:
+    """How often its prompts break there."""
+    return None if point is None else Family(point.count, point.family_count)
+
+
+def family_json(point: BreakPoint | None) -> Json | None:
+    """The same as JSON."""
+    return None if point is None else {"here": point.count, "anywhere": point.family_count}
+
+
+def place_of(context: ServerContext, point: BreakPoint) -> str | None:
+    """Whose text it lies in, by the latest of the requests that part there; None: not known."""
+    size = context.engine.config.block_size
+    latest = context.activity.latest(owner_of(point)[0])
+    return next((one.place for one in latest if one.place and _parts_at(one, point, size)), None)
+
+
+def advice_json(point: BreakPoint, caller: Caller, texts: TokenTexts, place: str | None) -> Json:
+    """One place; with text if the prompts are the caller's own."""
+    tenant, salt = owner_of(point)
     shown: Json = {
         "position": point.position,
+        "place": place,
         "count": point.count,
-        "share": round(share, 3),
+        "share": round(point.count / max(1, point.family_count), 3),
         "recoverable_tokens": point.recoverable_tokens,
         "kind": None,
         "family": None,
         "example": None,
     }
-    what = "Something"
+    found = Break(point.position, None, 0, point.recoverable_tokens, place=place, family=family_of(point))
     if caller.may_read(tenant, salt):
         before = texts.text(point.example_before)
         new, cached = texts.text(point.example_new), texts.text(point.example_cached)
-        kind = what_differs(before, new, cached) if point.example_new else "text"
+        if new:
+            found = found.told(before, new, cached)
         shown |= {
-            "kind": kind,
+            "kind": found.kind or "text",
             "family": texts.text(point.family_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
-        what = kind[0].upper() + kind[1:] if kind != "text" else "Text that differs"
-    shown["advice"] = _sentence(what, point, share)
+    shown["advice"] = family_advice(found)
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt
     return shown
-
-
-def _sentence(what: str, point: BreakPoint, share: float) -> str:
-    text = (
-        f"{what} at token {point.position} breaks {share:.0%} of this family's misses "
-        f"({point.count} of {point.family_count} lately)"
-    )
-    if not point.recoverable_tokens:
-        return text + "; nothing behind it was the same, so there is nothing to win by moving it."
-    return (
-        f"{text}: move it to the end of the prompt, and about {point.recoverable_tokens} tokens more "
-        "would have been found."
-    )

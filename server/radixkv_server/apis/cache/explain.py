@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.explain import MissReport
+from radixkv.cache.insight.likeness import same_later
+from radixkv_server.apis.cache.advice import family_json, family_of, point_at, recoverable_each
 from radixkv_server.apis.cache.caller import Caller
+from radixkv_server.apis.cache.prompt_ids import Prompt
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import break_advice, miss_advice, what_differs
+from radixkv_server.apis.cache.wording import Break, break_advice, miss_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.usage import Hint
 
 SHOWN_TOKENS = 48  # on each side of a break
 COMPARED_TOKENS = 4096
@@ -21,21 +24,19 @@ COMPARED_TOKENS = 4096
 _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_seen")
 
 
-async def explain(context: ServerContext, caller: Caller, ids: list[int], hint: Hint | None = None) -> Json:
-    """What the cache would say to a prompt now; nothing is sent to the model.
-
-    Args:
-        hint: says of a report what is known of its cause.
-    """
-    cache = context.engine.cache
+async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
+    """What the cache would say to a prompt now; nothing is sent to the model."""
+    cache, ids = context.engine.cache, prompt.ids
     report = await cache.explain(ids, tenant=caller.tenant, salt=caller.salt, admin=caller.is_admin)
     cached: list[int] = []
     if report.reason in _CACHED_TOO:
         cached = await cache.continuation(ids, tenant=caller.tenant, salt=caller.salt, limit=COMPARED_TOKENS)
-    cause = None if hint is None else hint(report)
+    point = None
+    if report.reason == "diverged":
+        point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
     path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
-    explanation = await asyncio.to_thread(_explanation, texts, report, ids, cached, cause)
+    explanation = await asyncio.to_thread(_explanation, texts, report, prompt, cached, point)
     return {**explanation, "nodes": [context.names.of(node) for node in path]}
 
 
@@ -54,22 +55,49 @@ def report_json(report: MissReport) -> Json:
 
 
 def _explanation(
-    texts: TokenTexts, report: MissReport, ids: list[int], cached: list[int], cause: str | None
+    texts: TokenTexts, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
 ) -> Json:
-    position = report.num_hit_tokens
-    around, kind = None, None
+    ids, position = prompt.ids, report.num_hit_tokens
+    recoverable = 0
+    if report.reason == "diverged":  # of what is cached there not all may be left: the family knows more
+        known = 0 if point is None else recoverable_each(point)
+        recoverable = max(min(known, report.num_missed_tokens), same_later(*_arrays(ids[position:], cached)))
+    found = Break(
+        position,
+        None,
+        report.num_missed_tokens,
+        recoverable,
+        place=_place(prompt, position),
+        family=family_of(point),
+    )
+    around = None
     if report.reason != "hit":
         around = _around(texts, ids, position, cached)
-        kind = what_differs(around["before"], around["prompt"], around["cached"] or "")
-    recoverable = _same_later(ids[position:], cached)
+        found = found.told(around["before"], around["prompt"], around["cached"])
     return {
         "object": "cache.explanation",
         **report_json(report),
         "detail": _detail(report),
-        "recoverable_tokens": recoverable if report.reason == "diverged" else 0,
+        "place": None if report.reason == "hit" else found.place,
+        "recoverable_tokens": recoverable,
+        "family": family_json(point),
         "around": around,
-        "advice": miss_advice(report, kind, recoverable) if cause is None else f"It seems that {cause}.",
+        "advice": miss_advice(report, found, None if prompt.hint is None else prompt.hint(report)),
     }
+
+
+def _place(prompt: Prompt, position: int) -> str | None:
+    """Whose text a place of a prompt is in."""
+    if prompt.place_name is None:
+        return None
+    ids = prompt.ids
+    return prompt.place_name(
+        ids[max(0, position - SHOWN_TOKENS) : position], ids[position : position + SHOWN_TOKENS]
+    )
+
+
+def _arrays(*prompts: Sequence[int]) -> list[np.ndarray]:
+    return [np.array(ids, np.int32) for ids in prompts]
 
 
 def _detail(report: MissReport) -> str:
@@ -95,16 +123,6 @@ def _around(texts: TokenTexts, ids: Sequence[int], position: int, cached: Sequen
     }
 
 
-def _same_later(new: Sequence[int], cached: Sequence[int]) -> int:
-    """Tokens at equal places, or a common end, whichever is more: found, had the rest come later."""
-    count = min(len(new), len(cached))
-    if not count:
-        return 0
-    one, other = np.array(new), np.array(cached)
-    in_place = int(np.count_nonzero(one[:count] == other[:count]))
-    return max(in_place, _common(one[::-1], other[::-1]))
-
-
 def _common(one: np.ndarray, other: np.ndarray) -> int:
     """How many leading tokens two prompts share."""
     count = min(len(one), len(other))
@@ -112,33 +130,35 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-async def compare(context: ServerContext, ids: list[int], other: list[int]) -> Json:
+async def compare(context: ServerContext, prompt: Prompt, other: list[int]) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
-    return await asyncio.to_thread(_comparison, TokenTexts(context.engine.tokenizer), ids, other)
+    return await asyncio.to_thread(_comparison, TokenTexts(context.engine.tokenizer), prompt, other)
 
 
-def _comparison(texts: TokenTexts, ids: list[int], other: list[int]) -> Json:
-    one, two = np.array(ids), np.array(other)
+def _comparison(texts: TokenTexts, prompt: Prompt, other: list[int]) -> Json:
+    ids = prompt.ids
+    one, two = _arrays(ids, other)
     shared = _common(one, two)
     is_same = shared == len(ids) == len(other)
     missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
-    recoverable = min(_common(one[shared:][::-1], two[shared:][::-1]), len(ids) - shared)
-    around, advice = None, "The prompts are the same."
+    recoverable = same_later(one[shared:], two[shared:])
+    around, place, advice = None, None, "The prompts are the same."
     if not is_same:
         around = _around(texts, ids, shared, other[shared:])
         around["with"] = around.pop("cached")
         around["with_token_ids"] = around.pop("cached_token_ids")
-        if shared == len(ids) or shared == len(other):
-            advice = "One prompt begins with all of the other: nothing is lost."
-        else:
-            kind = what_differs(around["before"], around["prompt"], around["with"] or "")
-            advice = break_advice(kind, shared, missed, recoverable)
+        place = _place(prompt, shared)
+        advice = "One prompt begins with all of the other: nothing is lost."
+        if shared < min(len(ids), len(other)):
+            found = Break(shared, None, missed, recoverable, place=place, other="the other one")
+            advice = break_advice(found.told(around["before"], around["prompt"], around["with"]))
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),
         "with_tokens": len(other),
         "shared_tokens": shared,
         "position": None if is_same else shared,
+        "place": place,
         "missed_tokens": missed,
         "recoverable_tokens": recoverable,
         "around": around,

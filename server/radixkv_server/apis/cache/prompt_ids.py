@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from radixkv_server.apis.cache.schemas import PromptFields
 from radixkv_server.apis.openai.parse import parse_chat
 from radixkv_server.context import ServerContext
-from radixkv_server.usage import Hint
+from radixkv_server.usage import Hint, PlaceName
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt, and what a chat can say of it; see `Job`."""
+
+    ids: list[int]
+    hint: Hint | None = None
+    place_name: PlaceName | None = None
 
 
 async def prompt_ids(
     context: ServerContext, body: PromptFields, *, add_generation_prompt: bool = True
 ) -> list[int]:
-    """The token ids of a body's prompt; see `prompt_job`."""
-    ids, _ = await prompt_job(context, body, add_generation_prompt=add_generation_prompt)
-    return ids
+    """The token ids of a body's prompt; see `prompt_of`."""
+    return (await prompt_of(context, body, add_generation_prompt=add_generation_prompt)).ids
 
 
-async def prompt_job(
+async def prompt_of(
     context: ServerContext, body: PromptFields, *, add_generation_prompt: bool = True
-) -> tuple[list[int], Hint | None]:
-    """The token ids of a body's prompt, through the very path of chats and completions, and its hints.
+) -> Prompt:
+    """A body's prompt, through the very path of chats and completions.
 
     Args:
         add_generation_prompt: end a chat where the assistant begins to speak, if the body says nothing.
@@ -29,12 +39,12 @@ async def prompt_job(
     """
     if isinstance(body.prompt, str):
         context.resolve_model(body.model)
-        return await context.prompts.encode(body.prompt, param="prompt"), None
+        return Prompt(await context.prompts.encode(body.prompt, param="prompt"))
     if body.prompt is not None:
         context.resolve_model(body.model)
-        return context.prompts.check_ids(body.prompt, "prompt"), None
+        return Prompt(context.prompts.check_ids(body.prompt, "prompt"))
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, _ = await parse_chat(context, body)
     (job,) = request.jobs
-    return job.prompt_ids, job.hint
+    return Prompt(job.prompt_ids, job.hint, job.place_name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from radixkv.cache.insight.explain import MissReport
 from radixkv_server.activity import SeenRequest
+from radixkv_server.apis.cache.advice import family_json, family_of, point_at, recoverable_each
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import report_json
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import miss_advice, what_is_at
+from radixkv_server.apis.cache.wording import Break, miss_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
@@ -25,11 +27,7 @@ def requests_json(context: ServerContext, caller: Caller, limit: int, after: int
 
 def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
     may_read = caller.may_read(one.tenant, one.salt)
-    rate = None
-    if one.ttft_s is not None:
-        spent = (one.duration_s or one.age_s) - one.ttft_s
-        decoded = one.completion_tokens - one.num_samples
-        rate = round(decoded / spent, 1) if spent > 0 and decoded > 0 else None
+    rate = one.tokens_per_s
     shown: Json = {
         "id": one.id,
         "operation": one.operation,
@@ -42,7 +40,7 @@ def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
         "reason": None if one.report is None else one.report.reason,
         "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 4),
         "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),
-        "tokens_per_s": rate,
+        "tokens_per_s": None if rate is None else round(rate, 1),
         "text": texts.text(one.beginning) if may_read else None,
     }
     if caller.is_admin:
@@ -50,8 +48,8 @@ def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
     return shown
 
 
-def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
-    """One request with the explanation of its miss.
+async def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
+    """One request with the explanation of its miss, and where in the tree its prompt is now.
 
     Raises:
         ApiError: 404; it is not among the caller's latest.
@@ -61,22 +59,52 @@ def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
         raise ApiError(
             404, "No such request is among the latest ones of yours.", code="request_not_found", param="id"
         )
-    texts = TokenTexts(context.engine.tokenizer)
-    shown: Json = {"object": "cache.request", **_summary(one, caller, texts), "explanation": None}
+    shown: Json = {
+        "object": "cache.request",
+        **_summary(one, caller, TokenTexts(context.engine.tokenizer)),
+        "nodes": await _nodes(context, one),
+        "explanation": None,
+    }
     if one.report is not None:
-        around, kind = None, None
-        if caller.may_read(one.tenant, one.salt) and one.report.reason != "hit":
-            before, prompt = texts.text(one.before), texts.text(one.after)
-            cached = None if one.report.cached_is_public else texts.text(one.report.cached_tokens_after)
-            position = one.report.num_hit_tokens
-            around = {"position": position, "before": before, "prompt": prompt, "cached": cached or None}
-            kind = what_is_at(before, prompt) or what_is_at(before, cached or "")
-        shown["explanation"] = {
-            **report_json(one.report),
-            "around": around,
-            "advice": miss_advice(one.report, kind, 0),
-        }
+        shown["explanation"] = await _explanation(context, caller, one, one.report)
     return shown
+
+
+async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
+    """Of what is cached of its prompt, from the top down; empty once the prompt is not remembered."""
+    if not one.prompt:
+        return []
+    path = await context.engine.cache.path(one.prompt.tolist(), tenant=one.tenant, salt=one.salt)
+    return [context.names.of(node) for node in path]
+
+
+async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
+    texts = TokenTexts(context.engine.tokenizer)
+    point = None
+    if report.reason == "diverged":
+        point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)
+    found = Break(
+        report.num_hit_tokens,
+        None,
+        report.num_missed_tokens,
+        0 if point is None else min(recoverable_each(point), report.num_missed_tokens),
+        place=one.place,
+        family=family_of(point),
+    )
+    around = None
+    if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
+        before, prompt = texts.text(one.before), texts.text(one.after)
+        cached = None if report.cached_is_public else texts.text(report.cached_tokens_after) or None
+        around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
+        found = found.told(before, prompt, cached)
+    return {
+        **report_json(report),
+        "place": one.place,
+        "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
+        "family": family_json(point),
+        "around": around,
+        "advice": miss_advice(report, found, one.cause),
+    }
 
 
 async def request_frames(context: ServerContext, caller: Caller, limit: int) -> AsyncGenerator[bytes, None]:

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.activity import KEPT_REQUESTS
-from radixkv_server.apis.cache.advice import advice_json
+from radixkv_server.apis.cache.advice import advice_json, place_of
 from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, prompt_of_node, set_pin
-from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_job
+from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_of
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
 from radixkv_server.apis.cache.texts import TokenTexts
@@ -63,7 +63,7 @@ async def get_requests(request: Request) -> Response:
 async def get_request(request: Request, name: str) -> Response:
     """One of the latest requests, with the explanation of its miss."""
     caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
-    return json_response(request_json(context_of(request), caller, name))
+    return json_response(await request_json(context_of(request), caller, name))
 
 
 @router.get("/v1/cache/events")
@@ -138,9 +138,9 @@ async def explain_prompt(request: Request) -> Response:
     query_of(request)
     if body.compare is not None:
         one, other = body.compared()
-        ids = await prompt_ids(context, one)
-        return json_response(await compare(context, ids, await prompt_ids(context, other)))
-    return json_response(await explain(context, caller, *await prompt_job(context, body)))
+        prompt = await prompt_of(context, one)
+        return json_response(await compare(context, prompt, await prompt_ids(context, other)))
+    return json_response(await explain(context, caller, await prompt_of(context, body)))
 
 
 @router.get("/v1/cache/pins")
@@ -232,7 +232,8 @@ async def get_advice(request: Request) -> Response:
     limit = number_in(query, "limit", 10, 1, MOST_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
-    return json_response({"object": "list", "data": [advice_json(p, caller, texts) for p in points]})
+    data = [advice_json(point, caller, texts, place_of(context, point)) for point in points]
+    return json_response({"object": "list", "data": data})
 
 
 API = Api(

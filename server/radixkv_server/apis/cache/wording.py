@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from radixkv.cache.insight.explain import MissReport
 
+LEAST_FAMILY = 2  # of one alone there is no share to tell
+_SHOWN_CHARS = 40  # of a word
 _CONTEXT = 40  # characters before and behind the break in which a kind is looked for
 
+_WRITTEN_DATE = re.compile(
+    r"\b(Mon|Tues?|Wed(nes)?|Thu(rs)?|Fri|Sat(ur)?|Sun)(day)?\b"
+    r"|\b(\d\d?(st|nd|rd|th|\.)? +)?(Jan(uary)?|Feb(ruary)?|Mar(ch)?|Apr(il)?|June?|July?|Aug(ust)?"
+    r"|May(?=[ .]*\d)|Sep(tember)?|Oct(ober)?|Nov(ember)?|Dec(ember)?)\b([ .]*\d+)*"
+    r"|\b\d\d?(st|nd|rd|th|\.)? +May\b"
+)
 _KINDS = (
     (re.compile(r"\d{4}-\d\d?-\d\d?[T ]\d\d?:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "a timestamp"),
     (re.compile(r"\b[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "an id"),
     (re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}"), "a date"),
     (re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?"), "a time"),
-    (
-        re.compile(
-            r"\b(Mon|Tues?|Wed(nes)?|Thu(rs)?|Fri|Sat(ur)?|Sun)(day)?\b"
-            r"|\b(Jan(uary)?|Feb(ruary)?|Mar(ch)?|Apr(il)?|June?|July?|Aug(ust)?|Sep(tember)?|Oct(ober)?"
-            r"|Nov(ember)?|Dec(ember)?)\b[ .]*\d*"
-        ),
-        "a date",
-    ),
+    (_WRITTEN_DATE, "a date"),
     (re.compile(r"\b\d{10}(\d{3})?\b"), "a timestamp"),
     (re.compile(r"\b(?=[0-9a-zA-Z_-]*\d)[0-9a-zA-Z_-]{8,}\b"), "an id"),
     (re.compile(r"\d+([.,]\d+)*"), "a number"),
 )
+_WORD_BEFORE = re.compile(r"[^\s<>|\"“”]*\Z")
+_WORD_AFTER = re.compile(r"[^\s<>|\"“”]*")
 
 
 def what_is_at(before: str, after: str) -> str | None:
@@ -43,27 +47,130 @@ def what_differs(before: str, one: str, other: str) -> str:
     return what_is_at(before, one) or what_is_at(before, other) or "text"
 
 
-def break_advice(kind: str, position: int, missed: int, recoverable: int) -> str:
-    """What to do where a prompt parts from a cached one.
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How often prompts that begin alike part from what is cached.
 
     Args:
-        missed: tokens that are computed again for it.
-        recoverable: of them, those that are equal further on.
+        here: of those, at this place.
+        anywhere: at all.
     """
-    start = f"{kind[0].upper()}{kind[1:]} at token {position} is not what is cached there: "
-    if not recoverable:
-        return f"{start}the {missed} tokens from there on are computed."
+
+    here: int
+    anywhere: int
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where a prompt parts from another one.
+
+    Args:
+        position: of the first token that differs.
+        kind: what stands there, such as `a timestamp`; `text` is nothing special, None is not to be told.
+        missed: tokens that are computed for it.
+        recoverable: of them, those that are the same further on.
+        words: what is there in the prompt, and in the other one; "" is not known, or not to be told.
+        place: whose text it is in, such as `the system prompt`; None: not known.
+        other: what the other one is called.
+        family: of the prompt; None: not known.
+    """
+
+    position: int
+    kind: str | None
+    missed: int
+    recoverable: int
+    words: tuple[str, str] = ("", "")
+    place: str | None = None
+    other: str = "what is cached"
+    family: Family | None = None
+
+    def told(self, before: str, one: str, other: str | None) -> Break:
+        """The same with what differs: the prompt and the other one part behind `before`."""
+        words = (word_at(before, one), word_at(before, other) if other else "")
+        return replace(self, kind=what_differs(before, one, other or ""), words=words)
+
+
+def word_at(before: str, after: str) -> str:
+    """The word in which a text is cut; "" where none is."""
+    begin, end = _WORD_BEFORE.search(before), _WORD_AFTER.match(after)
+    assert begin is not None
+    assert end is not None
+    if not end[0]:
+        return ""
+    word = (begin[0] + end[0]).rstrip(".,;:!?)]}")
+    if len(word) <= _SHOWN_CHARS:
+        return word
+    start = max(0, len(begin[0]) - _SHOWN_CHARS // 2)
+    return word[start : start + _SHOWN_CHARS]
+
+
+def break_advice(found: Break) -> str:
+    """What breaks a prompt, where, what that costs, and what to do about it."""
+    missed = _tokens(found.missed)
+    if found.recoverable:
+        return (
+            f"{_what_breaks(found)}: move it to the end of the prompt, and about {found.recoverable:,} of "
+            f"the {missed} from there on would be found."
+        )
+    if found.kind in ("text", None):
+        text = _what_breaks(
+            replace(found, family=None)
+        )  # prompts differ in what they ask: that breaks nothing
+        return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
     return (
-        f"{start}the {missed} tokens from there on are computed, though about {recoverable} of them are the "
-        "same as before. Put what changes behind what stays, best at the end of the prompt."
+        f"{_what_breaks(found)}: the {missed} from there on are computed. What follows is not the same "
+        "either, so there is nothing to win by moving it alone."
     )
 
 
-def miss_advice(report: MissReport, kind: str | None, recoverable: int) -> str | None:
-    """What to do about a miss, or None: nothing."""
-    missed, position = report.num_missed_tokens, report.num_hit_tokens
+def cause_advice(found: Break, cause: str) -> str:
+    """The same where the cause is known."""
+    return f"{_what_breaks(found)}: {_tokens(found.missed)} are computed for it. It seems that {cause}."
+
+
+def family_advice(found: Break) -> str:
+    """The same of all prompts of a family that break there: `recoverable` is their sum."""
+    if not found.recoverable:
+        return (
+            f"{_what_breaks(found)}; nothing behind it was the same, so there is nothing to win by moving it."
+        )
+    return (
+        f"{_what_breaks(found)}: move it to the end of the prompt, and about {_tokens(found.recoverable)} "
+        "more would have been found."
+    )
+
+
+def _what_breaks(found: Break) -> str:
+    """As `A date at token 41, in the system prompt (“3 May” instead of “2 May”), breaks ...`."""
+    kind = found.kind or "something"
+    what = "Text that differs" if kind == "text" else kind[0].upper() + kind[1:]
+    one, other = found.words
+    words = f" (“{one}” instead of “{other}”)" if one and other else f" (“{one}”)" if one else ""
+    place = f", in {found.place}{words}," if found.place else words
+    return f"{what} at token {found.position:,}{place} {_what_it_does(found)}"
+
+
+def _what_it_does(found: Break) -> str:
+    family = found.family
+    if family is None or family.here < LEAST_FAMILY:
+        return f"is where the prompt parts from {found.other}"
+    share = family.here / family.anywhere
+    return f"breaks {share:.0%} of this family's misses ({family.here:,} of {family.anywhere:,} lately)"
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def miss_advice(report: MissReport, found: Break, cause: str | None = None) -> str | None:
+    """What to do about a miss, or None: nothing.
+
+    Args:
+        found: where the prompt left what is cached.
+        cause: why, where more is known of it than the place.
+    """
     if report.reason == "diverged":
-        return break_advice(kind or "text", position, missed, recoverable)
+        return break_advice(found) if cause is None else cause_advice(found, cause)
     if report.reason == "evicted":
         return (
             "The cache had too little room for it. Pin what must stay (POST /v1/cache/pins), ask for a quota "

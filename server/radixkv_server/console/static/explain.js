@@ -89,8 +89,12 @@ export function explained(answer) {
     el("p", null, answer.detail ?? `${number(cached)} of ${plural(size, "token")} (${percent(cached / size)}) were found in the cache.`),
     advice(answer.advice),
     around ? sideBySide(around, around.cached, ["This prompt", "What is cached"]) : "",
-    answer.nodes?.length ? el("p", null, el("a", { href: `#/tree?node=${encodeURIComponent(answer.nodes.at(-1))}` }, "Show what was found in the tree")) : "",
+    inTree(answer.nodes, "Show what was found in the tree"),
   ];
 }
+
+/** A link to a path in the tree, by its nodes from the top down. */
+export const inTree = (nodes, text) =>
+  nodes?.length ? el("p", null, el("a", { href: `#/tree?node=${encodeURIComponent(nodes.at(-1))}` }, text)) : "";
 
 const advice = (text) => (text ? el("p", { class: "note" }, text) : "");

@@ -1,7 +1,7 @@
 // Requests: the latest prompts as they come, and of each where it missed and what to do.
 
 import { meter } from "./charts.js";
-import { explained } from "./explain.js";
+import { explained, inTree } from "./explain.js";
 import { clock, duration, el, number, percent, problem, reasonName, table } from "./ui.js";
 
 const KEPT = 200;
@@ -104,6 +104,7 @@ function details(request) {
     el("p", { class: "muted" }, el("code", null, request.id)),
     request.text ? el("p", { class: "text panel" }, request.text, "…") : "",
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value)))),
+    inTree(request.nodes, "Show its path in the tree"),
     ...(explanation ? explained(explanation) : [el("p", { class: "note" }, "Why it missed is not known: it has not been admitted, or prefix caching is off.")]),
   ];
 }
