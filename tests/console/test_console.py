@@ -80,7 +80,7 @@ def test_requests_come_live_and_tell_where_they_missed(browser: Any, server: Liv
         newest = page.get_by_role("row").filter(has_text="08:57")
         newest.get_by_role("link").click()
         page.get_by_role("heading", name=re.compile("Diverged, at token")).wait_for()
-        page.get_by_text(re.compile("A timestamp at token .* is not what is cached")).first.wait_for()
+        page.get_by_text(re.compile("A timestamp at token .*, in the system prompt")).first.wait_for()
         mine, cached = (
             page.get_by_role("region", name="This prompt"),
             page.get_by_role("region", name="cached"),
