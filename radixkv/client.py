@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from radixkv.config import EngineConfig
     from radixkv.engine.counters import EngineStats
     from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-
-
-class TextDecoder(Protocol):
-    """The text of one growing sequence of token ids."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add ids and return the text that they complete, possibly empty."""
-        ...
+    from radixkv.text.text_decoder import TextDecoder
 
 
 class TextTokenizer(Protocol):

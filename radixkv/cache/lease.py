@@ -111,11 +111,6 @@ class Lease(Holding):
             self._due = None
 
     @property
-    def is_released(self) -> bool:
-        """Whether `release` was called."""
-        return self._is_released
-
-    @property
     def shares_tail(self) -> bool:
         """Whether others hold the partial last block, too: the next `append` replaces it by a copy. O(1)."""
         return bool(self.num_tokens % self._tree.block_size) and self._must_copy_tail()

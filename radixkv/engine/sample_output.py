@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from radixkv.request import FinishReason, Logprob, SamplingParams, TokenLogprobs
-
-
-class TextDecoder(Protocol):
-    """Incremental detokenisation of one sample."""
-
-    def push(self, token_ids: list[int]) -> str: ...
-
-    def finish(self) -> str: ...
+from radixkv.text.text_decoder import TextDecoder
 
 
 class TextSource(Protocol):

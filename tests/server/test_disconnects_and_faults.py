@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator
 
 import openai
 import pytest
-from live_server import LiveServer, live_server, raw_request
+from live_server import LiveServer, chat, live_server, raw_request
 from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.errors import (
@@ -22,21 +21,6 @@ from radixkv.request import FinishReason
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-
-
-def chat(text: str, **fields: object) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": text}], **fields}
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture
-def server(engine: ScriptedEngine) -> Iterator[LiveServer]:
-    with live_server(engine) as running:
-        yield running
 
 
 def reset(sock: socket.socket) -> None:

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
-from live_server import LiveServer, live_server
+from live_server import LiveServer, chat, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv_server.metrics.tenant_labels import MAX_TENANTS, OTHERS, TenantLabels
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-
-
-def chat(text: str, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], **fields}
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture
-def server(engine: ScriptedEngine) -> Iterator[LiveServer]:
-    with live_server(engine) as running:
-        yield running
 
 
 def scrape(server: LiveServer, **headers: str) -> dict[str, float]:

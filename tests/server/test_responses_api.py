@@ -13,15 +13,8 @@ import pytest
 from live_server import LiveServer, live_server
 from openai import OpenAI
 from scripted_engine import Asked, ScriptedEngine
+from scripted_parser import ScriptedParser
 
-from radixkv.chat.answer import (
-    AnswerEvent,
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallBegin,
-    ToolCallEnd,
-)
 from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv_server.apis.responses import parse
 from radixkv_server.chat import AnswerReaders, chat_job
@@ -241,56 +234,16 @@ def test_a_request_that_never_began_has_a_real_status(ada: OpenAI, stream: bool)
 # ---------------------------------------------------------------------- reasoning and calls
 
 
-class MarkedParser:
-    """Reads `~thoughts~`, `@name(arguments)` and content, a character at a time."""
-
-    def __init__(self) -> None:
-        self._mode = "content"
-        self._name = ""
-        self._calls = 0
-
-    def push(self, text: str) -> list[AnswerEvent]:
-        return [event for character in text for event in self._push(character)]
-
-    def _push(self, character: str) -> list[AnswerEvent]:
-        call = self._calls - 1
-        if self._mode == "content":
-            if character in "~@":
-                self._mode = "reasoning" if character == "~" else "name"
-                self._name = ""
-                return []
-            return [ContentDelta(character)]
-        if self._mode == "reasoning":
-            if character == "~":
-                self._mode = "content"
-                return []
-            return [ReasoningDelta(character)]
-        if self._mode == "name":
-            if character == "(":
-                self._mode = "arguments"
-                self._calls += 1
-                return [ToolCallBegin(call + 1, f"call_{call + 1}", self._name)]
-            self._name += character
-            return []
-        if character == ")":
-            self._mode = "content"
-            return [ToolCallEnd(call)]
-        return [ToolCallArguments(call, character)]
-
-    def finish(self) -> list[AnswerEvent]:
-        return []
-
-
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def job_with_readers(*args: Any, **options: Any) -> tuple[Job, AnswerReaders]:
         job, _ = await chat_job(*args, **options)
-        return job, AnswerReaders(MarkedParser)
+        return job, AnswerReaders(ScriptedParser)
 
     monkeypatch.setattr(parse, "chat_job", job_with_readers)
 
 
-MARKED = 'say:~hm~so@f({"x":1})@g({})'
+MARKED = 'say:(hm)so<f{"x":1}><g{}>'
 TOOLS: Any = [{"type": "function", "name": name, "parameters": {}, "strict": False} for name in "fg"]
 
 
@@ -300,13 +253,11 @@ def test_reasoning_and_calls_are_items(server: LiveServer, ada: OpenAI) -> None:
     thought, said, *calls = answer.output
     assert (thought.type, thought.content[0].text, thought.summary) == ("reasoning", "hm", [])
     assert said.content[0].text == answer.output_text == "so"
-    assert [(call.name, call.arguments, call.call_id) for call in calls] == [
-        ("f", '{"x":1}', "call_0"),
-        ("g", "{}", "call_1"),
-    ]
-    assert answer.usage.output_tokens_details.reasoning_tokens == len("~hm")
+    assert [(call.name, call.arguments) for call in calls] == [("f", '{"x":1}'), ("g", "{}")]
+    assert calls[0].call_id != calls[1].call_id
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("(hm")
     assert [tool.name for tool in answer.tools] == ["f", "g"]
-    result = {"type": "function_call_output", "call_id": "call_0", "output": "one"}
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "one"}
     for history in (
         {"previous_response_id": answer.id, "input": [result]},
         {"input": [{"role": "user", "content": MARKED}, *answer.output, result]},
@@ -337,7 +288,7 @@ def test_reasoning_and_calls_are_streamed(ada: OpenAI) -> None:
         "completed",
     ]
     last = events[-1].response
-    assert last.usage.output_tokens_details.reasoning_tokens == len("~hm")
+    assert last.usage.output_tokens_details.reasoning_tokens == len("(hm")
     done = [event for event in events if event.type == "response.output_item.done"]
     assert [event.item for event in done] == last.output
     assert [event.output_index for event in done] == [0, 1, 2, 3]

@@ -94,3 +94,8 @@ def live_server(
         thread.join(30)
         sock.close()
         assert not thread.is_alive(), "the server did not stop"
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    """The body of a chat completion: one message of the user's, and further fields."""
+    return {"messages": [{"role": "user", "content": text}], **fields}

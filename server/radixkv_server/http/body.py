@@ -207,6 +207,11 @@ class ParamError(ValueError):
         self.code = code
 
 
+def unsupported(param: str, what: str) -> ParamError:
+    """A field that can't be ignored without changing what the answer means."""
+    return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
+
+
 class StrictModel(BaseModel):
     """A body: no coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
 

@@ -12,16 +12,11 @@ from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.blocks import InputMessage, NoOp, Texts
 from radixkv_server.breakpoints import CacheControl, check_breakpoints
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 
 MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
 PRIORITY_LIMIT = 2**31
-
-
-def unsupported(param: str, what: str) -> ParamError:
-    """A field that can't be ignored without changing what the answer means."""
-    return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
 
 
 class Tool(StrictModel):

@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from radixkv.structured import StructuredOutputs
-from radixkv_server.apis.openai.schemas import (
-    MAX_LOGPROBS,
-    MAX_TOOLS,
+from radixkv_server.apis.openai.fields import (
     CacheFields,
+    ChatTemplateFields,
     NoOp,
     SamplingFields,
-    check_template_kwargs,
-    unsupported,
+    check_logprobs,
+    check_stream_options,
 )
+from radixkv_server.apis.openai.schemas import MAX_TOOLS
 from radixkv_server.apis.responses.items import InputItem
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.structured import format_grammar
 
 MAX_METADATA = 16
@@ -111,7 +111,7 @@ class StreamOptions(StrictModel):
 MAX_INPUT_ITEMS = 8192
 
 
-class ResponseRequest(CacheFields, SamplingFields):
+class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
     """Body of POST /v1/responses."""
 
     input: Annotated[list[InputItem], Field(min_length=1), FAIL_FAST] | str | None = None
@@ -139,9 +139,6 @@ class ResponseRequest(CacheFields, SamplingFields):
     max_tool_calls: NoOp = None
     safety_identifier: NoOp = None
     service_tier: NoOp = None
-    # Beyond OpenAI.
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @field_validator("input", mode="before")
     @classmethod
@@ -177,12 +174,6 @@ class ResponseRequest(CacheFields, SamplingFields):
                 raise ValueError(f"{name[:80]!r} is none of {', '.join(sorted(_INCLUDABLE))}.")
         return value
 
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _free_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        check_template_kwargs(value or {})
-        return value
-
     @model_validator(mode="after")
     def _only_what_works(self) -> ResponseRequest:
         if self.input is None and self.previous_response_id is None:
@@ -198,10 +189,8 @@ class ResponseRequest(CacheFields, SamplingFields):
             raise unsupported("truncation", "'auto' (leave out old items yourself, and see usage)")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise unsupported("text.verbosity", "anything but 'medium'")
-        if self.stream_options is not None and not self.stream:
-            raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
-            raise ParamError(f"top_logprobs must be from 0 to {MAX_LOGPROBS}.", "top_logprobs")
+        check_stream_options(self, self.stream_options)
+        check_logprobs(self.top_logprobs, "top_logprobs")
         return self
 
     @property

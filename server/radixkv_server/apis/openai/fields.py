@@ -1,0 +1,196 @@
+"""The fields that OpenAI's routes share, chat and text completions as well as responses, and their checks.
+
+A field works, or it is a documented one that changes nothing here (NoOp), or it is refused by name because
+ignoring it would change what the answer means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from radixkv.errors import InvalidRequestError
+from radixkv.request import MAX_STOP_STRINGS
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
+
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROBS = 20
+MAX_CACHE_KEY = 1024
+PRIORITY_LIMIT = 2**31
+
+# Arguments of the template call itself: a client that sets one would change what the server gets back.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template",
+        "conversation",
+        "continue_final_message",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "template",
+        "tokenize",
+        "tokenizer",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+_KEPT_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+NoOp = Any
+
+
+class SamplingFields(StrictModel):
+    """What every route that generates takes: from which model, and how its tokens are chosen."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    user: NoOp = None
+    # Beyond OpenAI.
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FAIL_FAST] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:
+        # Checked here so that the message is about the count and not about every branch of the union.
+        if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(value)}.")
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ValueError("stop must be a string or a list of strings.")
+        return value
+
+    @field_validator("priority")
+    @classmethod
+    def _small_priority(cls, value: int | None) -> int | None:
+        if value is not None and not -PRIORITY_LIMIT <= value < PRIORITY_LIMIT:
+            raise ValueError("priority must be a 32-bit signed integer.")
+        return value
+
+    def sampling_options(self) -> dict[str, Any]:
+        """The fields that go to SamplingParams as they are, where the client gave them."""
+        names = (
+            "temperature",
+            "top_p",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "top_k",
+            "min_p",
+            "min_tokens",
+            "repetition_penalty",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        )
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.stop is not None:
+            options["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            options["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias:
+            options["logit_bias"] = parse_logit_bias(self.logit_bias)
+        return options
+
+
+def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    """JSON's string keys as token ids.
+
+    Raises:
+        InvalidRequestError: a key is not a token id.
+    """
+    parsed = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            message = f"logit_bias maps token ids to numbers; {key[:40]!r} is not a token id"
+            raise InvalidRequestError(message, param="logit_bias")
+        parsed[int(key)] = value
+    return parsed
+
+
+def check_stream_options(body: SamplingFields, options: object) -> None:
+    """Raise ParamError for options of a stream where none is asked for."""
+    if options is not None and not body.stream:
+        raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
+
+
+def check_logprobs(value: int | None, param: str) -> None:
+    """Raise ParamError for a number of alternatives that is out of range."""
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise ParamError(f"{param} must be from 0 to {MAX_LOGPROBS}.", param)
+
+
+class PromptCacheOptions(StrictModel):
+    """`mode` and breakpoints change nothing: every prefix is found, wherever it ends."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> PromptCacheOptions:
+        if self.prewarm:
+            raise unsupported("prompt_cache_options.prewarm", "a request without an answer (max 1 token)")
+        if self.comparison_response_id is not None:
+            name = "prompt_cache_options.comparison_response_id"
+            raise unsupported(name, "comparing (usage says as cache_miss why tokens were not cached)")
+        return self
+
+
+class CacheFields(StrictModel):
+    """How long a prompt is to stay in the prefix cache, and which prompts belong together."""
+
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def kept_s(self) -> float | None:
+        """Seconds for which the prompt is to be pinned, after each use; None: not at all."""
+        options = self.prompt_cache_options
+        names = (self.prompt_cache_retention, options.ttl if options is not None else None)
+        return max((_KEPT_S[name] for name in names if name in _KEPT_S), default=None)
+
+
+class ChatTemplateFields(StrictModel):
+    """Beyond OpenAI: another template, and its variables."""
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in value or ():
+            if name in RESERVED_TEMPLATE_KWARGS or not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"{name[:100]!r} can't be set through chat_template_kwargs.")
+        return value
