@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.errors import to_api_error
-from radixkv_server.generation_request import GenerationRequest, Job
+from radixkv_server.generation.request import GenerationRequest, Job
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:

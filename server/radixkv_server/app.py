@@ -47,7 +47,7 @@ from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
-from radixkv_server.tenant_book import TenantBook
+from radixkv_server.tenants.book import TenantBook
 
 OnReady = Callable[[str, int], None]
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from radixkv_server.errors import ApiError
-from radixkv_server.rate_limits import LimitState
+from radixkv_server.tenants.rate_limits import LimitState
 
 Json = dict[str, Any]
 

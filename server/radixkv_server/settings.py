@@ -10,7 +10,8 @@ from typing import Any
 
 from radixkv.chat.formats import AUTO, FORMAT_NAMES
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import (
+from radixkv_server.log_format import FORMATS, LEVELS
+from radixkv_server.tenants.api_keys import (
     ADMIN_ENV_VARIABLE,
     KeyRing,
     keys_from_environment,
@@ -18,7 +19,6 @@ from radixkv_server.api_keys import (
     parse_api_key,
     split_api_key,
 )
-from radixkv_server.log_format import FORMATS, LEVELS
 
 MIB = 1024 * 1024
 

@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
 from radixkv_server.apis.anthropic import parse
-from radixkv_server.chat import AnswerReaders, chat_job
+from radixkv_server.chat.chat import AnswerReaders, chat_job
 
 ASK: dict[str, Any] = {"model": "scripted", "max_tokens": 100}
 TOOL: dict[str, Any] = {

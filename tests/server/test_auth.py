@@ -11,13 +11,13 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import keys_from_environment, parse_api_key
 from radixkv_server.app import APIS
 from radixkv_server.dialect import Api
 from radixkv_server.http.auth import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.settings import ServerSettings, make_settings
-from radixkv_server.tenants import Tenant
+from radixkv_server.tenants.api_keys import keys_from_environment, parse_api_key
+from radixkv_server.tenants.tenant import Tenant
 
 KEYS = ("alice=key-a", "alice=key-a2", "bob=key-b", "bare-key")
 MESSAGES = [{"role": "user", "content": "say:hello"}]

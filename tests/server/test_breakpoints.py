@@ -13,8 +13,8 @@ from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from radixkv.text.json_text import read_json_text
 from radixkv.text.tokenizer import Tokenizer
-from radixkv_server.breakpoints import Place, kept_prefixes
-from radixkv_server.chat import Chat, chat_prompt
+from radixkv_server.chat.breakpoints import Place, kept_prefixes
+from radixkv_server.chat.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.settings import ServerSettings
 

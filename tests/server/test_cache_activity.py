@@ -18,7 +18,7 @@ from radixkv.errors import RequestFailedError
 from radixkv.request import OutputDelta, SamplingParams
 from radixkv_server.activity import Activity, HitCounts, SeenRequest
 from radixkv_server.cache_feed import CacheFeed
-from radixkv_server.generation_request import GenerationRequest, Job
+from radixkv_server.generation.request import GenerationRequest, Job
 from radixkv_server.http.request_record import RequestRecord
 
 KEYS = {"ada": "ada-key", "bob": "bob-key", "operator": "operator-key"}

@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 
 from radixkv.cache.insight.likeness import same_later
 from radixkv_server.apis.cache.wording import word_at
-from radixkv_server.message_places import place_name
+from radixkv_server.chat.message_places import place_name
 
 RULES = "You are the assistant of the harbour office. Count the ships every evening, and be brief."
 QUESTION = "How many ships?"

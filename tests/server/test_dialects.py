@@ -18,11 +18,11 @@ from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
-from radixkv_server.exchange import respond
-from radixkv_server.generation_request import GenerationRequest, Job, new_id
+from radixkv_server.generation.exchange import respond
+from radixkv_server.generation.request import GenerationRequest, Job, new_id
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
-from radixkv_server.rate_limits import LimitState
-from radixkv_server.usage import Usage
+from radixkv_server.tenants.rate_limits import LimitState
 
 ASK = "/tiny/ask"
 

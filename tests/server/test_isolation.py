@@ -10,7 +10,7 @@ from live_server import live_server
 from paged_language_model import LetterTokenizer, make_engine
 
 from radixkv.async_engine import AsyncEngine
-from radixkv_server.api_keys import stored_form
+from radixkv_server.tenants.api_keys import stored_form
 
 KEYS = f"""
 [tenants.quiet]

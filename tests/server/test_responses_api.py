@@ -17,8 +17,8 @@ from scripted_parser import ScriptedParser
 
 from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv_server.apis.responses import parse
-from radixkv_server.chat import AnswerReaders, chat_job
-from radixkv_server.generation_request import Job
+from radixkv_server.chat.chat import AnswerReaders, chat_job
+from radixkv_server.generation.request import Job
 
 URL = "/v1/responses"
 

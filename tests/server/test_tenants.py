@@ -18,14 +18,14 @@ from scripted_engine import ScriptedEngine
 from radixkv.cache.retention.quota import Quota
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import keys_from_file, new_secret, stored_form
 from radixkv_server.app import create_app, serve
 from radixkv_server.errors import ApiError
-from radixkv_server.keys_file import read_keys_file
-from radixkv_server.rate_limits import Limiter, TokenBucket
 from radixkv_server.settings import ServerSettings
-from radixkv_server.tenant_book import TenantBook
-from radixkv_server.tenants import Limits, Tenant
+from radixkv_server.tenants.api_keys import keys_from_file, new_secret, stored_form
+from radixkv_server.tenants.book import TenantBook
+from radixkv_server.tenants.keys_file import read_keys_file
+from radixkv_server.tenants.rate_limits import Limiter, TokenBucket
+from radixkv_server.tenants.tenant import Limits, Tenant
 
 MESSAGES = [{"role": "user", "content": "say:hello"}]
 

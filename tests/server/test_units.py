@@ -16,14 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixkv_server.concurrency import gather_or_cancel, merge
 from radixkv_server.errors import ApiError
+from radixkv_server.generation.concurrency import gather_or_cancel, merge
 from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.hosts import HostOriginMiddleware, split_host
 from radixkv_server.http.observation import access_line
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.tenants import Tenant
+from radixkv_server.tenants.tenant import Tenant
 
 
 async def test_huge_bodies_are_parsed_one_at_a_time_and_off_the_event_loop() -> None:

@@ -18,11 +18,11 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.tools.cli import command_tree
 from radixkv.tools.serve import cli
-from radixkv_server.api_keys import digest_of
 from radixkv_server.app import with_tenants
-from radixkv_server.keys_file import read_keys_file
 from radixkv_server.log_format import JsonFormatter
 from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenants.api_keys import digest_of
+from radixkv_server.tenants.keys_file import read_keys_file
 
 TREE = get_command(command_tree())
 assert isinstance(TREE, TyperGroup)

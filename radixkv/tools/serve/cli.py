@@ -20,9 +20,9 @@ from radixkv.engine.startup import resident_memory
 from radixkv.errors import ConfigError
 from radixkv.tools.cli_options import engine_options, settings_parameters, with_parameters
 from radixkv.tools.serve.config_file import take_config_file
-from radixkv_server.api_keys import TENANT_NAME, new_secret, parse_api_key, stored_form
 from radixkv_server.log_format import configure_logging
 from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenants.api_keys import TENANT_NAME, new_secret, parse_api_key, stored_form
 
 SERVER_PANEL = "Server"
 

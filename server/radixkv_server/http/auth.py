@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv_server.errors import ApiError
 from radixkv_server.http.request_record import record_of
-from radixkv_server.tenant_book import TenantBook
+from radixkv_server.tenants.book import TenantBook
 
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from radixkv.request import RequestTimes
-from radixkv_server.rate_limits import Limiter, LimitState, Visit
-from radixkv_server.tenants import EVERYBODY, Tenant
-from radixkv_server.usage import Usage
+from radixkv_server.generation.usage import Usage
+from radixkv_server.tenants.rate_limits import Limiter, LimitState, Visit
+from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 _RECORD = "radixkv.record"
 

@@ -26,8 +26,8 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolUseBlock,
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
-from radixkv_server.breakpoints import CacheControl, Place
-from radixkv_server.chat import Message
+from radixkv_server.chat.breakpoints import CacheControl, Place
+from radixkv_server.chat.chat import Message
 
 #: Arguments of a call that a client sends back, from its id and its input.
 Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]

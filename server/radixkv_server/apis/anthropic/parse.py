@@ -10,12 +10,12 @@ from typing import Any
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
-from radixkv_server.breakpoints import kept_prefixes
-from radixkv_server.chat import Chat, chat_job, chat_prompt
+from radixkv_server.chat.breakpoints import kept_prefixes
+from radixkv_server.chat.chat import Chat, chat_job, chat_prompt
+from radixkv_server.chat.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation_request import GenerationRequest
-from radixkv_server.structured import grammar_of
+from radixkv_server.generation.request import GenerationRequest
 
 _FORMAT = "output_config.format"
 _RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}

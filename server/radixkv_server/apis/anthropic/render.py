@@ -30,10 +30,10 @@ from radixkv.chat.answer import (
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
-from radixkv_server.chat import AnswerReaders
+from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
-from radixkv_server.generation_request import GenerationRequest, KeptPrefix
-from radixkv_server.usage import Usage
+from radixkv_server.generation.request import GenerationRequest, KeptPrefix
+from radixkv_server.generation.usage import Usage
 
 #: What a call was answered with: its id, and the text of its arguments.
 Remember = Callable[[str, str], None]

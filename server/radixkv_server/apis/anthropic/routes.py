@@ -10,8 +10,8 @@ from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
-from radixkv_server.exchange import json_response, respond
-from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.generation.exchange import json_response, respond
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.blocks import InputMessage, NoOp, Texts
-from radixkv_server.breakpoints import CacheControl, check_breakpoints
+from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 
 MAX_TOOLS = 1024

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from radixkv_server.errors import bad_request
-from radixkv_server.generation_request import check_salt
+from radixkv_server.generation.request import check_salt
 from radixkv_server.http.request_record import record_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from radixkv_server.apis.cache.schemas import PromptFields
 from radixkv_server.apis.openai.parse import parse_chat
 from radixkv_server.context import ServerContext
-from radixkv_server.usage import Hint, PlaceName
+from radixkv_server.generation.usage import Hint, PlaceName
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from radixkv_server.apis.openai.routes import OPENAI
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.exchange import json_response
+from radixkv_server.generation.exchange import json_response
 from radixkv_server.http.auth import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from radixkv.structured import StructuredOutputs
+from radixkv_server.chat.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import StrictModel
-from radixkv_server.structured import format_grammar, grammar_of
 
 _GUIDED = {
     "guided_json": "json",

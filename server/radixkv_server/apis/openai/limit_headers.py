@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from radixkv_server.rate_limits import LimitState
+from radixkv_server.tenants.rate_limits import LimitState
 
 
 def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from radixkv.text.json_text import read_json_text
-from radixkv_server.breakpoints import CacheControl, Place
+from radixkv_server.chat.breakpoints import CacheControl, Place
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError
 

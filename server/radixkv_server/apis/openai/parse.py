@@ -14,12 +14,12 @@ from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
-from radixkv_server.breakpoints import kept_prefixes
-from radixkv_server.chat import Chat, chat_job
+from radixkv_server.chat.breakpoints import kept_prefixes
+from radixkv_server.chat.chat import Chat, chat_job
+from radixkv_server.chat.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation_request import GenerationRequest, Job, new_id, sampling_params
-from radixkv_server.structured import tool_choice
+from radixkv_server.generation.request import GenerationRequest, Job, new_id, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -22,9 +22,9 @@ from radixkv.chat.answer import (
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
-from radixkv_server.chat import AnswerReaders
+from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump
-from radixkv_server.usage import Usage
+from radixkv_server.generation.usage import Usage
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport

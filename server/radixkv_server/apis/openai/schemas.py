@@ -22,7 +22,7 @@ from radixkv_server.apis.openai.fields import (
 )
 from radixkv_server.apis.openai.grammars import GrammarFields
 from radixkv_server.apis.openai.messages import ChatMessage, breakpoints_in
-from radixkv_server.breakpoints import CacheControl, Place, check_breakpoints
+from radixkv_server.chat.breakpoints import CacheControl, Place, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data, unsupported
 
 MAX_TOOLS = 1024

@@ -13,13 +13,13 @@ from radixkv_server.apis.responses.items import ItemReference, MessageItem, item
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import FunctionTool, ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
-from radixkv_server.chat import Chat, chat_job
+from radixkv_server.chat.chat import Chat, chat_job
+from radixkv_server.chat.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.http.body import as_data
-from radixkv_server.structured import tool_choice
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 

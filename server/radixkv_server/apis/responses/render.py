@@ -13,10 +13,10 @@ from radixkv_server.apis.responses.errors import error_json, frame
 from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.chat import AnswerReaders
+from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
-from radixkv_server.usage import Usage
+from radixkv_server.generation.usage import Usage
 
 
 def usage_json(usage: Usage, reasoning_tokens: int) -> Json:

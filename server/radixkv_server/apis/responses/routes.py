@@ -11,7 +11,7 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.exchange import json_response, respond
+from radixkv_server.generation.exchange import json_response, respond
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

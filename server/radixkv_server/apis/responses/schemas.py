@@ -21,8 +21,8 @@ from radixkv_server.apis.openai.fields import (
 )
 from radixkv_server.apis.openai.schemas import MAX_TOOLS
 from radixkv_server.apis.responses.items import InputItem
+from radixkv_server.chat.structured import format_grammar
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
-from radixkv_server.structured import format_grammar
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request, Response
 import radixkv
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
-from radixkv_server.chat import Chat, chat_prompt
+from radixkv_server.chat.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
-from radixkv_server.exchange import json_response, long_json_response
+from radixkv_server.generation.exchange import json_response, long_json_response
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
 router = APIRouter()

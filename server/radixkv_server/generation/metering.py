@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.request import OutputDelta, RequestOutput, RequestTimes
+from radixkv_server.generation.usage import Hint, Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
-from radixkv_server.usage import Hint, Usage
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport

@@ -19,11 +19,11 @@ from radixkv.chat.history import reasoning_of, template_messages, template_tools
 from radixkv.client import TextTokenizer
 from radixkv.request import CompletionOutput, OutputDelta
 from radixkv.structured import StructuredOutputs
+from radixkv_server.chat.message_places import place_name
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation_request import Job, sampling_params
-from radixkv_server.message_places import place_name
-from radixkv_server.usage import Hint, PlaceName
+from radixkv_server.generation.request import Job, sampling_params
+from radixkv_server.generation.usage import Hint, PlaceName
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport

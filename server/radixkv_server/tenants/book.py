@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from radixkv.cache.retention.quota import Quota, check_floors
 from radixkv.client import CacheClient
 from radixkv.errors import RadixKVError
-from radixkv_server.api_keys import KeyRing
-from radixkv_server.keys_file import KeysFile, read_keys_file
-from radixkv_server.rate_limits import Limiter
-from radixkv_server.settings import ServerSettings
-from radixkv_server.tenants import Account, Tenant
+from radixkv_server.tenants.api_keys import KeyRing
+from radixkv_server.tenants.keys_file import KeysFile, read_keys_file
+from radixkv_server.tenants.rate_limits import Limiter
+from radixkv_server.tenants.tenant import Account, Tenant
 
 logger = logging.getLogger("radixkv.server")
+
+
+class KeySettings(Protocol):
+    """Whose keys are asked for: those of users, those of admins, and the file with more of them, if any."""
+
+    @property
+    def api_keys(self) -> Sequence[str]: ...
+
+    @property
+    def admin_keys(self) -> Sequence[str]: ...
+
+    @property
+    def keys_file(self) -> str | None: ...
 
 
 class TenantBook:
@@ -29,7 +42,7 @@ class TenantBook:
         ConfigError: a key or the keys file is malformed, or a key is given to two tenants.
     """
 
-    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: KeySettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._own_keys = KeyRing.of(settings.api_keys, settings.admin_keys)
         self._path = settings.keys_file
         self._clock = clock

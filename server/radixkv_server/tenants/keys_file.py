@@ -21,8 +21,8 @@ from typing import Any
 
 from radixkv.cache.retention.quota import Quota
 from radixkv.errors import ConfigError
-from radixkv_server.api_keys import TENANT_NAME, ApiKey, stored_digest
-from radixkv_server.tenants import Account, Limits, Tenant
+from radixkv_server.tenants.api_keys import TENANT_NAME, ApiKey, stored_digest
+from radixkv_server.tenants.tenant import Account, Limits, Tenant
 
 _NUMBERS = {  # name -> least value
     "requests_per_minute": 1,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from radixkv.errors import ConfigError
-from radixkv_server.tenants import Role, Tenant
+from radixkv_server.tenants.tenant import Role, Tenant
 
 ENV_VARIABLE = "RADIXKV_API_KEY"
 ADMIN_ENV_VARIABLE = "RADIXKV_ADMIN_KEY"

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from radixkv.text.json_text import JsonText
-from radixkv_server.chat import Chat, Message, chat_prompt
+from radixkv_server.chat.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext
-from radixkv_server.generation_request import KeptPrefix
+from radixkv_server.generation.request import KeptPrefix
 from radixkv_server.http.body import ParamError, StrictModel
 
 MAX_BREAKPOINTS = 4

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixkv_server.errors import ApiError
-from radixkv_server.tenants import Limits
+from radixkv_server.tenants.tenant import Limits
 
 #: Tokens that an answer is taken to have, until it has ended, where the request names no limit.
 ASSUMED_ANSWER_TOKENS = 256

@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
-from radixkv_server.generation import Generation
-from radixkv_server.generation_request import GenerationRequest
+from radixkv_server.generation.generation import Generation
+from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
-from radixkv_server.rate_limits import ASSUMED_ANSWER_TOKENS
-from radixkv_server.usage import Usage
+from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -11,7 +11,7 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv_server.errors import bad_request
-from radixkv_server.usage import Hint, PlaceName
+from radixkv_server.generation.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
 
