@@ -26,6 +26,8 @@ from radixkv.sampling.sampling_state import SamplingState
 
 # Candidates looked at for top_p before falling back to sorting the whole vocabulary.
 _TOP_P_CANDIDATES = 1024
+# Neighbouring tokens whose weights are added up before one of them is looked for: about the root of V.
+_CHUNK = 256
 
 
 class Sampled(Protocol):
@@ -258,14 +260,15 @@ def _draw(logits: torch.Tensor, requests: Sequence[Sampled], ahead: int) -> list
     device = logits.device
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
     # Subtract the maximum first: dividing by a tiny temperature must not overflow.
-    scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
+    scaled = (logits - logits.amax(dim=1, keepdim=True)).div_(temperature[:, None])
     uniform = [request.sampling_state.draw(ahead) for request in requests]
     tokens = [0] * len(requests)
     plain = [j for j, p in enumerate(params) if p.top_k <= 0 and p.top_p >= 1.0]
     if plain:
-        kept = scaled[plain]
-        floor = torch.tensor([params[j].min_p for j in plain], dtype=torch.float32, device=device)
-        kept = kept.masked_fill(kept < floor.log()[:, None], -torch.inf)
+        kept = scaled if len(plain) == len(params) else scaled[plain]
+        if any(params[j].min_p > 0.0 for j in plain):
+            floor = torch.tensor([params[j].min_p for j in plain], dtype=torch.float32, device=device)
+            kept = kept.masked_fill(kept < floor.log()[:, None], -torch.inf)
         for j, token in zip(plain, _invert(kept, [uniform[j] for j in plain]), strict=True):
             tokens[j] = token
     for j, p in enumerate(params):
@@ -275,14 +278,33 @@ def _draw(logits: torch.Tensor, requests: Sequence[Sampled], ahead: int) -> list
 
 
 def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
-    """Inverse transform sampling over the last axis; sums in float64, so that no tail is lost."""
-    cumulative = torch.softmax(scaled, dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    target = torch.tensor(uniform, dtype=torch.float64, device=scaled.device) * cumulative[..., -1]
-    # right=True: a target of 0 skips tokens of probability 0.
-    found = torch.searchsorted(cumulative, target[..., None], right=True)[..., 0]
-    # Rounding may push the target to the very end, where tokens of probability 0 can lie.
-    last = cumulative.shape[-1] - 1 - (scaled.flip(-1) > -torch.inf).int().argmax(dim=-1)
-    return torch.minimum(found, last).tolist()
+    """Inverse transform sampling over the last axis of logits [R, N], in two levels.
+
+    Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
+    is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
+    """
+    weights = torch.softmax(scaled, dim=1)  # its exponentials are faster than exp's where there are infinities
+    missing = -weights.shape[1] % _CHUNK
+    if missing:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    chunks = weights.view(len(weights), -1, _CHUNK)
+    ends = chunks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    target = torch.tensor(uniform, dtype=torch.float64, device=scaled.device)[:, None] * ends[:, -1:]
+    chunk = _first_above(ends, target)
+    within = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(dim=1)
+    start = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
+    return (chunk * _CHUNK + _first_above(within, target - start))[:, 0].tolist()
+
+
+def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The first place of each row of running sums [R, N] that is above its target [R, 1]: int64 [R, 1].
+
+    A weight of 0 is never hit: where rounding has pushed the target to the very end, the place is that of
+    the last other one.
+    """
+    return torch.minimum(
+        torch.searchsorted(sums, target, right=True), torch.searchsorted(sums, sums[:, -1:].contiguous())
+    )
 
 
 def _draw_filtered(scaled: torch.Tensor, params: SamplingParams, uniform: float) -> int:

@@ -19,6 +19,22 @@ _COMPILE_FUEL = 300_000
 _MASK_FUEL = 100_000
 _MAX_MASK_THREADS = 8
 
+
+def _slices() -> list[str]:
+    """Texts whose tokens a mask takes as a whole where the grammar allows all such texts.
+
+    Strings of bounded length are what masks spend their time on: near the bound, llguidance's own slices (of up
+    to 10 and 30 characters) no longer fit, and each token is tried. Shorter ones halve that, and those of
+    letters do the same for patterns. Order matters: a token belongs to the first slice that it fits.
+    """
+    kinds = (
+        ("[a-z ]", (2, 4, 6, 8, 12, 20)),
+        ("[a-zA-Z ]", (4, 8, 20)),
+        (r'[^"\\\x00-\x1F\x7F]', (2, 4, 6, 9, 15, 30)),
+    )
+    own = [f"{kind}{{1,{most}}}" for kind, lengths in kinds for most in lengths]
+    return [r"[\x20\x0A\x0D\x09]+", *own, r'[^"\\\x00-\x1F\x7F]+']
+
 Bitmasks = npt.NDArray[np.int32]
 
 
@@ -49,7 +65,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: GrammarTokenizer, end_token_ids: Collection[int]) -> None:
         source = tokenizer.grammar_source()
-        self._tokens = llguidance.LLTokenizer(source, eos_token=sorted(end_token_ids) or None)
+        self._tokens = llguidance.LLTokenizer(
+            source, eos_token=sorted(end_token_ids) or None, slices=_slices()
+        )
         self.end_token_ids = frozenset(self._tokens.eos_tokens)
         self.size: int = self._tokens.vocab_size
         self.scratch = np.empty((-(-self.size // 32) * 4, 8), dtype=np.float32)
