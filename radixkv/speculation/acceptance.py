@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-#: Matches of so many tokens and more are counted apart: they are right far more often.
-LONG_MATCH = 8
+from bisect import bisect_right
+
+#: Matches of so many tokens and more are counted apart from shorter ones: they are right more often.
+KINDS = (0, 3, 8)
 _PRIOR_WEIGHT = 2.0
 _MEMORY = 0.7  # of what was counted before, at each draft
 _REST = 0.97  # the same, whenever a guess was not worth a try: in the end one is made again
 
 
 class Acceptance:
-    """The rate of right guesses, for short and for long matches.
+    """The rate of right guesses, for matches of each of `KINDS`.
 
     Args:
         is_greedy: whether the request takes the likeliest tokens: it repeats itself more exactly.
@@ -19,12 +21,12 @@ class Acceptance:
     __slots__ = ("_priors", "_right", "_tried")
 
     def __init__(self, is_greedy: bool) -> None:
-        self._priors = (0.5, 0.9) if is_greedy else (0.35, 0.6)
-        self._right, self._tried = [0.0, 0.0], [0.0, 0.0]
+        self._priors = (0.3, 0.5, 0.9) if is_greedy else (0.2, 0.35, 0.6)
+        self._right, self._tried = [0.0] * len(KINDS), [0.0] * len(KINDS)
 
     def rate(self, match: int) -> float:
         """How likely the next guess is right, given a match of so many tokens."""
-        kind = match >= LONG_MATCH
+        kind = bisect_right(KINDS, match) - 1
         right = self._right[kind] + _PRIOR_WEIGHT * self._priors[kind]
         return right / (self._tried[kind] + _PRIOR_WEIGHT)
 
@@ -39,13 +41,13 @@ class Acceptance:
             count += 1
             chance *= rate
         if not count:
-            kind = match >= LONG_MATCH
+            kind = bisect_right(KINDS, match) - 1
             self._right[kind] *= _REST
             self._tried[kind] *= _REST
         return count
 
     def observe(self, match: int, num_guesses: int, num_right: int) -> None:
         """Of a draft after such a match, so many tokens were right, from its first on."""
-        kind = match >= LONG_MATCH
+        kind = bisect_right(KINDS, match) - 1
         self._right[kind] = self._right[kind] * _MEMORY + num_right
         self._tried[kind] = self._tried[kind] * _MEMORY + num_right + (num_right < num_guesses)

@@ -6,8 +6,9 @@ tokens the latest place they end at, `_before` for each place the one before it 
     text      a b c d e a b c
     place     0 1 2 3 4 5 6 7 8          _last[hash(a b c)] = 8, _before[8] = 3, _before[3] = -1
 
-A chain is followed for a few steps; each candidate is compared backwards, so that hashes only propose.
-Memory: 8 bytes a token and a table of fixed size.
+A chain is followed for a few steps; each candidate is compared backwards, so that hashes only propose. Where
+none matches, the latest place of the last two tokens is taken (`_pairs`), which has no chain.
+Memory: 8 bytes a token and two tables of fixed size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-#: A match has at least so many tokens.
+#: Tokens that are hashed; only the latest match can be one token shorter.
 GRAM = 3
 #: Matches are not measured beyond this.
 LONGEST_MATCH = 32
@@ -35,15 +36,18 @@ class TextIndex:
         tokens: it begins with these. O(tokens log tokens), vectorised: 1 ms for 8,000.
     """
 
-    __slots__ = ("_before", "_last", "_tokens")
+    __slots__ = ("_before", "_last", "_pairs", "_tokens")
 
     def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
         count = len(tokens)
         self._tokens = array("i", tokens.tobytes())
         last = np.full(_TABLE, -1, dtype=np.int32)
         before = np.full(count + 1, -1, dtype=np.int32)
+        pairs = np.full(_TABLE, -1, dtype=np.int32)
+        wide = tokens.astype(np.int64)
         if count >= GRAM:
-            wide = tokens.astype(np.int64)
+            # Of equal ones the latest stays. The last pair is left out: nothing follows it yet.
+            pairs[(wide[:-2] * _FACTORS[1] + wide[1:-1] * _FACTORS[2]) & _MASK] = np.arange(2, count)
             hashes = (wide[:-2] * _FACTORS[0] + wide[1:-1] * _FACTORS[1] + wide[2:] * _FACTORS[2]) & _MASK
             places = np.argsort(hashes, kind="stable").astype(np.int32)
             ordered = hashes[places]
@@ -54,6 +58,7 @@ class TextIndex:
             last[ordered[ends]] = places[ends]
         self._last = array("i", last.tobytes())
         self._before = array("i", before.tobytes())
+        self._pairs = array("i", pairs.tobytes())
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -66,6 +71,7 @@ class TextIndex:
         if place < GRAM:
             self._before.append(-1)
             return
+        self._pairs[_hash(0, tokens[-3], tokens[-2])] = place - 1
         key = _hash(tokens[-3], tokens[-2], token_id)
         self._before.append(self._last[key])
         self._last[key] = place
@@ -77,7 +83,7 @@ class TextIndex:
     def find(self, context: Sequence[int], *, inside: bool = False) -> tuple[int, int]:
         """The place behind the longest match of the context's end, the latest of several; and its length.
 
-        (0, 0) where fewer than GRAM tokens match, or the text ends behind the match. O(LONGEST_MATCH) for
+        (0, 0) where fewer than two tokens match, or the text ends behind the match. O(LONGEST_MATCH) for
         each of a few candidates.
 
         Args:
@@ -102,7 +108,10 @@ class TextIndex:
                     if length >= LONGEST_MATCH:
                         break
             place = self._before[place]
-        return (best, longest) if best else (0, 0)
+        if best:
+            return best, longest
+        place = self._pairs[_hash(0, context[-2], context[-1])]
+        return (place, GRAM - 1) if place >= 0 and self._matching(place, context) >= GRAM - 1 else (0, 0)
 
     def _matching(self, place: int, context: Sequence[int]) -> int:
         """How many tokens before `place` are those at the end of `context`."""
