@@ -24,8 +24,6 @@ from radixkv.request import SamplingParams
 from radixkv.sampling.logits_processors import apply_processors, prepare_processors
 from radixkv.sampling.sampling_state import SamplingState
 
-# Candidates looked at for top_p before falling back to sorting the whole vocabulary.
-_TOP_P_CANDIDATES = 1024
 # Neighbouring tokens whose weights are added up before one of them is looked for: about the root of V.
 _CHUNK = 256
 
@@ -283,7 +281,9 @@ def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
     """
-    weights = torch.softmax(scaled, dim=1)  # its exponentials are faster than exp's where there are infinities
+    weights = torch.softmax(
+        scaled, dim=1
+    )  # its exponentials are faster than exp's where there are infinities
     missing = -weights.shape[1] % _CHUNK
     if missing:
         weights = torch.nn.functional.pad(weights, (0, missing))
@@ -309,22 +309,19 @@ def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def _draw_filtered(scaled: torch.Tensor, params: SamplingParams, uniform: float) -> int:
     """One draw from a row [V] with top_k and/or top_p, over candidates sorted by descending logit."""
-    vocab = len(scaled)
-    wanted = min(params.top_k, vocab) if params.top_k > 0 else min(_TOP_P_CANDIDATES, vocab)
-    best = torch.topk(scaled, wanted)
-    values, ids = best.values, best.indices
+    if params.top_k > 0:
+        best = torch.topk(scaled, min(params.top_k, len(scaled)))
+        values, ids = best.values, best.indices
+        shares = torch.softmax(values, -1)  # top_p counts what top_k has left
+    else:
+        # Tokens rarer than this make up less than 1 - top_p together: they come behind what is kept.
+        shares = torch.softmax(scaled, -1)
+        ids = (shares > 0.5 * (1.0 - params.top_p) / len(scaled)).nonzero()[:, 0]
+        shares, order = torch.sort(shares[ids], descending=True, stable=True)
+        ids = ids[order]
+        values = scaled[ids]
     if params.top_p < 1.0:
-        # top_p counts what top_k has left; without top_k, the whole vocabulary. A softmax adds up each row on
-        # one thread: the sum's bits, and with them the choice, don't depend on the number of threads.
-        if params.top_k > 0:
-            before = torch.softmax(values[None], -1, dtype=torch.float64)[0].cumsum(0)
-        else:
-            shares = torch.softmax(scaled[None], -1, dtype=torch.float64)[0]
-            before = shares[ids].cumsum(0)
-            if wanted < vocab and float(before[-1]) < params.top_p:
-                best_all = torch.sort(scaled, descending=True, stable=True)
-                values, ids = best_all.values, best_all.indices
-                before = shares[ids].cumsum(0)
+        before = shares.double().cumsum(0)
         # Keep each token before which less than top_p had been reached; always the first.
         keep = torch.ones_like(values, dtype=torch.bool)
         keep[1:] = before[:-1] < params.top_p

@@ -23,7 +23,7 @@ _MAX_MASK_THREADS = 8
 def _slices() -> list[str]:
     """Texts whose tokens a mask takes as a whole where the grammar allows all such texts.
 
-    Strings of bounded length are what masks spend their time on: near the bound, llguidance's own slices (of up
+    Strings of bounded length are what masks spend their time on: near the bound, llguidance's own slices (up
     to 10 and 30 characters) no longer fit, and each token is tried. Shorter ones halve that, and those of
     letters do the same for patterns. Order matters: a token belongs to the first slice that it fits.
     """
@@ -34,6 +34,7 @@ def _slices() -> list[str]:
     )
     own = [f"{kind}{{1,{most}}}" for kind, lengths in kinds for most in lengths]
     return [r"[\x20\x0A\x0D\x09]+", *own, r'[^"\\\x00-\x1F\x7F]+']
+
 
 Bitmasks = npt.NDArray[np.int32]
 
