@@ -276,7 +276,7 @@ def _draw(logits: torch.Tensor, requests: Sequence[Sampled], ahead: int) -> list
 
 
 def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
-    """Inverse transform sampling over the last axis of logits [R, N], in two levels.
+    """Inverse transform sampling over the last axis of logits [R, N]; long rows in two levels.
 
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
@@ -284,12 +284,16 @@ def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
     weights = torch.softmax(
         scaled, dim=1
     )  # its exponentials are faster than exp's where there are infinities
+    numbers = torch.tensor(uniform, dtype=torch.float64, device=scaled.device)[:, None]
+    if weights.shape[1] <= _CHUNK:
+        sums = weights.double().cumsum(dim=1)
+        return _first_above(sums, numbers * sums[:, -1:])[:, 0].tolist()
     missing = -weights.shape[1] % _CHUNK
     if missing:
         weights = torch.nn.functional.pad(weights, (0, missing))
     chunks = weights.view(len(weights), -1, _CHUNK)
     ends = chunks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
-    target = torch.tensor(uniform, dtype=torch.float64, device=scaled.device)[:, None] * ends[:, -1:]
+    target = numbers * ends[:, -1:]
     chunk = _first_above(ends, target)
     within = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(dim=1)
     start = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
