@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,9 +13,8 @@ from rich.progress import Progress
 
 from radixkv.errors import ConfigError
 from radixkv.tools.api_key_file import read_key
+from radixkv.tools.bench import options
 from radixkv.tools.output_files import check_writable
-
-WORKLOADS_PANEL, LOAD_PANEL = "Fixed workloads", "Load (--load)"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -24,101 +23,26 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def bench(
-    url: Annotated[
-        str | None, typer.Option(help="Measure this running server instead of starting one for each round.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name of the model to ask for; default: the first that is served.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the (first round's) prompts.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Rounds with new prompts; medians are shown.", rich_help_panel=WORKLOADS_PANEL
-        ),
-    ] = 1,
-    workloads: Annotated[
-        str | None,
-        typer.Option(
-            help="Which, separated by commas: W1 cold, W1 warm, W2, W3, single.",
-            rich_help_panel=WORKLOADS_PANEL,
-        ),
-    ] = None,
-    load: Annotated[
-        str | None,
-        typer.Option(
-            help="shared: questions behind one long system prompt. agent: conversations of many turns. "
-            "unique: prompts that share nothing. replay: the requests of --log.",
-            rich_help_panel=LOAD_PANEL,
-        ),
-    ] = None,
-    rate: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            help="Sessions that begin a second, at random times (Poisson); 0: all at once.",
-            rich_help_panel=LOAD_PANEL,
-        ),
-    ] = 1.0,
-    sessions: Annotated[
-        int, typer.Option(min=1, help="How many there are.", rich_help_panel=LOAD_PANEL)
-    ] = 32,
-    turns: Annotated[
-        int, typer.Option(min=1, help="Turns of a session of an agent.", rich_help_panel=LOAD_PANEL)
-    ] = 6,
-    prompt_words: Annotated[
-        int,
-        typer.Option(min=1, help="Words of the shared or the unique prompt.", rich_help_panel=LOAD_PANEL),
-    ] = 800,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=LOAD_PANEL)
-    ] = 32,
-    exact_length: Annotated[
-        bool,
-        typer.Option(
-            "--exact-length",
-            help="Ask for exactly that many (ignore_eos: vLLM, SGLang, radixkv).",
-            rich_help_panel=LOAD_PANEL,
-        ),
-    ] = False,
-    at_once: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most requests in flight. The wait for a place counts; without it nobody waits for others.",
-            rich_help_panel=LOAD_PANEL,
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help='Chat log to replay, JSON lines {"messages", "timestamp", "max_tokens"}.',
-            rich_help_panel=LOAD_PANEL,
-        ),
-    ] = None,
-    schedule: Annotated[
-        Path | None,
-        typer.Option(
-            help='Its schedule, lines {"t", "session", "upto", "max_tokens"}.', rich_help_panel=LOAD_PANEL
-        ),
-    ] = None,
-    tools: Annotated[
-        Path | None, typer.Option(help="Its tool definitions by key.", rich_help_panel=LOAD_PANEL)
-    ] = None,
-    speed: Annotated[
-        float,
-        typer.Option(min=0.001, help="Replay so many times as fast as recorded.", rich_help_panel=LOAD_PANEL),
-    ] = 1.0,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the API key; default: the variable RADIXKV_API_KEY.", rich_help_panel=LOAD_PANEL
-        ),
-    ] = None,
-    server: Annotated[
-        list[str] | None, typer.Argument(help="After --: arguments of the `radixkv serve` that is started.")
-    ] = None,
+    url: options.Url = None,
+    model: options.Model = None,
+    seed: options.Seed = 0,
+    json_file: options.JsonFile = None,
+    rounds: options.Rounds = 1,
+    workloads: options.Workloads = None,
+    load: options.Load = None,
+    rate: options.Rate = 1.0,
+    sessions: options.Sessions = 32,
+    turns: options.Turns = 6,
+    prompt_words: options.PromptWords = 800,
+    max_tokens: options.MaxTokens = 32,
+    exact_length: options.ExactLength = False,
+    at_once: options.AtOnce = None,
+    log: options.Log = None,
+    schedule: options.Schedule = None,
+    tools: options.ToolFile = None,
+    speed: options.Speed = 1.0,
+    api_key_file: options.ApiKeyFile = None,
+    server: options.Server = None,
 ) -> None:
     """Measure a server over HTTP: throughput, latencies, and what came from the cache.
 
