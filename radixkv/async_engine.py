@@ -2,15 +2,12 @@
 
 The life of a request here:
 
- 1. its prompt is tokenised (a long one off the event loop), and `_Add` goes to the engine's thread;
+ 1. its prompt is tokenised (a long one off the event loop), and `Add` goes to the engine's thread;
  2. the thread adds it, or sends back why not; from then on its stream is known there under its id;
  3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one
     wake-up, however many requests it served;
- 4. it ends with its output, with an error, with an `_Abort` command when its reader leaves, or when its event
+ 4. it ends with its output, with an error, with an `Abort` command when its reader leaves, or when its event
     loop is found closed.
-
-Which request is meant is decided by the stream, never by the id alone: an id is free again as soon as its
-reader has left.
 """
 
 from __future__ import annotations
@@ -18,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
+from radixkv.engine.commands import Abort, AbortById, Add, Call
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import Command, EngineThread, RestartPolicy, Snapshot
-from radixkv.engine.output_processor import StepResult
+from radixkv.engine.engine_thread import EngineThread, RestartPolicy, Snapshot
+from radixkv.engine.streams import Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.text.text_size import text_size
@@ -48,157 +46,6 @@ T = TypeVar("T")
 LONG_TEXT = 4096
 # And beyond this, one at a time: each keeps a core busy, and the engine needs cores too.
 HUGE_TEXT = 32768
-
-_Event = OutputDelta | RequestOutput | BaseException
-
-
-class _Stream:
-    """Where the results of one request go.
-
-    Attributes:
-        request_id: None until the engine has chosen one.
-    """
-
-    __slots__ = ("events", "loop", "request_id")
-
-    def __init__(self, request_id: str | None, loop: asyncio.AbstractEventLoop) -> None:
-        self.request_id = request_id
-        self.loop = loop
-        self.events: asyncio.Queue[_Event] = asyncio.Queue()
-
-
-class _Streams:
-    """The streams of the requests that the engine has; used on the engine's thread only."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, _Stream] = {}
-
-    def open(self, request_id: str, stream: _Stream) -> None:
-        stream.request_id = request_id
-        self._by_id[request_id] = stream
-
-    def close(self, engine: Engine, stream: _Stream) -> None:
-        """Its reader has left: end its request, if that has not ended yet."""
-        request_id = stream.request_id
-        if request_id is not None and self._by_id.get(request_id) is stream:
-            del self._by_id[request_id]
-            engine.abort(request_id)
-            self.deliver(engine, engine.take_result())
-
-    def deliver(self, engine: Engine, result: StepResult) -> None:
-        """Send what a step gave; requests whose event loop is closed are ended."""
-        while result.deltas or result.finished:
-            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, _Event]]] = {}
-            events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
-            for event in events:
-                stream = self._by_id.get(event.request_id)
-                if stream is not None:
-                    by_loop.setdefault(stream.loop, []).append((stream, event))
-            for loop, sent in by_loop.items():
-                if not send(loop, sent):
-                    self._forget_loop(engine, loop)
-            for output in result.finished:  # from here on it is not this thread's to tell of its own end
-                self._by_id.pop(output.request_id, None)
-            result = engine.take_result()
-
-    def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        orphans = [request_id for request_id, stream in self._by_id.items() if stream.loop is loop]
-        for request_id in orphans:
-            del self._by_id[request_id]
-            engine.abort(request_id)
-
-    def fail_all(self, error: EngineStoppedError) -> None:
-        """The engine has ended."""
-        for stream in self._by_id.values():
-            send(stream.loop, [(stream, error)])
-        self._by_id.clear()
-
-
-def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[_Stream, _Event]]) -> bool:
-    """Put events into streams of one loop, from any thread; False: the loop is closed, nobody listens."""
-
-    def put() -> None:
-        for stream, event in events:
-            stream.events.put_nowait(event)
-
-    try:
-        loop.call_soon_threadsafe(put)
-    except RuntimeError:
-        return False
-    return True
-
-
-class _Add(Command):
-    """Start a request; its stream gets what the engine refuses it for."""
-
-    def __init__(self, streams: _Streams, stream: _Stream, prompt: EncodedPrompt, **options: Any) -> None:
-        self._streams = streams
-        self._stream = stream
-        self._prompt = prompt
-        self._options = options
-
-    def run(self, engine: Engine) -> None:
-        stream = self._stream
-        try:
-            request_id = engine.add_request(self._prompt, request_id=stream.request_id, **self._options)
-        except BaseException as error:
-            send(stream.loop, [(stream, error)])
-        else:
-            self._streams.open(request_id, stream)
-
-    def cancel(self, error: EngineStoppedError) -> None:
-        send(self._stream.loop, [(self._stream, error)])
-
-
-class _Abort(Command):
-    """End the request of a stream whose reader has left."""
-
-    def __init__(self, streams: _Streams, stream: _Stream) -> None:
-        self._streams = streams
-        self._stream = stream
-
-    def run(self, engine: Engine) -> None:
-        self._streams.close(engine, self._stream)
-
-
-class _AbortById(Command):
-    """End a request; its reader gets the output so far."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-
-    def run(self, engine: Engine) -> None:
-        engine.abort(self._request_id)
-
-
-class _Call(Command):
-    """Run a function, and hand what it returns or raises to a future of an event loop."""
-
-    def __init__(
-        self, function: Callable[[Engine], T], future: asyncio.Future[T], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._function = function
-        self._future = future
-        self._loop = loop
-
-    def run(self, engine: Engine) -> None:
-        try:
-            result = self._function(engine)
-        except BaseException as error:
-            self._tell(self._future.set_exception, error)
-        else:
-            self._tell(self._future.set_result, result)
-
-    def cancel(self, error: EngineStoppedError) -> None:
-        self._tell(self._future.set_exception, error)
-
-    def _tell(self, complete: Callable[[Any], None], value: object) -> None:
-        def unless_done() -> None:
-            if not self._future.done():
-                complete(value)
-
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(unless_done)
 
 
 class AsyncEngine:
@@ -224,7 +71,7 @@ class AsyncEngine:
         # The engine's thread needs the interpreter back quickly after each tensor operation; with the
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
-        self._streams = _Streams()
+        self._streams = Streams()
         self._huge_texts = ThreadPoolExecutor(
             1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
@@ -353,7 +200,7 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request; within one step its blocks are released. Unknown ids are ignored."""
         with contextlib.suppress(EngineStoppedError):
-            self._thread.submit(_AbortById(request_id))
+            self._thread.submit(AbortById(request_id))
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a function on the engine's own thread, between two steps, and return its result.
@@ -363,7 +210,7 @@ class AsyncEngine:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._thread.submit(_Call(function, future, loop))
+        self._thread.submit(Call(function, future, loop))
         return await future
 
     async def close(self) -> None:
@@ -450,8 +297,8 @@ class AsyncEngine:
         encoded = await self._encode(prompt)
         self._thread.facts.input_processor.check(encoded, params)
         grammar = await self._compile(params)
-        stream = _Stream(request_id, asyncio.get_running_loop())
-        self._thread.submit(_Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))
+        stream = Stream(request_id, asyncio.get_running_loop())
+        self._thread.submit(Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))
         finished = False
         try:
             while not finished:
@@ -467,4 +314,4 @@ class AsyncEngine:
         finally:
             if not finished:
                 with contextlib.suppress(EngineStoppedError):
-                    self._thread.submit(_Abort(self._streams, stream))
+                    self._thread.submit(Abort(self._streams, stream))

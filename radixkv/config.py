@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from radixkv.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
-
-SchedulingPolicy = Literal["prefix", "fcfs", "priority", "fair", "lpm"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,17 +144,6 @@ class TreeNodes:
         nodes.reverse()
         return nodes
 
-    def prefix_bytes(self, node: Node, start: int = 0) -> bytes:
-        """The tokens [start, node.end) as bytes; `start` in tokens. O(their number + nodes passed)."""
-        parts = []
-        first = node
-        while node.parent is not None and node.end > start:
-            parts.append(node.key)
-            first = node
-            node = node.parent
-        joined = b"".join(reversed(parts))
-        return joined[max(0, start - first.start) * TOKEN_BYTES :] if parts else b""
-
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
         stack = list(self.roots.values())

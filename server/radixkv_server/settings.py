@@ -17,7 +17,6 @@ from radixkv_server.tenants.api_keys import (
     keys_from_environment,
     keys_from_file,
     parse_api_key,
-    split_api_key,
 )
 
 MIB = 1024 * 1024
@@ -158,12 +157,6 @@ class ServerSettings:
         """Whether there are several, or may be: those of a keys file come and go."""
         names = {parse_api_key(text).tenant.name for text in self.api_keys + self.admin_keys}
         return len(names) > 1 or self.keys_file is not None
-
-    @property
-    def first_api_key(self) -> str | None:
-        """The secret of the first key, without its name; None without keys."""
-        keys = self.api_keys + self.admin_keys
-        return split_api_key(keys[0])[1] if keys else None
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> ServerSettings:

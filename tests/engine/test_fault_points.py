@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-import radixkv.async_engine as async_engine
+import radixkv.engine.streams as streams
 from radixkv.async_engine import AsyncEngine
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.lease import Lease
@@ -45,7 +45,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "append": (Lease, "append"),
     "release": (Lease, "release"),
     "finish": (Scheduler, "finish"),
-    "send": (async_engine, "send"),
+    "send": (streams, "send"),
 }
 ENDINGS = {"finished", "failed", "left"}
 

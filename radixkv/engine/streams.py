@@ -1,0 +1,97 @@
+"""Streams: what each step gives, from the engine's thread to the event loops of those who asked.
+
+One call per event loop and step, however many requests it served. Which request is meant is decided by the
+stream, never by the id alone: an id is free again as soon as its reader has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from radixkv.engine.engine import Engine
+from radixkv.engine.output_processor import StepResult
+from radixkv.errors import EngineStoppedError
+from radixkv.request import OutputDelta, RequestOutput
+
+Event = OutputDelta | RequestOutput | BaseException
+
+
+class Stream:
+    """Where the results of one request go.
+
+    Attributes:
+        request_id: None until the engine has chosen one.
+    """
+
+    __slots__ = ("events", "loop", "request_id")
+
+    def __init__(self, request_id: str | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.request_id = request_id
+        self.loop = loop
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def tell(self, event: Event) -> None:
+        """Put an event into it, from any thread; nothing happens if the loop is closed."""
+        send(self.loop, [(self, event)])
+
+
+class Streams:
+    """The streams of the requests that the engine has; used on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Stream] = {}
+
+    def open(self, request_id: str, stream: Stream) -> None:
+        stream.request_id = request_id
+        self._by_id[request_id] = stream
+
+    def close(self, engine: Engine, stream: Stream) -> None:
+        """Its reader has left: end its request, if that has not ended yet."""
+        request_id = stream.request_id
+        if request_id is not None and self._by_id.get(request_id) is stream:
+            del self._by_id[request_id]
+            engine.abort(request_id)
+            self.deliver(engine, engine.take_result())
+
+    def deliver(self, engine: Engine, result: StepResult) -> None:
+        """Send what a step gave; requests whose event loop is closed are ended."""
+        while result.deltas or result.finished:
+            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
+            events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
+            for event in events:
+                stream = self._by_id.get(event.request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append((stream, event))
+            for loop, sent in by_loop.items():
+                if not send(loop, sent):
+                    self._forget_loop(engine, loop)
+            for output in result.finished:  # from here on it is not this thread's to tell of its own end
+                self._by_id.pop(output.request_id, None)
+            result = engine.take_result()
+
+    def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        orphans = [request_id for request_id, stream in self._by_id.items() if stream.loop is loop]
+        for request_id in orphans:
+            del self._by_id[request_id]
+            engine.abort(request_id)
+
+    def fail_all(self, error: EngineStoppedError) -> None:
+        """The engine has ended."""
+        for stream in self._by_id.values():
+            stream.tell(error)
+        self._by_id.clear()
+
+
+def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[Stream, Event]]) -> bool:
+    """Put events into streams of one loop, from any thread; False: the loop is closed, nobody listens."""
+
+    def put() -> None:
+        for stream, event in events:
+            stream.events.put_nowait(event)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        return False
+    return True
