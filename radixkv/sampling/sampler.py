@@ -114,8 +114,7 @@ class _Step:
             sizes = [1 + len(draft) for draft in drafts]
             self.starts = [0, *itertools.accumulate(sizes[:-1])]
             wanted = [row + i for row, size in zip(rows, sizes, strict=True) for i in range(size)]
-        identity = len(wanted) == len(logits) and all(row == i for i, row in enumerate(wanted))
-        self.raw = (logits if identity else _rows(logits, wanted)).float()
+        self.raw = _rows(logits, wanted).float()
         self.places: dict[int, int] = {}
         self.processed = self._process()
         # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
@@ -145,7 +144,7 @@ class _Step:
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
                 active = [i for i in going_on if any(p.is_active for p in states[i].processors)]
                 rows = [self.starts[i] + depth for i in active]
-                block = _rows(self.raw, rows)
+                block = _copy(self.raw, rows)
                 apply_processors(block, [states[i].processors for i in active])
                 for row in rows:
                     self.places[row] = len(self.places)
@@ -197,13 +196,14 @@ class _Step:
         return self.chosen[before] == draft[depth - 1] and not self.broken[before]
 
     def _logits(self, rows: list[int]) -> torch.Tensor:
-        """A copy of some rows as the processors left them."""
+        """Some rows as the processors left them, not to be written to."""
         changed = [(j, self.places[row]) for j, row in enumerate(rows) if row in self.places]
         if len(changed) == len(rows):
             return _rows(self.processed, [place for _, place in changed])
-        own = _rows(self.raw, rows)
-        if changed:
-            own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
+        if not changed:
+            return _rows(self.raw, rows)
+        own = _copy(self.raw, rows)
+        own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
         return own
 
     def _add_logprobs(self, runs: list[list[SampledToken]]) -> None:
@@ -224,7 +224,13 @@ class _Step:
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """A copy of some rows [len(rows), V]."""
+    """Some rows [len(rows), V]: the very tensor where they are all of its rows."""
+    if len(rows) == len(logits) and all(row == i for i, row in enumerate(rows)):
+        return logits
+    return _copy(logits, rows)
+
+
+def _copy(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return logits.index_select(0, torch.tensor(rows, dtype=torch.int64, device=logits.device))
 
 
