@@ -163,7 +163,7 @@ class CacheCalls:
                 most_bytes=most_tokens * TOKEN_BYTES,
             )
             now, readings = cache.tree.use_times()
-            return walk, _Facts(now, readings, cache.tree.counts_hits, cache.tree.evicts_in_order)
+            return walk, _Facts(now, readings, cache.tree.hits_are_of_paths, cache.tree.evicts_in_order)
 
         walk, facts = await self._run(begin)
         if walk is None:
@@ -205,13 +205,13 @@ class _Facts(NamedTuple):
     Attributes:
         now: clock seconds.
         readings: see `UseTimes`.
-        counts_hits: whether nodes count their hits.
+        hits_are_of_paths: whether nodes count all hits that go through them, or those that end there.
         evicts_in_order: whether the policy keeps to the order of its index.
     """
 
     now: float
     readings: list[tuple[int, float]]
-    counts_hits: bool
+    hits_are_of_paths: bool
     evicts_in_order: bool
 
     def nodes(self, seen: list[NodeSeen]) -> list[CachedNode]:
@@ -219,9 +219,21 @@ class _Facts(NamedTuple):
         candidates = sorted((node.order, node.id) for node in seen if node.order is not None)
         ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
         owners = {key: CacheKey(*key) for key in {node.namespace for node in seen} if key}
-        return [self._node(node, ranks, owners.get(node.namespace)) for node in seen]
+        hits = self._hits(seen)
+        return [self._node(node, ranks, owners.get(node.namespace), hits[node.id]) for node in seen]
 
-    def _node(self, node: NodeSeen, ranks: dict[int, int], owner: CacheKey | None) -> CachedNode:
+    def _hits(self, seen: list[NodeSeen]) -> dict[int, int]:
+        """Requests that found each node."""
+        hits = {node.id: node.hits for node in seen}
+        if not self.hits_are_of_paths:
+            for node in reversed(seen):  # children first
+                if node.parent is not None:
+                    hits[node.parent] += hits[node.id]
+        return hits
+
+    def _node(
+        self, node: NodeSeen, ranks: dict[int, int], owner: CacheKey | None, num_hits: int
+    ) -> CachedNode:
         used_at = time_of(node.last_use, self.readings)
         return CachedNode(
             node.id,
@@ -232,7 +244,7 @@ class _Facts(NamedTuple):
             node.start,
             node.num_tokens,
             node.num_blocks,
-            node.hits if self.counts_hits else None,
+            num_hits,
             node.num_leases,
             node.is_held,
             node.is_pinned,

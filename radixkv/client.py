@@ -100,7 +100,7 @@ class CachedNode(NamedTuple):
         level: nodes above it.
         start: tokens before it.
         num_tokens, num_blocks: its own.
-        num_hits: requests that found it; None: the eviction policy does not count them.
+        num_hits: requests that found it; a little fewer where the tree was not seen whole.
         num_leases: running requests that hold it as the last of theirs.
         is_held: requests or pins protect it, or something below it.
         is_pinned: a pin protects it.
@@ -117,7 +117,7 @@ class CachedNode(NamedTuple):
     start: int
     num_tokens: int
     num_blocks: int
-    num_hits: int | None
+    num_hits: int
     num_leases: int
     is_held: bool
     is_pinned: bool

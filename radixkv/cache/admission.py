@@ -116,6 +116,8 @@ class Admission:
         tree.use(node)
         if tree.policy.tracks_path:
             tree.hit_path(node)
+        else:
+            node.hits += 1
         if state.pins.by_key or state.pins.any_lapsed:
             state.pins.refresh(node)
         lease.begin(needed, source, slots)

@@ -66,7 +66,8 @@ class Node:
         version: changes whenever a match that ends here could have changed; -1: no longer in the tree.
         last_access: the cache's counter at the latest use; complete only for leaves (a node inherits its
             children's when they go).
-        hits: how often a lease acquired a prefix through this node (kept for policies that ask for it).
+        hits: how often a lease acquired a prefix through this node, where the policy asks for that; else one
+            that ends here, or in what was below and has gone: with all below, they add up to the same.
         lapsed: a pin on it has run out.
         entry: its entry in the eviction index; None when it is not a candidate.
         prefix_state: cached state of the prefix hash at the node's end, while it has children; see `ghost`.

@@ -299,7 +299,7 @@ class RadixTree(TreeNodes):
         upper.refs = 1 if node.refs else 0
         upper.pins = 1 if node.pins else 0
         upper.last_access = node.last_access
-        upper.hits = node.hits
+        upper.hits = node.hits if self.policy.tracks_path else 0
         upper.lapsed = node.lapsed
         siblings = self.children_of(parent, node.space)
         assert siblings is not None
@@ -418,6 +418,8 @@ class RadixTree(TreeNodes):
         # A child's use is a use of what is above it; handing it up when the child goes costs O(1).
         if leaf.last_access > parent.last_access:
             parent.last_access = leaf.last_access
+        if not self.policy.tracks_path:
+            parent.hits += leaf.hits
         self.num_nodes -= 1
         if leaf.refs:
             leaf.refs = 0

@@ -90,8 +90,8 @@ class TreeView:
         return np.frombuffer(found, dtype=np.int32).tolist()
 
     @property
-    def counts_hits(self) -> bool:
-        """Whether nodes count the requests that find them: where the policy asks for it."""
+    def hits_are_of_paths(self) -> bool:
+        """Whether nodes count all hits that go through them, as the policy asks, or those that end there."""
         return self._state.tree.policy.tracks_path
 
     @property

@@ -30,7 +30,7 @@ class NodeSeen(NamedTuple):
         level: nodes above it.
         start: tokens before it.
         num_tokens, num_blocks: its own.
-        hits: requests that found it, where the policy counts them.
+        hits: requests that found it, or where `hits_are_of_paths` is false, that found nothing below it.
         last_use: the cache's use counter at its latest use; complete only for leaves.
         num_leases: leases that end here.
         is_held: leases, pins, or what hangs below them protect it.

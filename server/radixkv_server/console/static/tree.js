@@ -262,9 +262,7 @@ class TreeView {
     this.#model.arrange(width);
     this.#window = { from: 0, to: 1, top: 0 };
     this.#zoom(this.#model.nodes.get(this.#zoomedTo) ?? null);
-    const isGuess = width === "requests" && !this.#model.countsHits;
-    this.#page.announce(isGuess ? "Width: cached prompts below, as this eviction policy does not count requests." : `Width: ${WIDTHS[width]}.`);
-    this.#say(this.hover, isGuess ? "The eviction policy counts no requests: a box is as wide as there are cached prompts through it." : "");
+    this.#page.announce(`Width: ${WIDTHS[width]}.`);
   }
 
   async #part(salt) {

@@ -22,7 +22,7 @@ export const WIDTHS = {
 
 /**
  * One node. `x0` to `x1`: its part of the whole width, from 0 to 1. `idle`: seconds since it, or a node below, was
- * used. `requests`: those that found it, where the server counts them, else the cached prompts that go through it.
+ * used. `requests`: those that found it, or more prompts than that which are cached through it.
  */
 class TreeNode {
   constructor(serial) {
@@ -37,7 +37,6 @@ export class TreeModel {
   roots = [];
   totals = null;
   isComplete = true;
-  countsHits = false;
   levels = 0;
   #serial = 0;
   #takenAt = 0;
@@ -55,7 +54,6 @@ export class TreeModel {
     this.isComplete = snapshot.complete;
     for (const data of snapshot.nodes) this.#add(old.get(data.id) ?? new TreeNode(this.#serial++), data);
     const nodes = [...this.nodes.values()];
-    this.countsHits = nodes.some((node) => node.hits !== null);
     const ends = [];
     for (const node of nodes.reverse()) {
       const idle = this.#sum(node);

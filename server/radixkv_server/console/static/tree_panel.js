@@ -15,7 +15,7 @@ function facts(node, model) {
     ["With all below", plural(data.subtree_tokens, "token")],
     ["Nodes below", number(data.children)],
     ["Requests that end here now", number(data.leases)],
-    ["Hits", data.hits === null ? "not counted by this eviction policy" : number(data.hits)],
+    ["Hits", number(data.hits)],
     ["Last used", node.idle === null || node.idle === undefined ? "unknown" : `${duration(node.idle)} ago`],
     ["Eviction", data.eviction_rank === null ? "can't go now" : `number ${number(data.eviction_rank)} in line`],
     ...(data.tenant === undefined ? [] : [["Owner", owner(data)]]),
