@@ -7,6 +7,7 @@ loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from array import array
 from collections import deque
@@ -33,6 +34,7 @@ LEAST_STEPS = 2  # in so many steps
 BUCKET_S = 10
 #: Name -> seconds of the windows that hit rates are told for; None: since the start.
 WINDOWS: dict[str, int | None] = {"1m": 60, "5m": 300, "1h": 3600, "total": None}
+HISTORY_S = 600
 
 State = Literal["running", "finished", "failed", "aborted"]
 
@@ -66,6 +68,7 @@ class SeenRequest:
         ttft_s, duration_s: from its arrival; None: not yet.
         report: why it missed; None: not known, or prefix caching is off.
         beginning: the prompt's first token ids.
+        last_message: how a chat's last message begins; "" is no chat.
         before, after: those on both sides of the first one that missed.
         prompt: all of them, while there is room; else empty.
         place: whose text the first one that missed is in; None: not known.
@@ -89,6 +92,7 @@ class SeenRequest:
         "error_code",
         "id",
         "is_admitted",
+        "last_message",
         "num_samples",
         "operation",
         "place",
@@ -120,6 +124,7 @@ class SeenRequest:
         self.error_code: str | None = None
         self.report: MissReport | None = None
         self.beginning = array("i", job.prompt_ids[:KEPT_TOKENS])
+        self.last_message = job.last_message
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None
@@ -192,6 +197,12 @@ class _Tenant:
             self._buckets.append((bucket, HitCounts()))
         self._buckets[-1][1].add(counts)
         self.total.add(counts)
+
+    def history(self, now: float) -> list[tuple[int, HitCounts]]:
+        """The latest buckets, by the clock in steps of `BUCKET_S`, oldest first."""
+        first = int(now - HISTORY_S) // BUCKET_S
+        found = itertools.takewhile(lambda bucket: bucket[0] > first, reversed(self._buckets))
+        return list(found)[::-1]
 
     def window(self, seconds: int | None, now: float) -> HitCounts:
         if seconds is None:
@@ -298,6 +309,18 @@ class Activity:
             for each in self._chosen(tenant):
                 total.add(each.window(seconds, now))
         return windows
+
+    def history(self, tenant: str | None) -> list[tuple[float, HitCounts]]:
+        """What was found in each `BUCKET_S` of the last minutes with a prompt, oldest first.
+
+        Returns: how many seconds ago each of them ended, and its counts.
+        """
+        now = self.clock()
+        sums: dict[int, HitCounts] = {}
+        for each in self._chosen(tenant):
+            for bucket, counts in each.history(now):
+                sums.setdefault(bucket, HitCounts()).add(counts)
+        return [(max(0.0, now - (bucket + 1) * BUCKET_S), sums[bucket]) for bucket in sorted(sums)]
 
     def missed(self, tenant: str | None) -> dict[str, int]:
         """Prompt tokens that were not found, by the reason for the first of them, since the start."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 #: What a browser itself says of answers that a test provokes; its page has to cope with them.
 PROVOKED = "Failed to load resource"
@@ -42,6 +44,11 @@ def console(
     finally:
         context.close()
     assert not errors, errors
+
+
+def expect(target: Any) -> Any:
+    """Playwright's assertions, which wait: what a page shows changes when its requests are answered."""
+    return pytest.importorskip("playwright.sync_api").expect(target)
 
 
 def axe_findings(page: Any) -> list[str]:

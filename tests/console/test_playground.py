@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser_page import axe_findings, console, overflows
+from browser_page import axe_findings, console, expect, overflows
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
@@ -45,18 +45,18 @@ def test_a_conversation_shows_what_was_cached_and_what_an_edit_breaks(
         page.get_by_label("System prompt").fill(SYSTEM)
         page.get_by_label("Seed").fill("7")
         first = say(page, "How many? say:Three ships.", 1)
-        assert first.locator(".words").last.inner_text() == "Three ships."
+        expect(first.locator(".words").last).to_have_text("Three ships.")
         asked = server.engine.requests[-1]
         assert asked.params.seed == 7
         prompt = len(asked.prompt)
-        assert f"0 of {prompt} prompt tokens cached (0%)" in first.inner_text()
-        assert "(this one)" in first.inner_text()
+        expect(first).to_contain_text(f"0 of {prompt} prompt tokens cached (0%)")
+        expect(first).to_contain_text("(this one)")
         second = say(page, "And <b>now</b>? say:Four.", 2)
         asked = server.engine.requests[-1]
         assert prompt <= asked.cached < len(asked.prompt)
-        assert f"{asked.cached} of {len(asked.prompt)} prompt tokens cached" in second.inner_text()
-        assert "first token after" in second.inner_text()
-        assert "(estimated)" in second.inner_text()
+        expect(second).to_contain_text(f"{asked.cached} of {len(asked.prompt)} prompt tokens cached")
+        expect(second).to_contain_text("first token after")
+        expect(second).to_contain_text("(estimated)")
         second.get_by_role("button", name="Measure").click()
         second.get_by_text("(measured)").wait_for()
         assert server.engine.requests[-1].salt.startswith("cold-")
@@ -65,9 +65,9 @@ def test_a_conversation_shows_what_was_cached_and_what_an_edit_breaks(
         page.get_by_label("System prompt").fill(SYSTEM.replace("8:15", "9:47"))
         page.get_by_role("button", name="See what breaks").click()
         broken = page.locator(".breakage")
-        broken.wait_for()
-        assert "A time at token" in broken.inner_text()
-        assert [text[:4] for text in broken.locator("mark").all_inner_texts()] == ["9:47", "8:15"]
+        expect(broken).to_contain_text("A time at token 14, in the system prompt (“9:47” instead of “8:15”)")
+        expect(broken.get_by_role("region", name="Edited").locator("mark").first).to_have_text("9")
+        expect(broken.get_by_role("region", name="As sent before").locator("mark").first).to_have_text("8")
         assert axe_findings(page) == []
 
         second.get_by_role("link", name="Path in the tree").click()
@@ -75,7 +75,7 @@ def test_a_conversation_shows_what_was_cached_and_what_an_edit_breaks(
         page.go_back()
         page.get_by_label("Conversation").get_by_text("Three ships.").last.wait_for()
         page.get_by_role("button", name="New conversation").click()
-        assert page.locator(".said").count() == 0
+        expect(page.locator(".said")).to_have_count(0)
 
 
 def test_stopping_and_refusals(browser: Any, server: LiveServer) -> None:
@@ -111,13 +111,25 @@ def test_tools_and_reasoning(browser: Any, server: LiveServer) -> None:
         page.get_by_text("Tools (JSON)").click()
         page.get_by_role("button", name="Example of tools").click()
         answer = say(page, f"Weather? say:<think>Ask for it.</think>{call}", 1)
-        assert "Ask for it." in answer.locator(".thought").inner_text()
-        assert "Calls get_weather" in answer.inner_text()
+        expect(answer.locator(".thought")).to_contain_text("Ask for it.")
+        expect(answer).to_contain_text("Calls get_weather")
         assert json.loads(answer.locator(".call pre").inner_text()) == {"city": "Rome"}
         page.get_by_label("Result of get_weather").fill("say:It rains.")
         page.get_by_role("button", name="Send").click()
         page.locator(".said.assistant").nth(1).locator(".words").last.filter(has_text="It rains.").wait_for()
         assert "say:It rains." in server.engine.requests[-1].text
+
+
+def test_an_answer_of_a_schema(browser: Any, server: LiveServer) -> None:
+    with console(browser, server.url, "playground") as page:
+        page.get_by_text("JSON schema of the answer").click()
+        page.get_by_role("button", name="Example of a schema").click()
+        answer = say(page, 'Is it raining? say:{"answer": "It is", "sure": true}', 1)
+        assert set(json.loads(answer.locator(".words").last.inner_text())) == {"answer", "sure"}
+        structured = server.engine.requests[-1].params.structured
+        assert json.loads(structured.json_schema)["required"] == ["answer", "sure"]
+        page.get_by_label("anthropic-python").check()
+        expect(page.get_by_label("The request as code")).to_contain_text("output_config")
 
 
 def run(language: str, code: str) -> str:
@@ -159,4 +171,5 @@ def test_the_code_runs(browser: Any, server: LiveServer) -> None:
             else:
                 assert "Aye, it's $HOME" in printed
                 assert "cache" in printed
-            assert page.evaluate("navigator.clipboard.readText()") == text
+            copied = "text => navigator.clipboard.readText().then((found) => found === text)"
+            page.wait_for_function(copied, arg=text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser_page import axe_findings, console, overflows
+from browser_page import axe_findings, console, expect, overflows
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
@@ -53,17 +53,17 @@ def test_live_traffic_a_walk_by_keys_and_a_pin(browser: Any, server: LiveServer)
         chosen = page.locator("[role=treeitem][aria-selected=true]")
         page.keyboard.press("ArrowDown")
         chosen.filter(has_text="<|im_start|>system You are").wait_for()
-        assert chosen.get_attribute("aria-expanded") == "true"
+        expect(chosen).to_have_attribute("aria-expanded", "true")
         page.keyboard.press("ArrowDown")
-        first = chosen.inner_text()
-        assert chosen.get_attribute("aria-level") == "2"
-        assert chosen.get_attribute("id") == tree.get_attribute("aria-activedescendant")
+        expect(chosen).to_have_attribute("aria-level", "2")
+        first = chosen.get_attribute("id")
+        expect(tree).to_have_attribute("aria-activedescendant", first)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowLeft")
-        assert chosen.inner_text() == first
+        expect(chosen).to_have_attribute("id", first)
         panel = page.get_by_role("region", name="Selected node")
         panel.get_by_text("from token").wait_for()
-        assert page.url.endswith(f"#/tree?node={chosen.get_attribute('data-node')}")
+        expect(page).to_have_url(f"{server.url}/#/tree?node={chosen.get_attribute('data-node')}")
 
         page.keyboard.press("Enter")
         page.get_by_role("navigation", name="Zoomed to").get_by_role("button").nth(2).wait_for()
@@ -92,7 +92,7 @@ def test_a_search_names_the_text_and_an_address_its_node(browser: Any, server: L
         page.get_by_label("Search for a text").fill("lighthouse KEEPER")
         page.keyboard.press("Enter")
         found = page.locator(".result")
-        assert found.locator("mark").all_inner_texts() == ["Lighthouse keeper"]
+        expect(found.locator("mark")).to_have_text(["Lighthouse keeper"])
         page.get_by_text("in 3 nodes.").wait_for()
         assert axe_findings(page) == []
         found.click()
@@ -143,6 +143,9 @@ def test_two_thousand_nodes_are_drawn_fast_and_asked_for_at_most_four_times_a_se
         box = page.locator(".icicle canvas").bounding_box()
         for step in range(60):
             page.mouse.move(box["x"] + 5 + step * 12, box["y"] + 20 + step % 30)
+        hover = page.locator(".tree-hover")
+        for words in ("tokens", "hit", "ago", "holder"):
+            expect(hover).to_contain_text(words)
         frames = sorted(
             page.evaluate("performance.getEntriesByName('icicle-frame').map((one) => one.duration)")
         )

@@ -101,10 +101,16 @@ def test_windows_forget_and_sums_do_not() -> None:
     assert [windows[name].requests for name in ("1m", "5m", "1h", "total")] == [0, 2, 3, 3]
     assert windows["5m"] == HitCounts(2, 2, 200, 120)
     assert activity.missed("ada") == {"evicted": 120}
+    assert (
+        activity.history("ada")
+        == activity.history(None)
+        == [(290, HitCounts(1, 1, 100, 60)), (190, HitCounts(1, 1, 100, 60)), (90, HitCounts(1, 1, 100, 60))]
+    )
     assert activity.windows("bob")["total"] == HitCounts()
     now[0] += 4000
     activity.admitted(one)
     assert activity.windows(None)["1h"].requests == 1
+    assert len(activity.history(None)) == 1
 
 
 # ---------------------------------------------------------------------- requests

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
 
 Message = dict[str, Any]
+SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
 
@@ -186,6 +187,7 @@ async def chat_job(
         params,
         hint=_hint(tokenizer, prompt),
         place_name=_place_name(tokenizer, chat, prompt),
+        last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
         grammar_param=grammar_param or renamed.get("structured", "structured_outputs"),
     )
     return job, AnswerReaders(make_parser)
@@ -275,3 +277,8 @@ def _place_name(tokenizer: TextTokenizer, chat: Chat, prompt: ChatPrompt) -> Pla
         return place_name(prompt.messages, chat.tools, *texts)
 
     return name
+
+
+def _last_text(messages: Sequence[Message]) -> str:
+    texts = (message.get("content") for message in reversed(messages))
+    return next((text for text in texts if isinstance(text, str) and text), "")

@@ -33,6 +33,7 @@ class Job:
     Args:
         hint: what to say of the prompt's miss report beyond its reason.
         place_name: names the message that a place of the prompt lies in.
+        last_message: how a chat's last message begins; "" is no chat.
         grammar_param: what the body calls that which the answer must look like, for errors.
     """
 
@@ -41,6 +42,7 @@ class Job:
     kept: tuple[KeptPrefix, ...] = ()
     hint: Hint | None = None
     place_name: PlaceName | None = None
+    last_message: str = ""
     grammar_param: str = "structured_outputs"
 
     def keeping(self, ttl: float | None) -> Job:

@@ -23,6 +23,10 @@ async def overview(context: ServerContext, caller: Caller) -> Json:
         "enabled": engine.config.enable_prefix_caching,
         "block_size": engine.config.block_size,
         "windows": _windows(activity.windows(caller.scope)),
+        "history": [
+            {"age_s": round(age, 1), "prompt_tokens": sums.prompt_tokens, "cached_tokens": sums.cached_tokens}
+            for age, sums in activity.history(caller.scope)
+        ],
         "missed_tokens": activity.missed(caller.scope),
         "running_requests": activity.num_running(caller.scope),
         "quota": _quota(quotas, caller.tenant),

@@ -28,7 +28,7 @@ def requests_json(context: ServerContext, caller: Caller, limit: int, after: int
 def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
     may_read = caller.may_read(one.tenant, one.salt)
     rate = one.tokens_per_s
-    shown: Json = {
+    return {
         "id": one.id,
         "operation": one.operation,
         "state": one.state,
@@ -42,10 +42,10 @@ def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
         "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),
         "tokens_per_s": None if rate is None else round(rate, 1),
         "text": texts.text(one.beginning) if may_read else None,
+        "last_message": one.last_message or None if may_read else None,
+        "tenant": one.tenant,
+        "cache_salt": one.salt or None,
     }
-    if caller.is_admin:
-        shown["tenant"], shown["cache_salt"] = one.tenant, one.salt or None
-    return shown
 
 
 async def request_json(context: ServerContext, caller: Caller, name: str) -> Json:

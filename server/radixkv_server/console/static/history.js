@@ -58,11 +58,10 @@ export class History {
   }
 }
 
-/** The share of tokens found, between two readings; null without prompts. */
-export function hitRate(now, then) {
-  const [one, other] = [now.cache.windows.total, then.cache.windows.total];
-  const prompts = one.prompt_tokens - other.prompt_tokens;
-  return prompts > 0 ? (one.cached_tokens - other.cached_tokens) / prompts : null;
+/** The shares of tokens found over time, as a chart takes them, up to `now`; `steps`: the server's history. */
+export function hitRates(steps, now) {
+  const rates = steps.map((step) => step.cached_tokens / step.prompt_tokens);
+  return [[...steps.map((step) => now - step.age_s), now], [...rates, null]];
 }
 
 /** A measure for `History.lines`: a percentile of a latency. */

@@ -1,7 +1,7 @@
 // Overview: how much is found, how fast answers are, who waits, what the pool holds, and why tokens were missed.
 
 import { lineChart, meter, shareBar } from "./charts.js";
-import { History, hitRate, latencyAt } from "./history.js";
+import { History, hitRates, latencyAt } from "./history.js";
 import { pause } from "./api.js";
 import { REASONS, compact, duration, el, number, percent, plural, problem, reasonName } from "./ui.js";
 
@@ -36,6 +36,8 @@ function cards() {
       "if prompts miss as “evicted”, pin what must stay, give quotas a floor, or give the cache more memory."),
     missed: card("Missed tokens by reason", "Prompt tokens that had to be computed since the server's start, by why the first of them was not found.",
       "work on the longest bar; “first seen” alone is new text and cannot be avoided."),
+    breaks: card("What breaks most prompts", "The places where prompts that begin alike part from what is cached, those that cost most first.",
+      "move what varies behind what stays the same."),
   };
 }
 
@@ -43,7 +45,7 @@ export function mount(root, { api }) {
   const stop = new AbortController();
   const history = new History();
   const all = cards();
-  const rates = lineChart({ lines: [{ label: "tokens found, of the last 10 s", colour: "--cached" }], format: percent, most: 1 });
+  const rates = lineChart({ lines: [{ label: "tokens found, of each 10 s with a prompt", colour: "--cached" }], format: percent, most: 1 });
   const times = lineChart({
     lines: [
       { label: "first token, p50", colour: "--cached" },
@@ -59,7 +61,8 @@ export function mount(root, { api }) {
     trouble,
     el("div", { class: "grid" }, ["hits", "ttft", "itl", "load"].map((name) => all[name].node)),
     el("div", { class: "grid wide" }, chart("Hit rate over time", rates), chart("Latency over time", times)),
-    el("div", { class: "grid wide" }, ["missed", "pool", "evictions"].map((name) => all[name].node)),
+    el("div", { class: "grid wide" }, ["missed", "breaks"].map((name) => all[name].node)),
+    el("div", { class: "grid wide" }, ["pool", "evictions"].map((name) => all[name].node)),
   );
   const onKey = () => (history.readings = []);
   api.addEventListener("key", onKey);
@@ -121,7 +124,14 @@ function show(all, history, advice) {
     facts([["Since start", compact(evicted)], ...(cache.eviction_policy ? [["Policy", cache.eviction_policy]] : []),
       ...(cache.counters ? [["Requests out of blocks", number(cache.counters.out_of_blocks)]] : [])]),
   );
-  showMissed(all.missed, cache.missed_tokens, advice);
+  showMissed(all.missed, cache.missed_tokens);
+  all.breaks.show(advice.length ? el("ul", { class: "advice" }, advice.map(breakItem)) : el("p", null, "No prompt has parted from a cached one yet."));
+}
+
+/** A finding, with the text around it where it may be read. */
+function breakItem({ advice, example, tenant }) {
+  return el("li", null, tenant ? [el("b", null, tenant), ": "] : "", advice,
+    example?.prompt ? el("p", { class: "text small" }, el("span", { class: "before" }, "…", example.before), el("mark", null, example.prompt), "…") : "");
 }
 
 /** Of how long a time a figure of the latest `seconds` speaks: the page may be younger. */
@@ -153,7 +163,7 @@ function showPool(box, { pool, block_size: size }) {
   );
 }
 
-function showMissed(box, missed, advice) {
+function showMissed(box, missed) {
   const counts = Object.entries(missed).filter(([, tokens]) => tokens > 0).sort(([, one], [, other]) => other - one);
   const most = Math.max(1, ...counts.map(([, tokens]) => tokens));
   const rows = counts.map(([reason, tokens]) =>
@@ -161,15 +171,13 @@ function showMissed(box, missed, advice) {
       el("dt", null, reasonName(reason)),
       el("dd", null, meter(tokens / most, "--held"), el("span", { class: "count" }, plural(tokens, "token")),
         el("span", { class: "muted small" }, REASONS[reason]?.[1] ?? ""))));
-  box.show(
-    rows.length ? el("dl", { class: "reasons" }, rows) : el("p", null, "Nothing has been missed yet."),
-    ...(advice.length ? [el("h3", null, "What breaks most prompts"), el("ul", { class: "advice" }, advice.map((one) => el("li", null, one.advice)))] : []),
-  );
+  box.show(rows.length ? el("dl", { class: "reasons" }, rows) : el("p", null, "Nothing has been missed yet."));
 }
 
 function showCharts(rates, times, history) {
-  const found = history.lines(10, hitRate);
-  rates.set(found, `Tokens found, of the last 10 seconds: ${percent(found[1].at(-1))} now`);
+  const { at, cache } = history.latest;
+  const found = hitRates(cache.history, at);
+  rates.set(found, `Tokens found, of each 10 seconds with a prompt: ${percent(found[1].findLast((rate) => rate !== null))} lately`);
   const lines = history.lines(30, latencyAt("ttft", 0.5), latencyAt("ttft", 0.95), latencyAt("itl", 0.95));
   const [first, slow, between] = lines.slice(1).map((line) => duration(line.at(-1)));
   times.set(lines, `First token ${first} at the median, ${slow} at the 95th percentile; between tokens ${between}`);

@@ -2,6 +2,7 @@
 
 import { Conversation } from "./conversation.js";
 import { TurnBox, said } from "./playground_turn.js";
+import { sideBySide } from "./diff.js";
 import { SNIPPETS } from "./snippets.js";
 import { el, number, percent, plural, problem } from "./ui.js";
 
@@ -314,12 +315,11 @@ class Playground {
 /** A comparison in words: what an edit costs, and where. */
 function breakage({ prompt_tokens: all, shared_tokens: shared, missed_tokens: missed, around, advice }) {
   if (!around) return el("p", { class: "note" }, "The prompts are the same: nothing breaks.");
-  const side = (title, text) => el("div", null, el("h3", null, title), el("p", { class: "text" }, el("span", { class: "before" }, around.before.slice(-80)), el("mark", null, text ?? "")));
   return el("div", { class: "note breakage" },
     el("p", null, el("b", null, `${plural(missed, "token")} of ${number(all)} (${percent(missed / all)}) would be computed again.`),
       ` Up to token ${number(shared)} the prompt stays as it is cached.`),
     el("p", null, advice),
-    el("div", { class: "sides" }, side("Edited", around.prompt), side("As sent before", around.with)));
+    sideBySide({ before: around.before.slice(-80), prompt: around.prompt }, around.with, ["Edited", "As sent before"]));
 }
 
 function json(text, name) {

@@ -62,14 +62,16 @@ function redraw(body, shown, hasTenants, changed) {
 }
 
 function row(request, hasTenants) {
-  const { id, text, prompt_tokens: size, cached_tokens: cached, reason, state } = request;
+  const { id, text, prompt_tokens: size, cached_tokens: cached, last_message: said, reason, state } = request;
   const share = cached === null ? null : cached / size;
   return el("tr", { dataset: { id, state } },
     el("td", { class: "figure" }, clock(request.started_at)),
     hasTenants ? el("td", null, request.tenant || "–") : null,
-    el("td", { class: "beginning" }, el("a", { href: `#/requests/${encodeURIComponent(id)}` }, text?.slice(0, 80) || id)),
+    el("td", { class: "prompt" },
+      el("a", { href: `#/requests/${encodeURIComponent(id)}` }, text?.replace(/\s+/g, " ").trim() || id),
+      said ? el("span", { class: "muted small" }, said) : ""),
     el("td", { class: "figure" }, number(size)),
-    el("td", { class: "figure" }, share === null ? "–" : [meter(share), ` ${number(cached)} (${percent(share)})`]),
+    el("td", { class: "figure cached-share" }, share === null ? "–" : el("span", null, meter(share), el("span", null, number(cached)), el("span", null, percent(share)))),
     el("td", null, reasonName(reason)),
     el("td", { class: "figure" }, duration(request.ttft_s)),
     el("td", { class: "figure" }, request.tokens_per_s === null ? "–" : number(request.tokens_per_s)),
@@ -92,7 +94,8 @@ function details(request) {
   const facts = [
     ["State", request.error_code ? `${request.state} (${request.error_code})` : request.state],
     ["Started", clock(request.started_at)],
-    ...("tenant" in request ? [["Tenant", request.tenant || "none"]] : []),
+    ["Tenant", request.tenant || "none (no keys)"],
+    ...(request.cache_salt ? [["cache_salt", request.cache_salt]] : []),
     ["Prompt", `${number(size)} tokens`],
     ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
     ["Answer", `${number(request.completion_tokens)} tokens`],
@@ -102,7 +105,7 @@ function details(request) {
   ];
   return [
     el("p", { class: "muted" }, el("code", null, request.id)),
-    request.text ? el("p", { class: "text panel" }, request.text, "…") : "",
+    request.text ? el("p", { class: "text panel" }, request.text, "…", request.last_message ? el("span", { class: "before" }, "\n\nLast message: ", request.last_message) : "") : "",
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value)))),
     inTree(request.nodes, "Show its path in the tree"),
     ...(explanation ? explained(explanation) : [el("p", { class: "note" }, "Why it missed is not known: it has not been admitted, or prefix caching is off.")]),

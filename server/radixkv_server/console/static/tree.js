@@ -55,8 +55,8 @@ class TreeView {
     this.#wanted = page.route?.query.get("node") ?? null;
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.list = el("ul", { class: "tree-list visually-hidden", role: "presentation" });
-    this.box = el("div", { class: "icicle", role: "group", tabindex: "0", "aria-label": "Prefix tree", "aria-describedby": "tree-keys" }, this.canvas, this.list);
-    this.hover = el("p", { class: "tree-hover muted" }, "Point at a node to see what it is.");
+    this.hover = el("div", { class: "tree-hover", hidden: true });
+    this.box = el("div", { class: "icicle", role: "group", tabindex: "0", "aria-label": "Prefix tree", "aria-describedby": "tree-keys" }, this.canvas, this.list, this.hover);
     this.summary = el("p", { class: "tree-summary", role: "status" }, "Reading the tree …");
     this.trouble = el("div");
     this.found = el("div");
@@ -65,7 +65,7 @@ class TreeView {
       el("h1", null, "Radix tree"),
       el("p", { class: "muted lead" }, "What the prefix cache holds. Each box is a run of tokens, read from the top down: prompts that begin alike share their upper boxes, and a request finds as much of its prompt as is here."),
       this.#toolbar(), this.found, this.summary, this.trouble,
-      el("div", { class: "tree-columns" }, el("div", { class: "tree-main" }, this.#crumbs, this.box, this.hover, this.#legend(), this.#keys()), this.#panel.root),
+      el("div", { class: "tree-columns" }, el("div", { class: "tree-main" }, this.#crumbs, this.box, this.#legend(), this.#keys()), this.#panel.root),
     );
     this.#icicle = new Icicle(this.canvas);
   }
@@ -96,7 +96,7 @@ class TreeView {
   }
 
   #keys() {
-    return el("p", { class: "muted", id: "tree-keys" }, "Arrows move the selection, Enter or a second click zooms in, Escape or Backspace zooms out, Home shows the whole tree. After a click the mouse wheel zooms, too.");
+    return el("p", { class: "muted", id: "tree-keys" }, "Arrows move the selection, Enter or a second click zooms in, Escape or Backspace zooms out, Home shows the whole tree. Point at a node for its tokens, hits, age and holders; after a click the mouse wheel zooms, too.");
   }
 
   // ------------------------------------------------------------------ life
@@ -336,18 +336,30 @@ class TreeView {
 
   #point(event) {
     this.#hover(this.#icicle.at(this.#model, this.#window, event.offsetX, event.offsetY));
+    const { hover } = this;
+    if (hover.hidden) return;
+    const isLow = event.offsetY > this.#icicle.height / 2;
+    hover.style.left = `${Math.max(0, Math.min(event.offsetX + 14, this.#icicle.width - hover.offsetWidth))}px`;
+    hover.style.top = `${isLow ? event.offsetY - hover.offsetHeight - 10 : event.offsetY + 16}px`;
   }
 
   #hover(node) {
     if (node === this.#hovered) return;
     this.#hovered = node;
-    if (node) {
-      const { data } = node;
-      const hits = data.hits === null ? "" : `, ${plural(data.hits, "hit")}`;
-      this.#say(this.hover, `${label(node).slice(0, 80)} · ${plural(data.tokens, "token")} (${compact(data.subtree_tokens)} with all below)${hits}, used ${duration(node.idle)} ago, ${plural(node.leases, "holder")}, ${KINDS[this.#model.kind(node)][0].toLowerCase()}`);
-    }
+    this.hover.hidden = node === null;
+    if (node) this.#showHover(node);
     this.canvas.classList.toggle("over", node !== null);
     this.#draw();
+  }
+
+  #showHover(node) {
+    const { data } = node;
+    const below = data.subtree_tokens > data.tokens ? `, ${compact(data.subtree_tokens)} with all below` : "";
+    this.hover.replaceChildren(
+      el("b", null, label(node).slice(0, 120)),
+      el("p", null, `${plural(data.tokens, "token")}${below}`),
+      el("p", null, data.hits === null ? "shared with others" : `${plural(data.hits, "hit")}, used ${duration(node.idle)} ago, ${plural(node.leases, "holder")}`),
+      el("p", null, KINDS[this.#model.kind(node)].join(": ")));
   }
 
   #click(event) {

@@ -6,6 +6,8 @@ import { KINDS } from "./tree_model.js";
 
 const TTLS = [["10 minutes", 600], ["1 hour", 3600], ["1 day", 86_400], ["30 days", 2_592_000]];
 
+const SHOWN_TOKENS = 48; // of a node in a snapshot
+
 /** The facts of a node: [name, value] pairs. `model` may be null for one outside of the snapshot. */
 function facts(node, model) {
   const { data } = node;
@@ -20,6 +22,12 @@ function facts(node, model) {
     ["Eviction", data.eviction_rank === null ? "can't go now" : `number ${number(data.eviction_rank)} in line`],
     ...(data.tenant === undefined ? [] : [["Owner", owner(data)]]),
   ];
+}
+
+/** The node's text: its beginning, as the server gives it. */
+function shownText({ text, tokens }) {
+  if (text === null) return "The text of others is not shown, only its size.";
+  return tokens > SHOWN_TOKENS ? `${text}…\n(the first ${SHOWN_TOKENS} of ${number(tokens)} tokens)` : text;
 }
 
 function owner({ tenant, cache_salt: salt, public: isPublic }) {
@@ -60,7 +68,7 @@ export class NodePanel {
       return;
     }
     this.#facts.replaceChildren(...facts(node, model).map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
-    const text = node.data.text ?? "The text of others is not shown, only its size.";
+    const text = shownText(node.data);
     if (this.#text.textContent !== text) this.#text.textContent = text;
     const key = `${node.id} ${node.data.state}`;
     if (this.#shownId === key) return;
