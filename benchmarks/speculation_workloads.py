@@ -1,4 +1,4 @@
-"""Prompts for `benchmarks.speculation`: agents, editors and chats, made of this repository's own files."""
+"""Prompts for the benchmarks of speculation: agents, editors and chats, made of this repository's own files."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ _EDITED = (
     ("radixkv/scheduling/in_flight_prefixes.py", "InFlightPrefixes"),
     ("radixkv/scheduling/preemption.py", "choose_victim"),
     ("radixkv/cache/eviction/slru.py", "SLRU"),
+    # Edition 1.
+    ("radixkv/cache/block_pool.py", "BlockPool"),
+    ("radixkv/cache/lookup.py", "Lookup"),
+    ("radixkv/cache/namespaces.py", "Namespaces"),
+    ("radixkv/cache/moved_blocks.py", "Moved"),
+    ("radixkv/scheduling/policy.py", "AdmissionPolicy"),
+    ("radixkv/scheduling/decode_batch.py", "DecodeBatch"),
+    ("radixkv/scheduling/waiting_queue.py", "WaitingQueue"),
+    ("radixkv/engine/request_group.py", "RequestGroup"),
+    # Edition 2.
+    ("radixkv/cache/admission.py", "Admission"),
+    ("radixkv/cache/radix_tree.py", "RadixTree"),
+    ("radixkv/cache/retired.py", "RetiredTree"),
+    ("radixkv/scheduling/chunks.py", "Chunks"),
+    ("radixkv/scheduling/running.py", "RunningRequests"),
+    ("radixkv/scheduling/step_builder.py", "StepBuilder"),
+    ("radixkv/scheduling/batch.py", "DecodeRows"),
+    ("radixkv/engine/sample_output.py", "SampleOutput"),
 )
 _QUESTIONS = (
     "Why is the sky blue?",
@@ -59,6 +77,24 @@ _QUESTIONS = (
     "Give me advice for a first job interview.",
     "How does a bicycle stay upright?",
     "Write a poem about rain in the city.",
+    # Edition 1.
+    "Why do cats purr?",
+    "Write a letter to a friend who moved to another country.",
+    "How do I repair a flat tyre?",
+    "Explain what an eclipse is to a child.",
+    "What should I pack for a week in the mountains?",
+    "Give me advice for learning the piano as an adult.",
+    "How does a refrigerator stay cold?",
+    "Write a poem about an old train station.",
+    # Edition 2.
+    "Why is the sea salty?",
+    "Write a short story about a baker who can't sleep.",
+    "How do I grow tomatoes on a balcony?",
+    "Explain what money is to a child.",
+    "What should I see in Kyoto in one day?",
+    "Give me advice for a speech at a wedding.",
+    "How does a sailing boat go against the wind?",
+    "Write a poem about the first snow.",
 )
 
 
@@ -66,8 +102,7 @@ def _lines(path: str, count: int) -> str:
     return "\n".join((ROOT / path).read_text().splitlines()[:count])
 
 
-def _code_edit(i: int) -> str:
-    path, name = _EDITED[i]
+def _code_edit(path: str, name: str) -> str:
     code = _lines(path, 48)
     head = "\n".join(code.splitlines()[:3])
     return (
@@ -76,9 +111,8 @@ def _code_edit(i: int) -> str:
     )
 
 
-def _agent_log(i: int) -> str:
+def _agent_log(paths: list[str]) -> str:
     """An agent that works through files: tool calls, and results that it quotes in the next call."""
-    paths = [path for path, _ in _EDITED[i:] + _EDITED[:i]]
     turns = []
     for step, path in enumerate(paths[:4]):
         listing = [
@@ -94,17 +128,20 @@ def _agent_log(i: int) -> str:
     return "\n".join(turns) + f"\n[step {len(turns)}] thought: I look for definitions in {paths[0]}.\ncall:"
 
 
-def prompts(tokenizer: Any, workload: str) -> list[list[int]]:
-    """Eight prompts of a workload, as token ids."""
+def prompts(tokenizer: Any, workload: str, edition: int = 0) -> list[list[int]]:
+    """Eight prompts of a workload, as token ids; those of another edition (0 to 2) are about other things."""
+    here = slice(8 * edition, 8 * edition + 8)
+    edited = _EDITED[here]
     if workload == "code edit":
-        return [tokenizer.encode(_code_edit(i)) for i in range(8)]
+        return [tokenizer.encode(_code_edit(path, name)) for path, name in edited]
+    paths = [path for path, _ in edited]
     if workload == "agent log":
-        return [tokenizer.encode(_agent_log(i)) for i in range(8)]
+        return [tokenizer.encode(_agent_log(paths[i:] + paths[:i])) for i in range(8)]
     if workload == "JSON with schema":
         keys = ", ".join(SCHEMA["properties"])
-        texts = [f"Describe the file {path} as a JSON object with the keys {keys}." for path, _ in _EDITED]
+        texts = [f"Describe the file {path} as a JSON object with the keys {keys}." for path in paths]
     else:
-        texts = list(_QUESTIONS)
+        texts = list(_QUESTIONS[here])
     return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
 
 

@@ -61,17 +61,31 @@ def script(environment: Environment, name: str) -> list[str]:
     return [str(environment.python), str(Path(__file__).with_name(name))]
 
 
-def radixkv_settings(places: Places) -> list[Setting]:
-    """radixkv itself, as it starts by default, and with int8 weights."""
+def start_radixkv(
+    places: Places, *options: str, log: str = "radixkv.log"
+) -> contextlib.AbstractContextManager[RunningServer]:
+    """A fresh `radixkv serve` with these options."""
     from benchmarks.peers.process import free_port, running_server
 
-    def start(*options: str) -> contextlib.AbstractContextManager[RunningServer]:
-        port = free_port()
-        command = [sys.executable, "-m", "radixkv", "serve", str(places.model_folder)]
-        command += ["--port", str(port), *options]
-        return running_server(command, port, log=places.logs / "radixkv.log", timeout=places.start_timeout)
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "radixkv",
+        "serve",
+        str(places.model_folder),
+        "--port",
+        str(port),
+        *options,
+    ]
+    return running_server(command, port, log=places.logs / log, timeout=places.start_timeout)
 
+
+def radixkv_settings(places: Places) -> list[Setting]:
+    """radixkv itself, as it starts by default, and with int8 weights."""
     return [
-        Setting("radixkv float32", "radixkv", "float32", start),
-        Setting("radixkv int8", "radixkv", "quantised", lambda: start("--quantization", "int8")),
+        Setting("radixkv float32", "radixkv", "float32", lambda: start_radixkv(places)),
+        Setting(
+            "radixkv int8", "radixkv", "quantised", lambda: start_radixkv(places, "--quantization", "int8")
+        ),
     ]

@@ -31,6 +31,25 @@ class Environment:
     def site_packages(self) -> Path:
         return next((self.folder / "lib").glob("python*/site-packages"))
 
+    def add(self, requirement: str, *, timeout: float) -> None:
+        """Install one more `NAME==VERSION`, if it is not there.
+
+        Raises:
+            PeerUnavailable: it can't be installed.
+        """
+        name, _, version = requirement.partition("==")
+        if self.versions(name).get(name) != version:
+            pip = [
+                str(self.python),
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--no-input",
+            ]
+            run_step([*pip, requirement], timeout=timeout, what=f"pip install {requirement}")
+
     def versions(self, *names: str) -> dict[str, str]:
         """Installed versions of these distributions (missing ones are left out)."""
         code = (

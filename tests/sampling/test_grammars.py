@@ -181,6 +181,10 @@ def test_what_is_within_the_limits_compiles(compiler: GrammarCompiler, spec: dic
         ({"json": {"type": "string", "format": "banana"}}, "format"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "pattern"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "minimum"),
+        ({"json": {"type": "integer", "minimum": 10**300}}, "minimum"),
+        ({"json": {"$ref": "#"}}, "$ref"),
+        ({"json": {"$ref": "data:application/json,{}"}}, "$ref"),
+        ({"json": {"allOf": [{"format": "uri"}, {"format": "email"}, {"pattern": "a.{50}b"}]}}, "pattern"),
         ({"regex": "("}, "unclosed"),
         ({"grammar": "no grammar"}, "Lark"),
         ({"grammar": "start: %json {"}, "%json"),
@@ -192,6 +196,50 @@ def test_what_is_refused_names_what_is_wrong(
     with pytest.raises(InvalidRequestError) as caught:
         compiler.compile(StructuredOutputs(**spec))
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "integer", "minimum": 2**53 + 1}, "minimum"),  # 2**53 as a float
+        ({"maximum": "BIG"}, "maximum"),
+        ({"items": {"enum": [{"a": [2**53 + 1]}]}}, "enum"),
+        ({"properties": {"default": {"const": 2**53 + 1}}}, "const"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum"),
+        ({"anyOf": [{"exclusiveMaximum": 2, "minimum": 1.5}]}, "exclusiveMaximum"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "string", "not": {"const": "a"}, "x-guidance": {"lenient": True}}, "x-guidance"),
+    ],
+)
+def test_what_would_be_enforced_only_nearly_is_refused(
+    compiler: GrammarCompiler, schema: dict[str, Any], word: str
+) -> None:
+    """The compiler itself takes these, and lets invalid answers through."""
+    text = json.dumps(schema).replace('"BIG"', "0.1000000000000000000001")
+    with pytest.raises(InvalidRequestError, match=word):
+        compiler.compile(StructuredOutputs(json=text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer", "maximum": 2**63 - 1, "default": 2**53 + 1}, "5", str(2**63)),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "0.5", "0"),
+        ({"type": "number", "exclusiveMinimum": 0.25, "maximum": 0.5}, "0.3", "0.25"),
+        ({"minProperties": 2, "required": ["a"]}, '{"a":1,"b":1}', '{"a":1}'),
+    ],
+)
+def test_what_is_enforced_in_full_is_not_refused(
+    compiler: GrammarCompiler, schema: dict[str, Any], valid: str, invalid: str
+) -> None:
+    grammar = compiler.compile(StructuredOutputs(json=schema))
+    assert accepts(grammar, valid)
+    assert not accepts(grammar, invalid)
+
+
+def test_tools_that_are_not_strict_are_enforced_as_far_as_possible(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "minProperties": 3, "x-guidance": {"lenient": True}}
+    assert start(compiler, grammar=f"start: %json {json.dumps(schema)}").failure is None
 
 
 def test_a_watch_outlives_the_thread_that_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:

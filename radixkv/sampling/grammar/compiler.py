@@ -261,6 +261,12 @@ _KEYWORDS = (
     ("patternProperty regexes", "patternProperties: "),
     ("regex parse error", "pattern: "),
     ("oneOf constraints are not supported", "oneOf: its alternatives must exclude each other visibly: "),
+    ("NoExtensionBias", "$ref, const or pattern: nothing matches, or a $ref leads back to itself: "),
+    ("Invalid URI reference", "$ref or $id: "),
+    ("Failed to generate regex for integer range", "minimum and maximum: "),
+    ("Failed to generate regex for float range", "minimum and maximum: "),
+    ("Unable to determine if regex is empty", "pattern, format or multipleOf, joined by allOf: "),
+    ("schema too large", "allOf and anyOf: "),
 )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from radixkv.sampling.grammar.exactness import check_exactness
+
 MAX_TEXT_BYTES = 256 * 1024
 MAX_DEPTH = 64
 MAX_PROPERTIES = 1_000
@@ -44,7 +46,10 @@ def check_text(text: str) -> None:
 
 
 def check_schema(text: str) -> None:
-    """Raises TooComplex for a JSON Schema beyond the limits, and ValueError for text that is no schema."""
+    """Raises TooComplex for a JSON Schema beyond the limits.
+
+    Raises ValueError for text that is no schema, and for a schema that could be enforced only nearly.
+    """
     check_text(text)
     try:
         schema = json.loads(text, parse_float=_exact)
@@ -52,6 +57,8 @@ def check_schema(text: str) -> None:
         raise TooComplex(f"it is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise ValueError(f"it is no JSON: {error}") from None
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        raise ValueError("x-guidance: how a schema is compiled is not up to the schema")
     _check_schema(schema)
 
 
@@ -78,6 +85,14 @@ def _check_schema(schema: Any) -> None:
         elif isinstance(value, list):
             stack.extend((item, depth + 1) for item in value)
     counts.check()
+    if isinstance(schema, dict) and not _is_lenient(schema):
+        check_exactness(schema)
+
+
+def _is_lenient(schema: dict[str, Any]) -> bool:
+    """A schema in a grammar may say that what can't be enforced of it is to be left out."""
+    options = schema.get("x-guidance")
+    return isinstance(options, dict) and bool(options.get("lenient"))
 
 
 @dataclass(slots=True)

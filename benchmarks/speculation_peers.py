@@ -1,0 +1,269 @@
+"""What speculation brings to radixkv and to vLLM, on the same prompts.
+
+    python -m benchmarks.speculation_peers [--rounds N] [--workloads ...] [--json FILE]
+
+Five servers side by side over the embedded model in float32: radixkv with `--speculation off` and `auto`, and
+vLLM's CPU build (installed as in `benchmarks.compare`) without speculation, with `ngram` and with `suffix`
+(settings of vLLM's documentation; `suffix` needs the package arctic-inference). They take turns with the
+prompts of `benchmarks.speculation_workloads` over HTTP: greedy, streaming, alone and eight at once.
+
+No prompt comes twice: neither radixkv's nor vLLM's memory of earlier answers is forgotten, and each has seen
+the same. Before its turn each prompt is asked for one token, so that every engine finds it in its prefix cache.
+Printed are decode tokens per second, from the moment when all answers of a turn have begun to its end: medians
+over the turns, and the median of each turn's ratio to the same engine without speculation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers import vllm_cpu
+from benchmarks.peers.engines import Places, start_radixkv
+from benchmarks.peers.environment import PeerUnavailable
+from benchmarks.peers.process import RunningServer
+from benchmarks.speculation_workloads import SCHEMA, WORKLOADS, prompts
+from radixkv import EngineConfig
+from radixkv.model.loading.loader import load_tokenizer
+from radixkv.tools.bench.server_process import machine
+from radixkv.tools.bench.workloads import served_model
+
+SUFFIX_PACKAGE = "arctic-inference==0.1.1"
+_SPECULATION: dict[str, dict[str, Any] | None] = {
+    "vLLM off": None,
+    "vLLM ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
+    "vLLM suffix": {"method": "suffix", "num_speculative_tokens": 32},
+}
+_BASE = {"radixkv auto": "radixkv off", "vLLM ngram": "vLLM off", "vLLM suffix": "vLLM off"}
+_NO_WHITESPACE = json.dumps({"backend": "guidance", "disable_any_whitespace": True})
+
+
+@dataclass
+class Streamed:
+    """One answer: its text as it came (seconds, piece), and its length in tokens."""
+
+    pieces: list[tuple[float, str]]
+    tokens: int
+
+    def text(self, until: float = float("inf")) -> str:
+        return "".join(piece for at, piece in self.pieces if at <= until)
+
+
+def body(workload: str, max_tokens: int) -> dict[str, Any]:
+    """The fields of a request besides its prompt and model."""
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "stream": True}
+    fields["stream_options"] = {"include_usage": True}
+    if workload == "JSON with schema":
+        fields["structured_outputs"] = {"json": SCHEMA}
+    else:
+        fields["ignore_eos"] = True
+    return fields
+
+
+async def stream(http: httpx.AsyncClient, fields: dict[str, Any]) -> Streamed:
+    answer = Streamed([], 0)
+    async with http.stream("POST", "/v1/completions", json=fields) as response:
+        if response.status_code != 200:
+            raise PeerUnavailable(f"HTTP {response.status_code}: {(await response.aread())[:300]!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("choices"):
+                answer.pieces.append((time.perf_counter(), event["choices"][0]["text"]))
+            if event.get("usage"):
+                answer.tokens = event["usage"]["completion_tokens"]
+    return answer
+
+
+async def ask_all(url: str, model: str, asked: list[list[int]], fields: dict[str, Any]) -> list[Streamed]:
+    async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as http:
+        return await asyncio.gather(*(stream(http, {**fields, "model": model, "prompt": p}) for p in asked))
+
+
+def decode(
+    tokenizer: Any, url: str, asked: list[list[int]], workload: str, max_tokens: int
+) -> dict[str, Any]:
+    """One turn of one server.
+
+    Raises:
+        PeerUnavailable: it refused.
+    """
+    model = served_model(url)
+    asyncio.run(ask_all(url, model, asked, body("", 1)))
+    answers = asyncio.run(ask_all(url, model, asked, body(workload, max_tokens)))
+    began = max(answer.pieces[0][0] for answer in answers)
+    ended = max(answer.pieces[-1][0] for answer in answers)
+    before = sum(len(tokenizer.encode(answer.text(began))) for answer in answers)
+    tokens = sum(answer.tokens for answer in answers) - before
+    return {
+        "tokens_per_s": tokens / max(ended - began, 1e-9),
+        "pieces": sum(len(answer.pieces) for answer in answers),
+        "texts": [answer.text() for answer in answers],
+    }
+
+
+def settings(places: Places, failures: dict[str, str]) -> dict[str, Callable[[], Any]]:
+    """How to start each server that can be had; why not goes to `failures`."""
+
+    def radixkv(mode: str) -> Callable[[], Any]:
+        return lambda: start_radixkv(places, "--speculation", mode, log=f"radixkv_{mode}.log")
+
+    found = {f"radixkv {mode}": radixkv(mode) for mode in ("off", "auto")}
+    try:
+        environment = vllm_cpu.install(places)
+    except PeerUnavailable as error:
+        failures["vLLM"] = str(error)
+        return found
+
+    def vllm(name: str, config: dict[str, Any] | None) -> Callable[[], Any]:
+        options = ["--structured-outputs-config", _NO_WHITESPACE]
+        options += ["--speculative-config", json.dumps(config)] if config else []
+        log = name.lower().replace(" ", "_") + ".log"
+        return lambda: vllm_cpu.start(environment, places, *options, log=log, kv_cache_gib=1)
+
+    for name, config in _SPECULATION.items():
+        try:
+            if name == "vLLM suffix":
+                environment.add(SUFFIX_PACKAGE, timeout=places.install_timeout)
+        except PeerUnavailable as error:
+            failures[name] = str(error)
+        else:
+            found[name] = vllm(name, config)
+    failures.setdefault("versions", json.dumps(vllm_cpu.versions(environment)))
+    return found
+
+
+def summary(turns: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Medians over the turns of one workload at one batch size."""
+    figures: dict[str, Any] = {}
+    for name in turns[0]:
+        own = [turn[name] for turn in turns if name in turn]
+        figures[name] = {"tokens_per_s": round(statistics.median(one["tokens_per_s"] for one in own), 1)}
+        base = _BASE.get(name)
+        if base is None:
+            continue
+        pairs = [(turn[name], turn[base]) for turn in turns if name in turn and base in turn]
+        if pairs:
+            ratios = [on["tokens_per_s"] / off["tokens_per_s"] for on, off in pairs]
+            same = [a == b for on, off in pairs for a, b in zip(on["texts"], off["texts"], strict=True)]
+            figures[name] |= {
+                "ratio": round(statistics.median(ratios), 2),
+                "ratios": [round(ratio, 2) for ratio in ratios],
+                "pieces_of_off": round(
+                    sum(on["pieces"] for on, _ in pairs) / sum(off["pieces"] for _, off in pairs), 2
+                ),
+                "same_texts": f"{sum(same)} of {len(same)}",
+            }
+    return figures
+
+
+def measure(
+    servers: dict[str, RunningServer], args: argparse.Namespace, keep: Callable[[str, Any], None]
+) -> None:
+    """All workloads; `keep` gets the figures of each as soon as they are known."""
+    tokenizer = load_tokenizer(EngineConfig())
+    # The first answers pay for kernels being compiled.
+    for name, server in servers.items():
+        for workload in args.workloads:
+            decode(tokenizer, server.url, prompts(tokenizer, workload)[4:5], workload, 40)
+            decode(tokenizer, server.url, prompts(tokenizer, workload)[5:8], workload, 12)
+        print(f"{name} is warm", flush=True)
+    for batch, turns in ((1, args.rounds), (8, min(2, args.rounds))):
+        for workload in args.workloads:
+            found: list[dict[str, dict[str, Any]]] = []
+            load = os.getloadavg()[0]
+            for turn in range(turns):
+                asked = (
+                    [prompts(tokenizer, workload)[turn]]
+                    if batch == 1
+                    else prompts(tokenizer, workload, 1 + turn)
+                )
+                found.append({})
+                for name in sorted(servers, reverse=turn % 2 == 1):
+                    limit = 128 if batch == 1 else 64
+                    found[-1][name] = decode(tokenizer, servers[name].url, asked, workload, limit)
+            keep(f"{workload}, batch {batch}", {"load_average_before": round(load, 2), **summary(found)})
+
+
+def show(figures: dict[str, Any]) -> None:
+    table = Table(title="Decode tokens/s, and times those without speculation")
+    names = list(dict.fromkeys(name for one in figures["workloads"].values() for name in one if " " in name))
+    for column in ("workload", *names):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for workload, one in figures["workloads"].items():
+        cells = []
+        for name in names:
+            f = one.get(name)
+            cells.append(
+                "-"
+                if f is None
+                else f"{f['tokens_per_s']:.1f}" + (f" ({f['ratio']:.2f})" if "ratio" in f else "")
+            )
+        table.add_row(workload, *cells)
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    # Ended from outside, it still ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns alone (at most 8); two at most with eight at once"
+    )
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--install-timeout", type=float, default=1800, metavar="S")
+    parser.add_argument("--start-timeout", type=float, default=300, metavar="S")
+    args = parser.parse_args()
+
+    from radixkv.config import EMBEDDED_MODEL
+    from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
+    from radixkv.model.loading.model_cache import cache_home
+
+    embedded = find_embedded(EMBEDDED_MODEL)
+    assert embedded is not None
+    logs = cache_home() / "peers" / "logs"
+    places = Places(prepare_embedded(embedded), Path(), logs, args.install_timeout, args.start_timeout)
+    failures: dict[str, str] = {}
+    figures: dict[str, Any] = {"benchmark": "speculation_peers", "date": time.strftime("%Y-%m-%d")}
+    figures |= {"machine": machine(), "settings": {**_SPECULATION}, "failures": failures, "workloads": {}}
+
+    def keep(name: str, found: Any) -> None:
+        figures["workloads"][name] = found
+        print(name, json.dumps(found), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, RunningServer] = {}
+        for name, start in settings(places, failures).items():
+            try:
+                servers[name] = stack.enter_context(start())
+            except PeerUnavailable as error:
+                failures[name] = str(error)
+                print(f"[{name}] {error}", flush=True)
+        figures["versions"] = json.loads(failures.pop("versions", "{}"))
+        measure(servers, args, keep)
+    show(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What of a JSON Schema llguidance would enforce only nearly: refused, so that nothing invalid is accepted.
+
+It calculates with floats of 64 bits, knows the bound 0 < x <= 0.5 only as 0 <= x <= 0.5, and does not notice
+that an answer has the same key twice. O(size of the schema).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+#: Keywords whose values are data, no schemas.
+_DATA = frozenset({"const", "enum", "default", "examples"})
+#: Keywords whose values are schemas by names.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LARGEST_INTEGER = 2**63 - 1
+
+
+def check_exactness(schema: Any) -> None:
+    """Raises ValueError, naming the keyword.
+
+    Args:
+        schema: JSON data; its decimal numbers may be Fractions.
+    """
+    stack = [schema]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            _check_object(value)
+            stack.extend(_schemas_in(value))
+        elif isinstance(value, list):
+            stack.extend(value)
+
+
+def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
+    for name, value in schema.items():
+        if name in _NAMED and isinstance(value, dict):
+            yield from value.values()
+        elif name not in _DATA:
+            yield value
+
+
+def _check_object(schema: dict[str, Any]) -> None:
+    for name in _BOUNDS:
+        _check_number(name, schema.get(name))
+    for name in ("const", "enum"):
+        stack = [schema.get(name)]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, dict):
+                stack.extend(value.values())
+            elif isinstance(value, list):
+                stack.extend(value)
+            else:
+                _check_number(name, value)
+    if schema.get("type") != "integer":
+        _check_open_interval(schema)
+    _check_num_properties(schema)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Fraction) and not isinstance(value, bool)
+
+
+def _check_number(keyword: str, value: Any) -> None:
+    if not _is_number(value) or isinstance(value, float):
+        return
+    if isinstance(value, Fraction):
+        is_exact = Fraction(repr(float(value))) == value
+    else:
+        is_exact = abs(value) <= 2**64 and min(int(float(value)), _LARGEST_INTEGER) == value
+    if not is_exact:
+        raise ValueError(f"{keyword}: {float(value)!r} is as near as a 64-bit float comes to this number")
+
+
+def _check_open_interval(schema: dict[str, Any]) -> None:
+    """An integer that is excluded, and another bound less than 1 away."""
+    for excluded, others in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    ):
+        edge = schema.get(excluded)
+        if not _is_number(edge) or edge != int(edge):
+            continue
+        if any(_is_number(schema.get(other)) and abs(schema[other] - edge) < 1 for other in others):
+            raise ValueError(
+                f"{excluded}: {int(edge)} can't be excluded from so small an interval of numbers; use a "
+                "bound that is no integer"
+            )
+
+
+def _check_num_properties(schema: dict[str, Any]) -> None:
+    """Of keys that are not listed only one is sure to differ from the others."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    sure = 1 + (len(required) if isinstance(required, list) else 0)
+    if _is_number(least) and least > sure:
+        raise ValueError(
+            f"minProperties: {int(least)} different keys can't be enforced, only {sure}: list them in "
+            "properties and required"
+        )
