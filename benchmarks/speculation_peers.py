@@ -7,10 +7,11 @@ vLLM's CPU build (installed as in `benchmarks.compare`) without speculation, wit
 (settings of vLLM's documentation; `suffix` needs the package arctic-inference). They take turns with the
 prompts of `benchmarks.speculation_workloads` over HTTP: greedy, streaming, alone and eight at once.
 
-No prompt comes twice: neither radixkv's nor vLLM's memory of earlier answers is forgotten, and each has seen
-the same. Before its turn each prompt is asked for one token, so that every engine finds it in its prefix cache.
-Printed are decode tokens per second, from the moment when all answers of a turn have begun to its end: medians
-over the turns, and the median of each turn's ratio to the same engine without speculation.
+No prompt comes twice: neither radixkv's nor vLLM's memory of earlier answers is forgotten, and each has
+seen the same. Before its turn each prompt is asked for one token, so that every engine finds it in its prefix
+cache. Printed are decode tokens per second, from the moment when all answers of a turn have begun to its end:
+medians over the turns, the median of each turn's ratio to the same engine without speculation, and what does
+not depend on the machine: tokens a request gets in a step, and the share of guesses that were accepted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -96,6 +98,16 @@ async def ask_all(url: str, model: str, asked: list[list[int]], fields: dict[str
         return await asyncio.gather(*(stream(http, {**fields, "model": model, "prompt": p}) for p in asked))
 
 
+def guesses(url: str) -> tuple[int, int]:
+    """Tokens drafted and accepted so far, from the server's counters."""
+    counters = httpx.get(f"{url}/metrics", trust_env=False).text
+    found = []
+    for name in ("draft_tokens_total", "accepted_tokens_total"):
+        values = re.findall(rf"(?m)^\w*[:_]spec_decode_(?:num_)?{name}(?:{{.*}})? ([\d.e+]+)$", counters)
+        found.append(int(sum(map(float, values))))
+    return found[0], found[1]
+
+
 def decode(
     tokenizer: Any, url: str, asked: list[list[int]], workload: str, max_tokens: int
 ) -> dict[str, Any]:
@@ -106,14 +118,18 @@ def decode(
     """
     model = served_model(url)
     asyncio.run(ask_all(url, model, asked, body("", 1)))
+    before_turn = guesses(url)
     answers = asyncio.run(ask_all(url, model, asked, body(workload, max_tokens)))
+    drafted, accepted = (now - then for now, then in zip(guesses(url), before_turn, strict=True))
     began = max(answer.pieces[0][0] for answer in answers)
     ended = max(answer.pieces[-1][0] for answer in answers)
     before = sum(len(tokenizer.encode(answer.text(began))) for answer in answers)
     tokens = sum(answer.tokens for answer in answers) - before
     return {
         "tokens_per_s": tokens / max(ended - began, 1e-9),
-        "pieces": sum(len(answer.pieces) for answer in answers),
+        "tokens": sum(answer.tokens for answer in answers),
+        "drafted": drafted,
+        "accepted": accepted,
         "texts": [answer.text() for answer in answers],
     }
 
@@ -161,13 +177,15 @@ def summary(turns: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         pairs = [(turn[name], turn[base]) for turn in turns if name in turn and base in turn]
         if pairs:
             ratios = [on["tokens_per_s"] / off["tokens_per_s"] for on, off in pairs]
+            tokens, drafted, accepted = (
+                sum(on[key] for on, _ in pairs) for key in ("tokens", "drafted", "accepted")
+            )
             same = [a == b for on, off in pairs for a, b in zip(on["texts"], off["texts"], strict=True)]
             figures[name] |= {
                 "ratio": round(statistics.median(ratios), 2),
                 "ratios": [round(ratio, 2) for ratio in ratios],
-                "pieces_of_off": round(
-                    sum(on["pieces"] for on, _ in pairs) / sum(off["pieces"] for _, off in pairs), 2
-                ),
+                "tokens_per_step": round(tokens / max(1, tokens - accepted), 2),
+                "accepted": round(accepted / max(1, drafted), 2),
                 "same_texts": f"{sum(same)} of {len(same)}",
             }
     return figures
@@ -181,10 +199,10 @@ def measure(
     # The first answers pay for kernels being compiled.
     for name, server in servers.items():
         for workload in args.workloads:
-            decode(tokenizer, server.url, prompts(tokenizer, workload)[4:5], workload, 40)
-            decode(tokenizer, server.url, prompts(tokenizer, workload)[5:8], workload, 12)
+            decode(tokenizer, server.url, prompts(tokenizer, workload)[5:6], workload, 32)
+        decode(tokenizer, server.url, prompts(tokenizer, args.workloads[0])[6:8], args.workloads[0], 12)
         print(f"{name} is warm", flush=True)
-    for batch, turns in ((1, args.rounds), (8, min(2, args.rounds))):
+    for batch, turns in ((1, args.rounds), (8, max(1, min(2, args.rounds // 2)))):
         for workload in args.workloads:
             found: list[dict[str, dict[str, Any]]] = []
             load = os.getloadavg()[0]
@@ -210,13 +228,16 @@ def show(figures: dict[str, Any]) -> None:
         cells = []
         for name in names:
             f = one.get(name)
-            cells.append(
-                "-"
-                if f is None
-                else f"{f['tokens_per_s']:.1f}" + (f" ({f['ratio']:.2f})" if "ratio" in f else "")
-            )
+            cells.append("-" if f is None else _cell(f))
         table.add_row(workload, *cells)
     Console(width=140).print(table)
+
+
+def _cell(figures: dict[str, Any]) -> str:
+    rate = f"{figures['tokens_per_s']:.1f}"
+    if "ratio" not in figures:
+        return rate
+    return f"{rate} ({figures['ratio']:.2f}, {figures['tokens_per_step']:.2f} a step)"
 
 
 def main() -> None:
@@ -226,7 +247,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rounds", type=int, default=3, help="turns alone (at most 8); two at most with eight at once"
+        "--rounds",
+        type=int,
+        default=3,
+        help="turns alone (at most 5); half as many, 1 or 2, with eight at once",
     )
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -257,6 +281,7 @@ def main() -> None:
         for name, start in settings(places, failures).items():
             try:
                 servers[name] = stack.enter_context(start())
+                servers[name].stop_watching()  # of its memory, which costs some of the machine
             except PeerUnavailable as error:
                 failures[name] = str(error)
                 print(f"[{name}] {error}", flush=True)

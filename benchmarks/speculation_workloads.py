@@ -1,4 +1,4 @@
-"""Prompts for the benchmarks of speculation: agents, editors and chats, made of this repository's own files."""
+"""Prompts for the benchmarks of speculation: agents, editors and chats, made of this repository's files."""
 
 from __future__ import annotations
 

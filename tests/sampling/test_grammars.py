@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def reference_chain(count: int) -> dict[str, Any]:
     return {"$defs": {**chain, f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
+def joined_by_references(count: int, by: str = "#/$defs/") -> dict[str, Any]:
+    """A string that must match all patterns; twenty of them would be computed for minutes."""
+    parts = {
+        f"d{i}": {"$anchor": f"d{i}", "pattern": f"a.{{{i}}}b", "$ref": f"{by}d{i + 1}"} for i in range(count)
+    }
+    parts[f"d{count}"] = {"$anchor": f"d{count}", "type": "string"}
+    return {"$defs": parts, "properties": {"a": {"$ref": "#/$defs/d0"}}}
+
+
 BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     "multiple of a prime": ({"json": {"type": "integer", "multipleOf": 1000003}}, "multipleOf"),
     "multiples that multiply": (
@@ -133,6 +143,12 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         "repetition",
     ),
     "nested repetition in a Lark grammar": ({"grammar": 'start: "/" /(a{999}){999}/'}, "repetition"),
+    "patterns in allOf": (
+        {"json": {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(24)]}},
+        "pattern",
+    ),
+    "patterns joined by references": ({"json": joined_by_references(24)}, "pattern"),
+    "patterns joined by anchors": ({"json": joined_by_references(24, by="#")}, "pattern"),
     "depth": ({"json": nested(100)}, "nested deeper"),
     "depth of text": ({"json": '{"items":' * 20_000 + "{}" + "}" * 20_000}, "nested deeper"),
     "chain of references": ({"json": reference_chain(4000)}, "$ref"),
@@ -161,6 +177,8 @@ def test_bombs_are_refused_by_name(compiler: GrammarCompiler, name: str) -> None
         {"json": {"type": "object", "properties": {"a": {"multipleOf": 5}, "b": {"multipleOf": 0.25}}}},
         {"json": reference_chain(400)},
         {"json": {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}}},
+        {"json": {"properties": {f"p{i}": {"pattern": f"^a{i}$", "format": "uri"} for i in range(30)}}},
+        {"json": {"allOf": [{"properties": {f"p{i}": {"pattern": f"^a{i}$"}}} for i in range(8)]}},
         {"regex": "(a+)+b"},
         {"regex": "x{1,99999}"},
         {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(9000)) + '\nr9000: "a"'},
@@ -255,9 +273,13 @@ def test_a_watch_outlives_the_thread_that_it_watches(monkeypatch: pytest.MonkeyP
                 armed_again.set()
             super().start()
 
+    class Waits(Vocabulary):
+        def matcher(self, spec: StructuredOutputs) -> Any:
+            assert armed_again.wait(60)
+            return super().matcher(spec)
+
     def make() -> Vocabulary:
-        assert armed_again.wait(60)
-        return Vocabulary(ByteTokenizer(), {END})
+        return Waits(ByteTokenizer(), {END})
 
     monkeypatch.setattr(threading, "excepthook", raised.append)
     monkeypatch.setattr(threading, "Timer", Timer)
@@ -370,6 +392,20 @@ def test_a_compile_beyond_its_time_is_given_up(monkeypatch: pytest.MonkeyPatch) 
             compiler.compile(StructuredOutputs(regex="stuck"))
     finally:
         leave.set()
+
+
+def test_the_first_grammar_does_not_pay_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large vocabulary on a slow machine takes longer than a compile may."""
+    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.2)
+
+    def slowly() -> Vocabulary:
+        begin = time.thread_time()
+        while time.thread_time() < begin + 0.4:
+            pass
+        return Vocabulary(ByteTokenizer(), {END})
+
+    compiler = GrammarCompiler(slowly)
+    assert start(compiler, regex="a").failure is None
 
 
 def test_too_many_compiles_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

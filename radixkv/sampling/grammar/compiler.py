@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 
@@ -141,13 +141,21 @@ class GrammarCompiler:
     def _run(self, worker: _Worker) -> None:
         yield_to_steps(_COMPILE_NICENESS)
         while (job := self._next(worker)) is not None:
-            watch = self._watch(worker, job, worker.cpu_s())
             try:
-                result: Grammar | BaseException = self._compile(job.spec)
+                with _refusing(job.spec):
+                    result: Grammar | BaseException = self._compile(worker, job)
             except BaseException as error:
                 result = error
-            watch.cancel()
             self._settle(job, result)
+
+    def _compile(self, worker: _Worker, job: _Job) -> Grammar:
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()  # before the watch: the first grammar can't help it
+        watch = self._watch(worker, job, worker.cpu_s())
+        try:
+            return _compiled(job.spec, self._vocabulary)
+        finally:
+            watch.cancel()
 
     def _next(self, worker: _Worker) -> _Job | None:
         with self._lock:
@@ -203,29 +211,28 @@ class GrammarCompiler:
         with contextlib.suppress(InvalidStateError):
             job.future.set_exception(_refused(job.spec, message))
 
-    # ------------------------------------------------------------------ one grammar
 
-    def _compile(self, spec: StructuredOutputs) -> Grammar:
-        try:
-            _check(spec)
-            vocabulary = self._the_vocabulary()
-            matcher = vocabulary.matcher(spec)
-            if not matcher.is_error():
-                vocabulary.masks([matcher])
-            if matcher.is_error():
-                raise ValueError(first_line(matcher))
-        except ENDS_PROCESS:
-            raise
-        except TooComplex as error:
-            raise _refused(spec, str(error), code="grammar_too_complex") from None
-        except BaseException as error:  # a panic of a library written in Rust is no Exception
-            raise _refused(spec, str(error)) from None
-        return Grammar(matcher, vocabulary)
+def _compiled(spec: StructuredOutputs, vocabulary: Vocabulary) -> Grammar:
+    _check(spec)
+    matcher = vocabulary.matcher(spec)
+    if not matcher.is_error():
+        vocabulary.masks([matcher])
+    if matcher.is_error():
+        raise ValueError(first_line(matcher))
+    return Grammar(matcher, vocabulary)
 
-    def _the_vocabulary(self) -> Vocabulary:
-        if self._vocabulary is None:
-            self._vocabulary = self._make_vocabulary()
-        return self._vocabulary
+
+@contextlib.contextmanager
+def _refusing(spec: StructuredOutputs) -> Iterator[None]:
+    """Says of an error in here that the grammar is refused for it."""
+    try:
+        yield
+    except ENDS_PROCESS:
+        raise
+    except TooComplex as error:
+        raise _refused(spec, str(error), code="grammar_too_complex") from None
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
+        raise _refused(spec, str(error)) from None
 
 
 def _again(known: Future[Grammar]) -> Future[Grammar]:

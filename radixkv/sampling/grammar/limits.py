@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from radixkv.sampling.grammar.exactness import check_exactness
+from radixkv.sampling.grammar.joined_patterns import joined_patterns
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_DEPTH = 64
@@ -24,6 +25,7 @@ MAX_ENUM_VALUES = 10_000
 MAX_MULTIPLE = 10_000
 MAX_PATTERN_PROPERTIES = 100
 MAX_REFERENCES = 500
+MAX_JOINED_PATTERNS = 8
 MAX_REPETITIONS = 100_000
 
 #: A bound `{m}`, `{m,}` or `{m,n}` of a regular expression.
@@ -85,8 +87,21 @@ def _check_schema(schema: Any) -> None:
         elif isinstance(value, list):
             stack.extend((item, depth + 1) for item in value)
     counts.check()
+    _check_joined_patterns(schema)
     if isinstance(schema, dict) and not _is_lenient(schema):
         check_exactness(schema)
+
+
+def _check_joined_patterns(schema: Any) -> None:
+    try:
+        joined = joined_patterns(schema)
+    except RecursionError:
+        raise TooComplex("$ref: one leads to another too often") from None
+    if joined > MAX_JOINED_PATTERNS:
+        raise TooComplex(
+            f"pattern and format: {joined} of them are joined by allOf or $ref, but at most "
+            f"{MAX_JOINED_PATTERNS} can be"
+        )
 
 
 def _is_lenient(schema: dict[str, Any]) -> bool:

@@ -1,0 +1,104 @@
+"""How many patterns of a JSON Schema one string has to match at once.
+
+llguidance asks whether such an intersection is empty, and that takes a time exponential in their number: a
+dozen can take seconds, two dozen hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+_BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
+_ELSEWHERE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "additionalItems")
+
+
+def joined_patterns(schema: Any) -> int:
+    """An upper bound of the patterns and formats that meet in one place. O(size of the schema).
+
+    Alternatives don't meet, members of `allOf` and what a `$ref` stands beside do; where in them patterns
+    are is not told apart.
+
+    Raises:
+        RecursionError: references lead too deep.
+    """
+    return _Schema(schema).weight(schema)
+
+
+class _Schema:
+    """One schema; each part of it is looked at once."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, int] = {}
+        self._named: dict[str, list[Any]] | None = None
+
+    def weight(self, schema: Any) -> int:
+        if not isinstance(schema, Mapping):
+            return 0
+        known = self._known.get(id(schema))
+        if known is None:
+            self._known[id(schema)] = 0  # where a reference leads back here, this is being counted already
+            known = self._known[id(schema)] = self._weight(schema)
+        return known
+
+    def _weight(self, schema: Mapping[str, Any]) -> int:
+        own = sum(isinstance(schema.get(name), str) for name in ("pattern", "format"))
+        inside = self._heaviest(_inside(schema))
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, Mapping):
+            inside += self._heaviest(patterns.values())
+        together = schema.get("allOf")
+        met = sum(map(self.weight, together)) if isinstance(together, list) else 0
+        for name in ("anyOf", "oneOf"):
+            if isinstance(schema.get(name), list):
+                met += self._heaviest(schema[name])
+        for name in ("$ref", "$dynamicRef"):
+            if isinstance(schema.get(name), str):
+                met += sum(map(self.weight, self._referenced(schema[name])))
+        return max(own, inside) + met
+
+    def _heaviest(self, schemas: Iterable[Any]) -> int:
+        return max(map(self.weight, schemas), default=0)
+
+    def _referenced(self, reference: str) -> list[Any]:
+        """What a reference leads to; where it is no path, all that it may mean."""
+        if reference != "#" and not reference.startswith("#/"):
+            if self._named is None:
+                self._named = _by_name(self._root)
+            return self._named.get(reference.rpartition("#")[2], [])
+        found = self._root
+        for part in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                found = found.get(part) if isinstance(found, Mapping) else None
+        return [found]
+
+
+def _inside(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Schemas of the parts of a value, of which each part has one, and definitions."""
+    for name in _BY_NAME:
+        if isinstance(schema.get(name), Mapping):
+            yield from schema[name].values()
+    for name in _ELSEWHERE:
+        value = schema.get(name)
+        yield from value if isinstance(value, list) else (value,)
+
+
+def _by_name(root: Any) -> dict[str, list[Any]]:
+    """Schemas with an anchor or an id."""
+    found: dict[str, list[Any]] = {}
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            for name in ("$anchor", "$dynamicAnchor", "$id"):
+                if isinstance(value.get(name), str):
+                    found.setdefault(value[name].rpartition("#")[2], []).append(value)
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+    return found
