@@ -9,16 +9,16 @@ from starlette.requests import Request
 
 from radixkv.client import EngineClient
 from radixkv.errors import EngineOverloadedError
-from radixkv_server.activity import Activity
-from radixkv_server.cache_feed import CacheFeed
 from radixkv_server.chat.call_memory import CallMemory
 from radixkv_server.chat.templates import ChatTemplates
 from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
+from radixkv_server.insight.activity import Activity
+from radixkv_server.insight.cache_feed import CacheFeed
+from radixkv_server.insight.node_names import NodeNames
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
-from radixkv_server.node_names import NodeNames
 from radixkv_server.response_store import ResponseStore, make_store
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.book import TenantBook

@@ -16,10 +16,10 @@ from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.errors import RequestFailedError
 from radixkv.request import OutputDelta, SamplingParams
-from radixkv_server.activity import Activity, HitCounts, SeenRequest
-from radixkv_server.cache_feed import CacheFeed
 from radixkv_server.generation.request import GenerationRequest, Job
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.insight.activity import Activity, HitCounts, SeenRequest
+from radixkv_server.insight.cache_feed import CacheFeed
 
 KEYS = {"ada": "ada-key", "bob": "bob-key", "operator": "operator-key"}
 
@@ -231,7 +231,7 @@ def test_a_rate_needs_some_tokens_in_some_steps(later: list[tuple[int, float]], 
 
 
 def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv_server.activity.KEPT_PROMPT_TOKENS", 10)
+    monkeypatch.setattr("radixkv_server.insight.activity.KEPT_PROMPT_TOKENS", 10)
     activity = Activity()
     kept = []
     for _ in range(4):

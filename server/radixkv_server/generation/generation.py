@@ -17,13 +17,13 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.request import OutputDelta, RequestOutput
-from radixkv_server.activity import Activity
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.concurrency import gather_or_cancel, merge
 from radixkv_server.generation.metering import Meter
 from radixkv_server.generation.request import GenerationRequest, Job
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.insight.activity import Activity
 from radixkv_server.metrics.request_metrics import ServerMetrics
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.cache.insight.advisor import BreakPoint
-from radixkv_server.activity import SeenRequest
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.cache.wording import Break, Family, family_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.insight.activity import SeenRequest
 
 MOST_POINTS = 1000  # of the advisor's, among which one is looked for
 

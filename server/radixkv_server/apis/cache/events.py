@@ -11,9 +11,9 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.cache_feed import CacheFeed, Change
 from radixkv_server.dialect import Json, dump
-from radixkv_server.node_names import NodeNames
+from radixkv_server.insight.cache_feed import CacheFeed, Change
+from radixkv_server.insight.node_names import NodeNames
 
 LOOK_S = 0.2  # how often a stream looks for changes
 EVENT_CHANGES = 500  # most in one event

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from radixkv.client import TenantQuota
-from radixkv_server.activity import HitCounts
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.insight.activity import HitCounts
 
 MOST_SEEN_NODES = 20_000  # of a user's, to sum up its blocks
 

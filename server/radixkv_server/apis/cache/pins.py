@@ -11,7 +11,7 @@ from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
-from radixkv_server.node_names import NodeNames
+from radixkv_server.insight.node_names import NodeNames
 
 MAX_PINS = 256  # of one tenant
 SHOWN_TOKENS = 64

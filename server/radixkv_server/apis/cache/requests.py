@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from radixkv.cache.insight.explain import MissReport
-from radixkv_server.activity import SeenRequest
 from radixkv_server.apis.cache.advice import family_json, family_of, point_at, recoverable_each
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import report_json
@@ -15,6 +14,7 @@ from radixkv_server.apis.cache.wording import Break, miss_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
+from radixkv_server.insight.activity import SeenRequest
 
 LOOK_S = 0.5  # how often a stream looks for what has changed
 

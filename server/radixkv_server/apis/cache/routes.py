@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.activity import KEPT_REQUESTS
 from radixkv_server.apis.cache.advice import advice_json, place_of
 from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
 from radixkv_server.apis.cache.events import event_frames
@@ -27,6 +26,7 @@ from radixkv_server.generation.exchange import json_response
 from radixkv_server.http.auth import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
+from radixkv_server.insight.activity import KEPT_REQUESTS
 
 DEFAULT_NODES = 200
 MOST_NODES = 2000

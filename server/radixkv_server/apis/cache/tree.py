@@ -6,7 +6,7 @@ from radixkv.client import CachedNode, TreeSnapshot
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.dialect import Json
-from radixkv_server.node_names import NodeNames
+from radixkv_server.insight.node_names import NodeNames
 
 SNIPPET_CHARS = 60  # on each side of a text that was found
 

@@ -1,0 +1,1 @@
+"""What the server remembers of its cache for those who watch it."""
