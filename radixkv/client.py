@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from struct import iter_unpack
+from struct import unpack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class CachedNode(NamedTuple):
     @property
     def token_ids(self) -> list[int]:
         """Its leading tokens. O(their number)."""
-        return [token for (token,) in iter_unpack("<i", self.key)]
+        return list(unpack(f"<{len(self.key) // 4}i", self.key))
 
 
 @dataclass(frozen=True, slots=True)

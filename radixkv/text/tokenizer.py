@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,7 +89,8 @@ class Tokenizer:
         )
         self._added_ids = frozenset(added)
         self._decoders = DecoderChain(backend)
-        self._token_bytes: dict[int, bytes] = {}
+        # What asks for thousands of tokens' bytes has no time for a call of Python each.
+        self.token_bytes = functools.cache(self._compute_bytes)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoders.types) or 'none'})"
@@ -262,18 +264,12 @@ class Tokenizer:
             skipped = {token: text for token, text in skipped.items() if text not in kept}
         return self._decoders.decoder(self.token_bytes, skipped.__contains__)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
-        known = self._token_bytes.get(token_id)
-        if known is None:
-            known = self._token_bytes[token_id] = self._compute_bytes(token_id)
-        return known
-
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text, with U+FFFD for what is not a whole character; special tokens included."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _compute_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""

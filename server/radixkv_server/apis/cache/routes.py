@@ -20,7 +20,7 @@ from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.cache.tree import TreeView
 from radixkv_server.apis.openai.routes import OPENAI
 from radixkv_server.context import ServerContext, context_of
-from radixkv_server.dialect import Api, Json
+from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.exchange import json_response
 from radixkv_server.http.auth import require_admin
@@ -97,7 +97,8 @@ async def get_tree(request: Request) -> Response:
     search = query.get("search")
     if search is not None:
         return json_response(await _search(context, caller, search, limit))
-    return json_response(await _tree(context, caller, limit, depth))
+    tree = await _tree(context, caller, limit, depth)
+    return Response(await asyncio.to_thread(dump, tree), media_type="application/json")
 
 
 async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
