@@ -71,24 +71,9 @@ def create_app(
     if settings.console:
         apis = (*apis, console_api())
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await context.tenants.apply_quotas(engine.cache)
-        probe = asyncio.create_task(context.metrics.probe_event_loop())
-        try:
-            with reloading(settings, context):
-                yield
-        finally:
-            probe.cancel()
-            await asyncio.gather(probe, return_exceptions=True)
-            context.cache_feed.close()
-            await context.responses.close()
-            if context.tracing is not None:
-                await asyncio.to_thread(context.tracing.close)
-
     app = FastAPI(
         title="radixkv",
-        lifespan=lifespan,
+        lifespan=lambda _: _running(context),
         openapi_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: raise_router_error},
@@ -97,7 +82,30 @@ def create_app(
     for api in apis:
         app.include_router(api.router)
     add_openapi(app, apis, dialects_of(apis), radixkv.__version__)
-    # The last one added is the outermost.
+    _add_middlewares(app, context, apis)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _running(context: ServerContext) -> AsyncIterator[None]:
+    """What is to be done before the first request, beside all of them, and after the last one."""
+    await context.tenants.apply_quotas(context.engine.cache)
+    probe = asyncio.create_task(context.metrics.probe_event_loop())
+    try:
+        with reloading(context.settings, context):
+            yield
+    finally:
+        probe.cancel()
+        await asyncio.gather(probe, return_exceptions=True)
+        context.cache_feed.close()
+        await context.responses.close()
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
+
+
+def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) -> None:
+    """What every request passes on its way to a route. The last one added is the outermost."""
+    settings, dialects = context.settings, dialects_of(apis)
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     routes = [
         route for api in apis for route in api.router.routes if getattr(route, "path", "") in api.generating
@@ -111,15 +119,14 @@ def create_app(
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
-    app.add_middleware(ErrorBoundary, dialects=dialects_of(apis))
+    app.add_middleware(ErrorBoundary, dialects=dialects)
     app.add_middleware(
         ObserveMiddleware,
         metrics=context.metrics,
         tracing=context.tracing,
-        dialects=dialects_of(apis),
+        dialects=dialects,
         access_log=settings.access_log,
     )
-    return app
 
 
 @contextlib.contextmanager
