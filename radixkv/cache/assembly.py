@@ -14,7 +14,6 @@ from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.insight.removals import Removals
 from radixkv.cache.insight.report_queue import ReportQueue
-from radixkv.cache.insight.subscriptions import Subscriptions
 from radixkv.cache.insight.use_times import UseTimes
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.leases import Leases
@@ -70,7 +69,6 @@ def assemble(
         explainer=Explainer(
             ghosts, public, clock, enabled=options.enabled, partial_reuse=options.partial_reuse
         ),
-        subscriptions=Subscriptions(tree, ghosts.hasher),
         clock=clock,
         enabled=options.enabled,
         partial_reuse=options.partial_reuse,

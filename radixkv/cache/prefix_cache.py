@@ -25,11 +25,14 @@ from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.detach import retire
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.eviction.registry import make_eviction_policy
+from radixkv.cache.facade.declarations import Declarations, Declared
+from radixkv.cache.facade.pinning import Pinning
+from radixkv.cache.facade.subscriptions import Subscriptions
+from radixkv.cache.facade.tree_view import TreeView
 from radixkv.cache.forgetting import discard_from
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.events import Listener
 from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport
-from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
 from radixkv.cache.keys import (
     EncodedTokens,
@@ -43,8 +46,6 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
 from radixkv.cache.node import HashFunction
 from radixkv.cache.options import CacheOptions
-from radixkv.cache.retention.declarations import Declarations, Declared
-from radixkv.cache.retention.pinning import Pinning
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage, framed_quotas
 from radixkv.errors import InvalidRequestError
@@ -118,6 +119,7 @@ class PrefixCache:
         self._admission = Admission(state, clock)
         self._pinning = Pinning(state.pins, state.lookup, state.namespaces)
         self._declarations = Declarations(state)
+        self._subscriptions = Subscriptions(state.tree, state.ghosts.hasher)
         self._tree_view = TreeView(state)
 
     def __repr__(self) -> str:
@@ -302,7 +304,7 @@ class PrefixCache:
             self.reset()
         fresh = PrefixCache(policy=type(self.policy)(), **self._options._asdict())
         fresh.declare(self.declared)
-        fresh._state.subscriptions.adopt(self._state.subscriptions.hand_over())
+        fresh._subscriptions.adopt(self._subscriptions.hand_over())
         return fresh
 
     # ------------------------------------------------------------------ quotas
@@ -395,7 +397,7 @@ class PrefixCache:
 
         What a listener raises later is logged; one that fails many times in a row is dropped.
         """
-        return self._state.subscriptions.subscribe(listener, replay)
+        return self._subscriptions.subscribe(listener, replay)
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).

@@ -10,7 +10,6 @@ from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.removals import Removals
 from radixkv.cache.insight.report_queue import ReportQueue
-from radixkv.cache.insight.subscriptions import Subscriptions
 from radixkv.cache.leases import Leases
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
@@ -45,7 +44,6 @@ class CacheState:
     reports: ReportQueue
     advisor: Advisor
     explainer: Explainer
-    subscriptions: Subscriptions
     clock: Callable[[], float]
     enabled: bool
     partial_reuse: bool
