@@ -199,9 +199,9 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, an object; what can't be enforced is left out unless it is strict."""
+    """The schema of a tool's arguments, an object; unless it is strict, as far as it can be enforced."""
     parameters = tool["function"].get("parameters") or {}
     options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
     if not _is_strict(tool):
         options |= {"lenient": True, "coerce_one_of": True}
-    return {**_ANY_ARGUMENTS, **parameters, "x-guidance": options}
+    return {**parameters, **_ANY_ARGUMENTS, "x-guidance": options}

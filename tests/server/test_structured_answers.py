@@ -159,6 +159,15 @@ def test_a_required_call(hermes: httpx.Client) -> None:
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["object", "null"]}, {"type": "string"}])
+def test_arguments_are_an_object_whatever_the_schema_says(
+    hermes: httpx.Client, parameters: dict[str, Any]
+) -> None:
+    tool = {"type": "function", "function": {"name": "wait", "parameters": parameters}}
+    answer = ask(hermes, CHAT, tools=[tool], tool_choice="required", max_tokens=300).json()
+    assert calls_of(answer)[0] == ("wait", {})
+
+
 def test_a_named_call(hermes: httpx.Client) -> None:
     choice = {"type": "function", "function": {"name": "wait"}}
     answer = ask(hermes, CHAT, tools=TOOLS, tool_choice=choice, max_tokens=300).json()

@@ -277,9 +277,15 @@ _KEYWORDS = (
 )
 
 
+#: Where in a Lark grammar a schema is refused; what follows is said of the schema.
+_IN_LARK = "failed to compile JSON schema: "
+
+
 def _refused(spec: StructuredOutputs, reason: str, *, code: str = "invalid_grammar") -> InvalidRequestError:
-    if spec.json is not None:
-        reason = next((says for begins, says in _KEYWORDS if reason.startswith(begins)), "") + reason
+    before, mark, inner = reason.rpartition(_IN_LARK)
+    if spec.json is not None or mark:
+        keyword = next((says for begins, says in _KEYWORDS if inner.startswith(begins)), "")
+        reason = before + mark + keyword + inner
     names = {"json": "the JSON Schema", "regex": "the regular expression", "grammar": "the Lark grammar"}
     what = names.get(spec.kind, f"the {spec.kind}")
     return InvalidRequestError(f"{what} can't be used: {reason}", param="structured", code=code)

@@ -1,4 +1,4 @@
-"""What of a JSON Schema llguidance would enforce only nearly: refused, so that nothing invalid is accepted.
+"""What of a JSON Schema llguidance would enforce only nearly, or refuse without a name: refused here.
 
 It calculates with floats of 64 bits, knows the bound 0 < x <= 0.5 only as 0 <= x <= 0.5, and does not notice
 that an answer has the same key twice. O(size of the schema).
@@ -6,7 +6,7 @@ that an answer has the same key twice. O(size of the schema).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +15,8 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 _DATA = frozenset({"const", "enum", "default", "examples"})
 #: Keywords whose values are schemas by names.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+#: Keywords whose values are lists of schemas.
+_LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _LARGEST_INTEGER = 2**63 - 1
 
 
@@ -37,14 +39,29 @@ def check_exactness(schema: Any) -> None:
 def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
     for name, value in schema.items():
         if name in _NAMED and isinstance(value, dict):
+            _check_schemas(name, value.values())
             yield from value.values()
+        elif name in _LISTED and isinstance(value, list):
+            _check_schemas(name, value)
+            yield value
         elif name not in _DATA:
             yield value
+
+
+def _check_schemas(keyword: str, schemas: Iterable[Any]) -> None:
+    for schema in schemas:
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"{keyword}: a schema is an object, true or false, not {schema!r:.40}")
 
 
 def _check_object(schema: dict[str, Any]) -> None:
     for name in _BOUNDS:
         _check_number(name, schema.get(name))
+    if schema.get("enum") == []:
+        raise ValueError("enum: there is no value to choose")
+    multiple = schema.get("multipleOf")
+    if _is_number(multiple) and multiple <= 0:
+        raise ValueError("multipleOf: it must be more than 0")
     for name in ("const", "enum"):
         stack = [schema.get(name)]
         while stack:
