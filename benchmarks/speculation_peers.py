@@ -27,16 +27,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers import vllm_cpu
-from benchmarks.peers.engines import Places, start_radixkv
+from benchmarks.peers.engines import Places, start_radixkv, threads
 from benchmarks.peers.environment import PeerUnavailable
 from benchmarks.peers.process import RunningServer
 from benchmarks.speculation_workloads import SCHEMA, WORKLOADS, prompts
@@ -108,18 +110,26 @@ def guesses(url: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
+def cpu_seconds(server: RunningServer) -> float:
+    """CPU time that a server's processes have used."""
+    root = psutil.Process(server.process.pid)
+    every = [root, *root.children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in every)
+
+
 def decode(
-    tokenizer: Any, url: str, asked: list[list[int]], workload: str, max_tokens: int
+    tokenizer: Any, server: RunningServer, asked: list[list[int]], workload: str, max_tokens: int
 ) -> dict[str, Any]:
     """One turn of one server.
 
     Raises:
         PeerUnavailable: it refused.
     """
-    model = served_model(url)
+    url, model = server.url, served_model(server.url)
     asyncio.run(ask_all(url, model, asked, body("", 1)))
-    before_turn = guesses(url)
+    before_turn, cpu = guesses(url), cpu_seconds(server)
     answers = asyncio.run(ask_all(url, model, asked, body(workload, max_tokens)))
+    cpu = cpu_seconds(server) - cpu
     drafted, accepted = (now - then for now, then in zip(guesses(url), before_turn, strict=True))
     began = max(answer.pieces[0][0] for answer in answers)
     ended = max(answer.pieces[-1][0] for answer in answers)
@@ -127,6 +137,7 @@ def decode(
     tokens = sum(answer.tokens for answer in answers) - before
     return {
         "tokens_per_s": tokens / max(ended - began, 1e-9),
+        "tokens_per_cpu_s": sum(answer.tokens for answer in answers) / cpu,
         "tokens": sum(answer.tokens for answer in answers),
         "drafted": drafted,
         "accepted": accepted,
@@ -134,11 +145,13 @@ def decode(
     }
 
 
-def settings(places: Places, failures: dict[str, str]) -> dict[str, Callable[[], Any]]:
+def settings(places: Places, failures: dict[str, str], num_threads: int) -> dict[str, Callable[[], Any]]:
     """How to start each server that can be had; why not goes to `failures`."""
 
     def radixkv(mode: str) -> Callable[[], Any]:
-        return lambda: start_radixkv(places, "--speculation", mode, log=f"radixkv_{mode}.log")
+        return lambda: start_radixkv(
+            places, "--speculation", mode, "--threads", str(num_threads), log=f"radixkv_{mode}.log"
+        )
 
     found = {f"radixkv {mode}": radixkv(mode) for mode in ("off", "auto")}
     try:
@@ -151,7 +164,9 @@ def settings(places: Places, failures: dict[str, str]) -> dict[str, Callable[[],
         options = ["--structured-outputs-config", _NO_WHITESPACE]
         options += ["--speculative-config", json.dumps(config)] if config else []
         log = name.lower().replace(" ", "_") + ".log"
-        return lambda: vllm_cpu.start(environment, places, *options, log=log, kv_cache_gib=1)
+        return lambda: vllm_cpu.start(
+            environment, places, *options, log=log, kv_cache_gib=1, num_threads=num_threads
+        )
 
     for name, config in _SPECULATION.items():
         try:
@@ -163,6 +178,26 @@ def settings(places: Places, failures: dict[str, str]) -> dict[str, Callable[[],
             found[name] = vllm(name, config)
     failures.setdefault("versions", json.dumps(vllm_cpu.versions(environment)))
     return found
+
+
+def started(
+    factories: dict[str, Callable[[], Any]], stack: contextlib.ExitStack, failures: dict[str, str]
+) -> dict[str, RunningServer]:
+    """The servers, started at the same time; the stack ends them."""
+    servers = {}
+    contexts = {name: start() for name, start in factories.items()}
+    with ThreadPoolExecutor(len(contexts)) as pool:
+        entered = {name: pool.submit(context.__enter__) for name, context in contexts.items()}
+    for name, future in entered.items():
+        try:
+            servers[name] = future.result()
+        except PeerUnavailable as error:
+            failures[name] = str(error)
+            print(f"[{name}] {error}", flush=True)
+        else:
+            stack.push(contexts[name])
+            servers[name].stop_watching()  # of its memory, which costs some of the machine
+    return servers
 
 
 def summary(turns: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -177,12 +212,14 @@ def summary(turns: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         pairs = [(turn[name], turn[base]) for turn in turns if name in turn and base in turn]
         if pairs:
             ratios = [on["tokens_per_s"] / off["tokens_per_s"] for on, off in pairs]
+            by_cpu = [on["tokens_per_cpu_s"] / off["tokens_per_cpu_s"] for on, off in pairs]
             tokens, drafted, accepted = (
                 sum(on[key] for on, _ in pairs) for key in ("tokens", "drafted", "accepted")
             )
             same = [a == b for on, off in pairs for a, b in zip(on["texts"], off["texts"], strict=True)]
             figures[name] |= {
                 "ratio": round(statistics.median(ratios), 2),
+                "cpu_ratio": round(statistics.median(by_cpu), 2),
                 "ratios": [round(ratio, 2) for ratio in ratios],
                 "tokens_per_step": round(tokens / max(1, tokens - accepted), 2),
                 "accepted": round(accepted / max(1, drafted), 2),
@@ -199,24 +236,29 @@ def measure(
     # The first answers pay for kernels being compiled.
     for name, server in servers.items():
         for workload in args.workloads:
-            decode(tokenizer, server.url, prompts(tokenizer, workload)[5:6], workload, 32)
-        decode(tokenizer, server.url, prompts(tokenizer, args.workloads[0])[6:8], args.workloads[0], 12)
+            decode(tokenizer, server, prompts(tokenizer, workload)[5:6], workload, 24)
+        if max(args.batches) > 1:
+            decode(tokenizer, server, prompts(tokenizer, args.workloads[0])[6:8], args.workloads[0], 12)
         print(f"{name} is warm", flush=True)
-    for batch, turns in ((1, args.rounds), (8, max(1, min(2, args.rounds // 2)))):
+    for batch in args.batches:
         for workload in args.workloads:
-            found: list[dict[str, dict[str, Any]]] = []
             load = os.getloadavg()[0]
-            for turn in range(turns):
-                asked = (
-                    [prompts(tokenizer, workload)[turn]]
-                    if batch == 1
-                    else prompts(tokenizer, workload, 1 + turn)
-                )
-                found.append({})
-                for name in sorted(servers, reverse=turn % 2 == 1):
-                    limit = 128 if batch == 1 else 64
-                    found[-1][name] = decode(tokenizer, servers[name].url, asked, workload, limit)
+            found = [
+                turns_of(tokenizer, servers, workload, batch, turn, args.tokens)
+                for turn in range(args.rounds if batch == 1 else max(1, min(2, args.rounds // 2)))
+            ]
             keep(f"{workload}, batch {batch}", {"load_average_before": round(load, 2), **summary(found)})
+
+
+def turns_of(
+    tokenizer: Any, servers: dict[str, RunningServer], workload: str, batch: int, turn: int, tokens: int
+) -> dict[str, dict[str, Any]]:
+    """One turn of every server, with prompts that none has seen."""
+    fresh = prompts(tokenizer, workload)[turn : turn + 1] if batch == 1 else ()
+    asked = fresh or prompts(tokenizer, workload, 1 + turn)
+    limit = tokens if batch == 1 else tokens // 2
+    names = sorted(servers, reverse=turn % 2 == 1)
+    return {name: decode(tokenizer, servers[name], asked, workload, limit) for name in names}
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -253,6 +295,9 @@ def main() -> None:
         help="turns alone (at most 5); half as many, 1 or 2, with eight at once",
     )
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8], choices=(1, 8))
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer alone; half with eight at once")
+    parser.add_argument("--threads", type=int, default=threads(), help="CPU threads of each server")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--install-timeout", type=float, default=1800, metavar="S")
     parser.add_argument("--start-timeout", type=float, default=300, metavar="S")
@@ -268,7 +313,13 @@ def main() -> None:
     places = Places(prepare_embedded(embedded), Path(), logs, args.install_timeout, args.start_timeout)
     failures: dict[str, str] = {}
     figures: dict[str, Any] = {"benchmark": "speculation_peers", "date": time.strftime("%Y-%m-%d")}
-    figures |= {"machine": machine(), "settings": {**_SPECULATION}, "failures": failures, "workloads": {}}
+    figures |= {
+        "machine": machine(),
+        "threads": args.threads,
+        "settings": _SPECULATION,
+        "failures": failures,
+        "workloads": {},
+    }
 
     def keep(name: str, found: Any) -> None:
         figures["workloads"][name] = found
@@ -277,14 +328,7 @@ def main() -> None:
             args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
     with contextlib.ExitStack() as stack:
-        servers: dict[str, RunningServer] = {}
-        for name, start in settings(places, failures).items():
-            try:
-                servers[name] = stack.enter_context(start())
-                servers[name].stop_watching()  # of its memory, which costs some of the machine
-            except PeerUnavailable as error:
-                failures[name] = str(error)
-                print(f"[{name}] {error}", flush=True)
+        servers = started(settings(places, failures, args.threads), stack, failures)
         figures["versions"] = json.loads(failures.pop("versions", "{}"))
         measure(servers, args, keep)
     show(figures)

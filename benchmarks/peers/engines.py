@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.environment import Environment
-from benchmarks.peers.process import RunningServer
+from benchmarks.peers.process import RunningServer, free_port, running_server
 
 ServerFactory = Callable[[], contextlib.AbstractContextManager[RunningServer]]
 
@@ -65,19 +65,9 @@ def start_radixkv(
     places: Places, *options: str, log: str = "radixkv.log"
 ) -> contextlib.AbstractContextManager[RunningServer]:
     """A fresh `radixkv serve` with these options."""
-    from benchmarks.peers.process import free_port, running_server
-
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "radixkv",
-        "serve",
-        str(places.model_folder),
-        "--port",
-        str(port),
-        *options,
-    ]
+    command = [sys.executable, "-m", "radixkv", "serve", str(places.model_folder)]
+    command += ["--port", str(port), *options]
     return running_server(command, port, log=places.logs / log, timeout=places.start_timeout)
 
 

@@ -46,6 +46,7 @@ def start(
     *options: str,
     log: str = "vllm.log",
     kv_cache_gib: int = 4,
+    num_threads: int | None = None,
 ) -> contextlib.AbstractContextManager[RunningServer]:
     """A fresh server with these options besides those that every comparison needs."""
     port = free_port()
@@ -57,7 +58,7 @@ def start(
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads()),
+        "OMP_NUM_THREADS": str(num_threads or threads()),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": "",

@@ -147,6 +147,20 @@ def test_the_rows_of_a_draft_are_those_of_single_decodes() -> None:
             assert torch.equal(alone[0], together[int(batch.query_starts[r]) + row]), (rows, row)
 
 
+@pytest.mark.parametrize(("heads", "window"), [((4, 2), 30), ((3, 1), None), ((4, 1), None)])
+def test_drafts_of_any_length_beside_each_other(heads: tuple[int, int], window: int | None) -> None:
+    """1 to 8 rows: tokens of groups of 2 to 4 heads fill tiles that they don't divide."""
+    wanted = [(rows, 9 * rows + 31) for rows in (3, 8, 1, 5)]
+    batch = make_batch("triton", wanted, heads=heads, head_size=16, deterministic=True)
+    together = batch.attend(window=window)
+    assert_close(together, batch.reference(window=window))
+    for r, (rows, length) in enumerate(wanted):
+        at = length - 1 - rows // 2  # from the middle
+        alone = batch.chunk(r, at, at + 1).attend(window=window)
+        row = int(batch.query_starts[r]) + rows - 1 - rows // 2
+        assert torch.equal(alone[0], together[row]), (rows, heads)
+
+
 @pytest.mark.parametrize("window", [None, 50])
 def test_cold_equals_hit(window: int | None) -> None:
     batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
