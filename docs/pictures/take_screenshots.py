@@ -72,7 +72,7 @@ def chats() -> Iterator[list[dict[str, str]]]:
 
 
 def send(url: str, messages: list[dict[str, str]]) -> None:
-    body = {"messages": messages, "max_tokens": 16, "temperature": 0}
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0}
     httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
 
 
@@ -98,54 +98,78 @@ def server() -> Iterator[str]:
         running.wait()
 
 
-def take(page: Page, url: str) -> None:
-    """One picture of each view, while prompts come."""
+def send_all(url: str) -> None:
+    """One prompt after the other: the pictures show an engine that is not pressed."""
+    for messages in chats():
+        send(url, messages)
 
-    def shot(name: str) -> None:
-        page.screenshot(path=HERE / f"console_{name}.png")
+
+def take(page: Page, url: str) -> None:
+    """One picture of each view, of the same traffic."""
+
+    def shot(name: str, **clip: int) -> None:
+        page.mouse.move(0, 0)
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=HERE / f"console_{name}.png", clip={"x": 0, "y": 0, **SIZE, **clip})
 
     page.goto(url)
     page.get_by_role("heading", name="Overview").wait_for()
-    with ThreadPoolExecutor(2) as clients:
-        sent = [clients.submit(send, url, messages) for messages in chats()]
-        while not all(one.done() for one in sent):
+    with ThreadPoolExecutor(1) as client:
+        sent = client.submit(send_all, url)
+        while not sent.done():
             page.wait_for_timeout(200)
-        for one in sent:
-            one.result()
-    page.wait_for_timeout(5000)
+        sent.result()
+    page.get_by_role("region", name="What breaks most prompts").get_by_text("A timestamp").wait_for()
+    page.wait_for_timeout(5000)  # two readings
     shot("overview")
-    page.get_by_role("link", name="Tree").click()
-    page.get_by_role("heading", name="Radix tree").wait_for()
-    page.wait_for_timeout(2500)
-    page.locator(".icicle").click(position={"x": 150, "y": 30})
-    page.wait_for_timeout(1500)
-    shot("tree")
-    page.get_by_role("link", name="Requests").click()
-    page.get_by_role("row").filter(has_text="08:1").first.wait_for()
+
+    page.goto(f"{url}/#/requests")
+    broken = page.get_by_role("row").filter(has_text="08:1").filter(has_text="Diverged").first
+    broken.wait_for()
     shot("requests")
-    page.get_by_role("row").filter(has_text="08:1").first.get_by_role("link").click()
+    broken.get_by_role("link").click()
     page.get_by_role("heading", name="Diverged").wait_for()
-    shot("request")
-    page.get_by_role("link", name="Playground").click()
-    page.get_by_role("textbox", name="System prompt").fill(HARBOUR)
+    shot("request", height=670)
+
+    page.goto(f"{url}/#/playground")
+    page.locator("#system").fill(f"It is 2026-11-21 08:41. {HARBOUR}")
     page.locator("#max_tokens").fill("24")
-    for question in ("Which berth is the pilot's?", "And the ferries'?"):
-        page.get_by_role("textbox", name="Message").fill(question)
-        page.get_by_role("button", name="Send").click()
-        page.get_by_role("button", name="Send").and_(page.locator(":enabled")).wait_for()
-    page.wait_for_timeout(1000)
+    page.locator("#temperature").fill("0")
+    for number, question in enumerate(("Which berth is the pilot's?", "And the ferries'?")):
+        page.locator("#draft").fill(question)
+        page.locator("#draft").press("Enter")
+        page.locator(".said.assistant .facts-line a").nth(number).wait_for()  # it comes last
+    page.locator("#system").fill(f"It is 2026-11-21 09:05. {HARBOUR}")
+    page.get_by_role("button", name="See what breaks").click()
+    page.locator(".breakage").wait_for()
     shot("playground")
+
+
+def take_tree(page: Page, url: str) -> None:
+    """The tree, with a node that is selected and pinned."""
+    page.goto(f"{url}/#/tree")
+    page.get_by_role("tree", name="Prefix tree").focus()
+    for key in ("ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(300)
+    page.get_by_role("button", name="Pin up to here").click()
+    page.get_by_role("button", name="Unpin").wait_for()
+    send(url, [{"role": "system", "content": HARBOUR}, {"role": "user", "content": QUESTIONS[2]}])
+    page.wait_for_timeout(1000)  # a snapshot
+    page.mouse.move(0, 0)
+    page.screenshot(path=HERE / "console_tree.png")
 
 
 def main() -> None:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "the pictures need chromium"
-    options: dict[str, Any] = {"viewport": SIZE, "color_scheme": "light", "reduced_motion": "reduce"}
     with server() as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_context(**options).new_page()
-        page.set_default_timeout(60_000)
-        take(page, url)
+        for scheme, pictures in (("light", take), ("dark", take_tree)):
+            options: dict[str, Any] = {"viewport": SIZE, "color_scheme": scheme, "reduced_motion": "reduce"}
+            page = browser.new_context(**options).new_page()
+            page.set_default_timeout(120_000)
+            pictures(page, url)
         browser.close()
 
 

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.errors import RequestFailedError
-from radixkv.request import OutputDelta, SamplingParams
+from radixkv.request import OutputDelta, RequestOutput, RequestTimes, SamplingParams
 from radixkv_server.generation.request import GenerationRequest, Job
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.insight.activity import Activity, HitCounts, SeenRequest
@@ -228,6 +228,19 @@ def test_a_rate_needs_some_tokens_in_some_steps(later: list[tuple[int, float]], 
     for count, at in later:
         one.more_tokens(count, record.started + at)
     assert one.tokens_per_s == (None if rate is None else pytest.approx(rate))
+
+
+@pytest.mark.parametrize(("guessed", "has_rate"), [(0, True), (5, True), (7, False)])
+def test_guesses_that_came_in_one_step_give_no_rate(guessed: int, has_rate: bool) -> None:
+    record, request = seen()
+    times = RequestTimes(record.started, record.started, record.started + 1, record.started + 2)
+    output = RequestOutput(
+        "x", [1], [], True, num_generated_tokens=8, accepted_draft_tokens=guessed, times=times
+    )
+    activity = Activity()
+    with activity.watch(record, request) as watch:
+        watch.take_output(0, output)
+    assert (activity.latest(None)[0].tokens_per_s is not None) == has_rate
 
 
 def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -350,7 +350,8 @@ class Watch:
             one.first_token(times.first_token)
             if times.finished is not None:
                 later = output.num_generated_tokens - one.num_samples
-                one.more_tokens(later, times.finished, steps=later)
+                # A step gives one token, and the guesses that it found to be right.
+                one.more_tokens(later, times.finished, steps=later - output.accepted_draft_tokens)
         self._admit(one, output.num_cached_tokens, output.cache_report)
         one.completion_tokens = output.num_generated_tokens
         self._activity.changed(one)
