@@ -165,6 +165,36 @@ def test_two_thousand_nodes_are_drawn_fast_and_asked_for_at_most_four_times_a_se
         assert min(gaps) >= 245, gaps
 
 
+def test_the_path_of_a_request_is_lit_from_its_start_until_it_has_ended(
+    browser: Any, server: LiveServer
+) -> None:
+    ask(server, "Where is the lighthouse?")
+    ask(server, "Who is the harbour master?")
+    engine = server.engine
+    tree = "async () => [await (await fetch('v1/cache/tree')).json(), performance.now()]"
+    with console(browser, server.url, "tree") as page:
+        page.get_by_text("in 3 nodes.").wait_for()
+        page.get_by_text("show as a list").click()
+        lease = engine.prefix_cache.acquire(engine.requests[-1].prompt, engine.cache.namespace())
+        page.get_by_role("treeitem").filter(has_text="held").wait_for()
+        running = page.evaluate(tree)
+        lease.release()
+        page.get_by_role("treeitem").filter(has_text="held").wait_for(state="detached")
+        lit = """async ([[snapshot, then], [later, now]]) => {
+            const { TreeModel } = await import(new URL('console/tree_model.js', location.href));
+            const model = new TreeModel();
+            const lights = (time) => [...model.nodes.values()].map((node) => model.light(node, time));
+            model.update(snapshot, then);
+            const during = lights(then);
+            model.update(later, now);
+            return [during, lights(now), lights(now + 5000)];
+        }"""
+        during, after, faded = page.evaluate(lit, [running, page.evaluate(tree)])
+    assert sorted(during) == [0, 1, 1], "its own path alone"
+    assert sorted(after) == [0, 1, 1]
+    assert faded == [0, 0, 0]
+
+
 def test_nothing_is_asked_while_nobody_looks(browser: Any, server: LiveServer) -> None:
     with console(browser, server.url, "tree") as page:
         page.get_by_text("Nothing is cached yet").wait_for()

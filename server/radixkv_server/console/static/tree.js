@@ -12,8 +12,7 @@ const LEAST_ROWS = 6;
 const MOST_ROWS = 20;
 const FASTEST_MS = 250; // between snapshots while requests run
 const QUIET_MS = 1000; // and while none do
-const SHARE = 60; // times longer than a snapshot took are waited for the next: of a large tree there are fewer,
-const SLOWEST_MS = 5000; // but this often
+const NODE_MS = 1.2; // waited for each node of a snapshot: of a large tree there are fewer
 const ZOOM_MS = 220;
 const LISTED = 30; // siblings and children in the list
 const MARK = "icicle-frame"; // the name of the measures of performance
@@ -139,7 +138,8 @@ class TreeView {
       await this.#read();
       const spent = performance.now() - began;
       const isActive = began - this.#activeAt < 2 * QUIET_MS;
-      await pause(Math.max((isActive ? FASTEST_MS : QUIET_MS) - spent, Math.min(SLOWEST_MS, SHARE * spent)), signal);
+      const wait = Math.max(isActive ? FASTEST_MS : QUIET_MS, NODE_MS * this.#model.nodes.size);
+      await pause(Math.max(0, wait - spent), signal);
     }
   }
 

@@ -89,12 +89,14 @@ export class TreeModel {
     this.levels = Math.max(this.levels, node.level + 1);
   }
 
-  /** Children come before their parents here. Sets `requests`; gives the idle time. */
+  /** Children come before their parents here. Sets `requests` and `running`; gives the idle time. */
   #sum(node) {
     let idle = node.data.idle_s;
     let requests = 0;
+    node.running = node.leases;
     for (const child of node.children) {
       requests += child.requests;
+      node.running += child.running;
       if (child.idle !== null) idle = idle === null ? child.idle : Math.min(idle, child.idle);
     }
     node.requests = Math.max(1, requests, node.hits ?? 0);
@@ -127,9 +129,9 @@ export class TreeModel {
     return node.idle !== null && node.idle < RECENT_S ? "hit" : "cached";
   }
 
-  /** How much of its light a node still has, from 0 to 1. */
+  /** How much of its light a node has, from 0 to 1: all while a request runs below it. */
   light(node, now) {
-    return node.leases > 0 ? 1 : Math.max(0, 1 - (now - node.litAt) / LIT_MS);
+    return node.running > 0 ? 1 : Math.max(0, 1 - (now - node.litAt) / LIT_MS);
   }
 
   /** From the top down to the node. */
