@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 #: Keywords whose values are data, no schemas.
@@ -77,7 +77,7 @@ def _check_object(schema: dict[str, Any]) -> None:
     _check_num_properties(schema)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float | Fraction]:
     return isinstance(value, int | float | Fraction) and not isinstance(value, bool)
 
 
