@@ -99,9 +99,10 @@ def server() -> Iterator[str]:
 
 
 def send_all(url: str) -> None:
-    """One prompt after the other: the pictures show an engine that is not pressed."""
+    """One prompt after the other, over a minute: the pictures show an engine that is not pressed."""
     for messages in chats():
         send(url, messages)
+        time.sleep(3)
 
 
 def take(page: Page, url: str) -> None:
@@ -135,6 +136,7 @@ def take(page: Page, url: str) -> None:
     page.locator("#system").fill(f"It is 2026-11-21 08:41. {HARBOUR}")
     page.locator("#max_tokens").fill("24")
     page.locator("#temperature").fill("0")
+    page.wait_for_timeout(3000)  # the browser and the model share the machine's cores
     for number, question in enumerate(("Which berth is the pilot's?", "And the ferries'?")):
         page.locator("#draft").fill(question)
         page.locator("#draft").press("Enter")
