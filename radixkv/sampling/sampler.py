@@ -80,7 +80,8 @@ def sample_runs(
         drafts: a guess of the next tokens of each request; empty: one token is chosen.
 
     Returns:
-        For each request the accepted tokens of its draft, then one more. Nothing of the requests is changed.
+        For each request the accepted tokens of its draft, then one more, unless its row is broken (-1, where
+        it is the first). Nothing of the requests is changed.
     """
     if not rows:
         return []
@@ -149,7 +150,10 @@ class _Step:
                 for row in rows:
                     self.places[row] = len(self.places)
                 blocks.append(block)
-                remaining = [i for i in remaining if depth < len(self.drafts[i])]
+                # Where a processor has failed nothing is allowed, and no run gets further.
+                remaining = [
+                    i for i in remaining if depth < len(self.drafts[i]) and states[i].failure is None
+                ]
                 for i in remaining:
                     states[i].accept(self.drafts[i][depth])
                     accepted[i] += 1
@@ -180,9 +184,9 @@ class _Step:
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(starts):
             run = [SampledToken(-1 if broken[start] else chosen[start])]
-            while self.drafts[i] and self._goes_on(i, len(run)):
-                row = start + len(run)
-                run.append(SampledToken(-1 if broken[row] else chosen[row]))
+            # What is broken behind tokens that are right is so in the next step, too, if it is no mere guess.
+            while self.drafts[i] and self._goes_on(i, len(run)) and not broken[start + len(run)]:
+                run.append(SampledToken(chosen[start + len(run)]))
             runs.append(run)
         self._add_logprobs(runs)
         return runs

@@ -347,6 +347,17 @@ def test_roll_back_restores_the_masks(compiler: GrammarCompiler) -> None:
         assert mask.is_complete
 
 
+def test_a_grammar_that_has_become_too_complex_stays_so_when_tokens_are_taken_back(
+    compiler: GrammarCompiler,
+) -> None:
+    mask = start(compiler, regex="(a?){1000}" * 99 + "a")
+    mask.accept(ord("a"))
+    assert allowed(mask) == set()
+    mask.roll_back(1)
+    assert "too many" in str(mask.failure)
+    assert allowed(mask) == set()
+
+
 def test_a_fork_has_a_future_of_its_own(compiler: GrammarCompiler) -> None:
     mask = start(compiler, choice=["ax", "by"])
     other = mask.fork()

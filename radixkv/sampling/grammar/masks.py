@@ -117,7 +117,8 @@ class GrammarMask(LogitsProcessor):
             self._min_tokens.roll_back(count)
         unfed = min(count, self._num_ends)
         self._num_ends -= unfed
-        if count > unfed:
+        # One in error has no way back: the request will fail by it.
+        if count > unfed and not self._matcher.is_error():
             done = self._matcher.rollback(count - unfed)
             assert done, self._matcher.get_error()
 
