@@ -151,7 +151,9 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--note", default="")
     options = parser.parse_args()
-    engine = AsyncEngine.from_config(EngineConfig(num_blocks=2 * options.nodes + 400, max_model_len=512))
+    engine = AsyncEngine.from_config(
+        EngineConfig(num_blocks=2 * options.nodes + 400, max_model_len=512, speculation="off")
+    )
     fill(engine, options.nodes)
     with bind_socket("127.0.0.1", 0) as sock:
         server = make_server(engine, ServerSettings(port=0, access_log=False))

@@ -21,7 +21,7 @@ class Acceptance:
     __slots__ = ("_priors", "_right", "_tried")
 
     def __init__(self, is_greedy: bool) -> None:
-        self._priors = (0.3, 0.5, 0.9) if is_greedy else (0.2, 0.35, 0.6)
+        self._priors = (0.3, 0.6, 0.9) if is_greedy else (0.2, 0.35, 0.6)
         self._right, self._tried = [0.0] * len(KINDS), [0.0] * len(KINDS)
 
     def rate(self, match: int) -> float:

@@ -6,9 +6,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 #: Duration of a step by its rows, as a multiple of a step of one row. `cpu` was measured (SmolLM2-135M,
-#: float32, context 512, 2 cores; docs/speculation.md); `triton` is an estimate from a GPU's roofline.
+#: float32, 2 cores; docs/speculation.md); its kernels take eight rows at a time, so that the ninth and the
+#: seventeenth cost more than others. `triton` is an estimate from a GPU's roofline.
 MEASURED: Mapping[str, Mapping[int, float]] = {
-    "cpu": {1: 1.0, 2: 1.11, 4: 1.23, 8: 1.54, 16: 2.08, 32: 3.1, 64: 5.1, 128: 9.2},
+    "cpu": {1: 1.0, 4: 1.07, 8: 1.25, 9: 1.34, 16: 1.87, 17: 2.15, 24: 2.6, 32: 3.1, 64: 5.1, 128: 9.2},
     "triton": {1: 1.0, 16: 1.03, 64: 1.12, 128: 1.3, 256: 1.8, 512: 3.2},
 }
 
