@@ -1,8 +1,8 @@
 """What somebody who looks at the console's tree costs a stream that is being decoded.
 
-Streams of one request follow one another, every other one while a viewer in a process of its own does what
+Streams of one request follow one another; during one half of each a viewer in a process of its own does what
 the page does: it listens for requests and asks for the tree, up to 2,000 nodes, at most four times a second,
-and the more rarely the longer an answer takes. The cache holds `--nodes` nodes, of tokens that nobody
+and the more rarely the more nodes there are. The cache holds `--nodes` nodes, of tokens that nobody
 computed, so that the tree is as large as after a long day. Before that, on an idle engine, the CPU time
 of one snapshot: of the engine's thread, which reads the nodes between two steps, and of all threads for a
 whole answer. That says something on a busy machine, too; the times between tokens do not.
@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -42,12 +46,11 @@ def listen():
 threading.Thread(target=listen, daemon=True).start()
 with httpx.Client(timeout=60) as client:
     while time.monotonic() < ends:
-        began = time.monotonic()
-        client.get(url + "/v1/cache/tree?limit=2000").raise_for_status()
-        spent = time.monotonic() - began
-        time.sleep(max(0.25 - spent, min(5, 60 * spent)))
+        answer = client.get(url + "/v1/cache/tree?limit=2000").raise_for_status()
+        time.sleep(min(2.5, max(0.25, 0.0025 * len(answer.json()["nodes"]))))
 """
-STREAM_TOKENS = 64
+STREAM_TOKENS = 400
+SETTLED = 10  # tokens at the beginning of each half that are not counted
 LONGEST_S = 600
 
 
@@ -92,8 +95,8 @@ def snapshot_cost(engine: AsyncEngine, url: str, rounds: int = 20) -> dict[str, 
     }
 
 
-def stream(client: httpx.Client, number: int) -> tuple[float, float]:
-    """Milliseconds and CPU milliseconds of this process between two tokens of a stream."""
+def stream(url: str, number: int, switch: Callable[[], None]) -> list[tuple[float, float]]:
+    """When each token of a stream came, and this process's CPU time until then; `switch` at half time."""
     body = {
         "prompt": f"Story {number}: once",
         "max_tokens": STREAM_TOKENS,
@@ -101,45 +104,56 @@ def stream(client: httpx.Client, number: int) -> tuple[float, float]:
         "stream": True,
         "seed": 1,
     }
-    times, spent = [], []
-    with client.stream("POST", "/v1/completions", json=body) as answer:
+    times: list[tuple[float, float]] = []
+    with (
+        httpx.Client(base_url=url, timeout=120) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
         for line in answer.iter_lines():
             if line.startswith("data: {"):
-                times.append(time.perf_counter())
-                spent.append(time.process_time())
-    return 1000 * (times[-1] - times[0]) / STREAM_TOKENS, 1000 * (spent[-1] - spent[0]) / STREAM_TOKENS
+                times.append((time.perf_counter(), time.process_time()))
+                if len(times) == STREAM_TOKENS // 2:
+                    switch()
+    return times
 
 
 def measure(url: str, pairs: int) -> dict[str, list[tuple[float, float]]]:
-    """The streams' figures, alone and watched, one after the other."""
+    """Milliseconds and CPU milliseconds of a token, watched and alone: the two halves of each stream.
+
+    The viewer is a process that is stopped and continued; which half it watches alternates.
+    """
     found: dict[str, list[tuple[float, float]]] = {"alone": [], "watched": []}
-    with httpx.Client(base_url=url, timeout=120) as client:
-        stream(client, -1)
+    viewer = subprocess.Popen([sys.executable, "-c", VIEWER, url, str(LONGEST_S)])
+    try:
+        stream(url, -1, lambda: None)
         for number in range(pairs):
-            for kind in ("alone", "watched") if number % 2 else ("watched", "alone"):
-                viewer = None
-                if kind == "watched":
-                    viewer = subprocess.Popen([sys.executable, "-c", VIEWER, url, str(LONGEST_S)])
-                    time.sleep(2)  # it imports
-                found[kind].append(stream(client, number))
-                if viewer is not None:
-                    viewer.terminate()
-                    viewer.wait()
+            first, then = (signal.SIGCONT, signal.SIGSTOP)[:: 1 if number % 2 else -1]
+            viewer.send_signal(first)
+            times = stream(url, number, functools.partial(viewer.send_signal, then))
+            half = STREAM_TOKENS // 2
+            for part, sent in ((times[SETTLED:half], first), (times[half + SETTLED :], then)):
+                spent = [1000 * (part[-1][clock] - part[0][clock]) / (len(part) - 1) for clock in (0, 1)]
+                found["watched" if sent == signal.SIGCONT else "alone"].append((spent[0], spent[1]))
+    finally:
+        viewer.kill()
+        viewer.wait()
     return found
 
 
 def report(found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
-    """Medians, and the median over the pairs of what the viewer adds."""
+    """Medians; and what the viewer adds, as the geometric mean over the streams and its standard error."""
     shown: dict[str, Any] = {}
     for place, unit in ((0, "ms_per_token"), (1, "cpu_ms_per_token")):
         one = [figures[place] for figures in found["alone"]]
         other = [figures[place] for figures in found["watched"]]
-        ratios = [watched / alone - 1 for alone, watched in zip(one, other, strict=True)]
+        logs = [math.log(watched / alone) for alone, watched in zip(one, other, strict=True)]
+        error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
         shown[unit] = {
             "alone": round(statistics.median(one), 3),
             "watched": round(statistics.median(other), 3),
-            "added_percent_median": round(100 * statistics.median(ratios), 2),
-            "added_percent_all": [round(100 * ratio, 1) for ratio in ratios],
+            "added_percent": round(100 * math.expm1(statistics.fmean(logs)), 2),
+            "added_percent_median": round(100 * math.expm1(statistics.median(logs)), 2),
+            "standard_error_percent": round(100 * error, 2),
         }
     return shown
 

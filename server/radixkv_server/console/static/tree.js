@@ -12,7 +12,8 @@ const LEAST_ROWS = 6;
 const MOST_ROWS = 20;
 const FASTEST_MS = 250; // between snapshots while requests run
 const QUIET_MS = 1000; // and while none do
-const NODE_MS = 1.2; // waited for each node of a snapshot: of a large tree there are fewer
+const NODE_MS = 2.5; // waited for each node of a snapshot, so that a viewer takes less than 1 % of two cores,
+const SLOWEST_MS = 2500; // but no longer than this
 const ZOOM_MS = 220;
 const LISTED = 30; // siblings and children in the list
 const MARK = "icicle-frame"; // the name of the measures of performance
@@ -138,7 +139,7 @@ class TreeView {
       await this.#read();
       const spent = performance.now() - began;
       const isActive = began - this.#activeAt < 2 * QUIET_MS;
-      const wait = Math.max(isActive ? FASTEST_MS : QUIET_MS, NODE_MS * this.#model.nodes.size);
+      const wait = Math.max(isActive ? FASTEST_MS : QUIET_MS, Math.min(SLOWEST_MS, NODE_MS * this.#model.nodes.size));
       await pause(Math.max(0, wait - spent), signal);
     }
   }
