@@ -15,8 +15,8 @@ from radixkv.structured import StructuredOutputs
 
 #: Half of llguidance's: what it refuses at this takes a third of a second, not a whole one.
 _COMPILE_FUEL = 300_000
-#: A mask that needs more than this, two milliseconds or so, ends its request. Common grammars need a tenth.
-_MASK_FUEL = 20_000
+#: A mask that needs more than this, three milliseconds or so, ends its request. Common grammars need a tenth.
+_MASK_FUEL = 30_000
 _MAX_MASK_THREADS = 8
 
 
