@@ -47,7 +47,11 @@ class DecoderChain:
         self.byte_level = self.types[:1] == ["ByteLevel"]
         joined = next((i + 1 for i, name in enumerate(self.types) if name in _JOINING), len(parts))
         self._filters = [_text_filter(part) for part in parts[joined:] if part["type"] != "Fuse"]
-        self._streams = None not in self._filters and "ByteLevel" not in self.types[1:]
+        self._streams = (
+            None not in self._filters
+            and "ByteLevel" not in self.types[1:]
+            and not any(_changes_later(part, backend) for part in parts)
+        )
         self._join = " ".join if backend.decoder is None else _joiner(parts[:joined])
 
     def decoder(
@@ -68,6 +72,16 @@ class DecoderChain:
             decoder = WindowDecoder(self._backend, self._join, skipped)
         filters = [make() for make in self._filters if make is not None]
         return FilteredDecoder(decoder, filters) if filters else decoder
+
+
+def _changes_later(part: dict[str, Any], backend: Any) -> bool:
+    """Whether a token's text may become another one once a token follows.
+
+    `BPEDecoder` drops its suffix from the last token and makes a space of it in others: at the end of a token
+    that can be said later, not within.
+    """
+    suffix: str = part["suffix"] if part["type"] == "BPEDecoder" else ""
+    return bool(suffix) and any(suffix in token[: -len(suffix)] for token in backend.get_vocab())
 
 
 class IncrementalDecoder(ABC):

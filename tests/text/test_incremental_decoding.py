@@ -79,6 +79,12 @@ def test_random_ids(kind: str, data: st.DataObject, skip: bool) -> None:
     assert streamed(tokenizer, ids, cuts, skip) == tokenizer.decode(ids, skip)
 
 
+def test_a_suffix_within_a_token() -> None:
+    """It becomes a space once another token follows."""
+    tokenizer = with_decoder(DECODERS["bpe"])
+    assert streamed(tokenizer, [7, 1], [1], True) == tokenizer.decode([7, 1]) == " b▁"
+
+
 @pytest.mark.parametrize("name", DECODERS)
 @some_examples
 @given(data=st.data())
