@@ -62,7 +62,15 @@ def measure(rounds: int) -> dict[int, float]:
     """Medians of the durations in seconds, by rows."""
     limits = sorted({rows for rows, _ in SIZES})
     engines = {
-        rows: build_engine(EngineConfig(num_blocks=400, max_draft_tokens=max(1, rows - 1)), FREE)
+        rows: build_engine(
+            EngineConfig(
+                num_blocks=400,
+                max_draft_tokens=max(1, rows - 1),
+                # A wrong guess would make a second row of a step that gives one token.
+                speculation="off" if rows == 1 else "auto",
+            ),
+            FREE,
+        )
         for rows in limits
     }
     answers: dict[int, list[int]] = {}

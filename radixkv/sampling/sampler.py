@@ -291,9 +291,8 @@ def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
     """
-    weights = torch.softmax(
-        scaled, dim=1
-    )  # its exponentials are faster than exp's where there are infinities
+    # Where there are infinities, its exponentials are faster than those of `exp`.
+    weights = torch.softmax(scaled, dim=1)
     numbers = torch.tensor(uniform, dtype=torch.float64, device=scaled.device)[:, None]
     if weights.shape[1] <= _CHUNK:
         sums = weights.double().cumsum(dim=1)
