@@ -117,17 +117,52 @@ def test_a_cancelled_stream_counts_as_aborted(server: LiveServer, engine: Script
 
 
 def test_tenants_have_labels_of_their_own_where_there_are_keys(engine: ScriptedEngine) -> None:
-    with live_server(engine, api_keys=("anna=one", "ben=two")) as server:
+    with live_server(engine, api_keys=("anna=one", "ben=two"), admin_keys=("ops=adm",)) as server:
         for key, times in (("one", 2), ("two", 1)):
             headers = {"Authorization": f"Bearer {key}"}
             for _ in range(times):
                 httpx.post(server.url + CHAT, json=chat("say:hi"), headers=headers)
-        values = scrape(server, Authorization="Bearer one")
+        values = scrape(server, Authorization="Bearer adm")
     assert total(values, "radixkv_finished_samples_total", tenant="anna") == 2
     assert total(values, "radixkv_finished_samples_total", tenant="ben") == 1
     assert total(values, "radixkv_time_to_first_token_seconds_count", tenant="anna") == 2
     anna = total(values, "radixkv_prompt_tokens_total", tenant="anna")
     assert anna == 2 * total(values, "radixkv_prompt_tokens_total", tenant="ben") > 0
+
+
+def test_a_user_sees_its_own_figures_alone(engine: ScriptedEngine) -> None:
+    """Nothing that one tenant reads changes with what another one does, in whatever form it asks."""
+    forms = ("*/*", "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0")
+    keys = ("anna=one", "ben=two", "others=three", "idle=four")
+
+    def seen(server: LiveServer, key: str) -> dict[str, str]:
+        headers = [{"x-api-key": key, "Accept": form} for form in forms]
+        return {h["Accept"]: httpx.get(server.url + "/metrics", headers=h).text for h in headers}
+
+    with live_server(engine, api_keys=keys, admin_keys=("ops=adm",), vllm_metrics=True) as server:
+        for key in ("one", "three"):
+            httpx.post(server.url + CHAT, json=chat("say:hi"), headers={"x-api-key": key})
+        before = {key: seen(server, key) for key in ("one", "three", "four")}
+        httpx.post(server.url + CHAT, json=chat("say:a longer answer"), headers={"x-api-key": "two"})
+        httpx.post(server.url + CHAT, json=chat("say:x", stream=True), headers={"x-api-key": "adm"})
+        httpx.post(server.url + CHAT, json={}, headers={"x-api-key": "two"})
+        after = {key: seen(server, key) for key in before}
+        own, everything = scrape(server, **{"x-api-key": "one"}), scrape(server, **{"x-api-key": "adm"})
+    assert after == before
+    assert all(re.search('tenant="(?!anna")', name) is None for name in own)
+    of_anna = {name: value for name, value in everything.items() if 'tenant="anna"' in name}
+    assert of_anna.items() <= own.items()
+    for theirs, ours in (
+        ("vllm:prompt_tokens", "radixkv_prompt_tokens"),
+        ("vllm:request_success", "radixkv_finished_samples"),
+    ):
+        assert total(own, f"{theirs}_total") == total(of_anna, f"{ours}_total") > 0
+    assert total(own, "vllm:e2e_request_latency_seconds_count") == 1
+    assert own["radixkv_healthy"] == 1
+    assert not any("tenant=" in line or "vllm:" in line for line in before["four"]["*/*"].splitlines())
+    assert {"ben", "ops", "others"} <= {
+        found[1] for name in everything if (found := re.search('tenant="([^"]+)"', name))
+    }
 
 
 def test_labels_of_tenants_are_bounded() -> None:
@@ -136,6 +171,10 @@ def test_labels_of_tenants_are_bounded() -> None:
     assert len(seen) == MAX_TENANTS + 1
     assert (OTHERS,) in seen
     assert labels.values("tenant-0") == ("tenant-0",)
+    assert labels.own("tenant-0") == "tenant-0"
+    assert labels.own(f"tenant-{MAX_TENANTS}") is None
+    labels = TenantLabels(True)
+    assert (labels.values(OTHERS), labels.own(OTHERS)) == ((OTHERS,), None), "a tenant of that name shares it"
     assert TenantLabels(False).values("anyone") == ()
 
 
@@ -172,10 +211,10 @@ VLLM = {
 
 def test_vllms_names_on_request(engine: ScriptedEngine) -> None:
     keys = ("anna=one", "ben=two")
-    with live_server(engine, api_keys=keys, vllm_metrics=True) as server:
+    with live_server(engine, api_keys=keys, admin_keys=("ops=adm",), vllm_metrics=True) as server:
         for key in ("one", "two"):
             httpx.post(server.url + CHAT, json=chat("say:hi"), headers={"Authorization": f"Bearer {key}"})
-        values = scrape(server, Authorization="Bearer one")
+        values = scrape(server, Authorization="Bearer adm")
     names = {key.split("{")[0] for key in values}
     assert {f"vllm:{name}" for name in VLLM} <= names
     model = engine.model_name

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
 from radixkv.client import EngineClient
 from radixkv.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
 from radixkv_server.metrics.tenant_labels import TenantLabels
-from radixkv_server.metrics.vllm_names import VllmNames
+from radixkv_server.metrics.tenant_view import of_tenant
+from radixkv_server.metrics.vllm_names import under_vllm_names
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -46,6 +48,16 @@ def hit_class(cached_tokens: int, prompt_tokens: int) -> str:
     return next(label for bound, label in _HIT_CLASSES if share <= bound)
 
 
+class _Shown(Collector):
+    """Metrics that have been collected."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
 class ServerMetrics:
     """The metrics of one app, in a registry of its own (two apps in one process do not mix).
 
@@ -57,9 +69,9 @@ class ServerMetrics:
     def __init__(self, engine: EngineClient, *, by_tenant: bool = False, vllm_names: bool = False) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(EngineCollector(engine))
-        if vllm_names:
-            self.registry.register(VllmNames(self.registry, engine.model_name))
         ProcessCollector(registry=self.registry)
+        self._model_name = engine.model_name
+        self._has_vllm_names = vllm_names
         self._tenants = TenantLabels(by_tenant)
         tenant = self._tenants.names
 
@@ -154,9 +166,18 @@ class ServerMetrics:
         self._finished.labels(reason, *labels).inc()
         _child(self._sample_length, labels).observe(num_tokens)
 
-    def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def render(self, tenant: str | None = None) -> bytes:
+        """The text that Prometheus scrapes.
+
+        Args:
+            tenant: a user's, who sees its own; None: all.
+        """
+        metrics = list(self.registry.collect())
+        if tenant is not None:
+            metrics = list(of_tenant(metrics, self._tenants.own(tenant)))
+        if self._has_vllm_names:
+            metrics += under_vllm_names(metrics, self._model_name)
+        return generate_latest(_Shown(metrics))
 
     async def probe_event_loop(self) -> None:
         """Run forever: measure how late a timer fires, the delay every other callback sees too."""

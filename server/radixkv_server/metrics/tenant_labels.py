@@ -24,8 +24,14 @@ class TenantLabels:
         """The label's value for a tenant: its name, or `others` once 100 have been seen. O(1)."""
         if not self.names:
             return ()
+        if tenant == OTHERS:
+            return (OTHERS,)
         if tenant not in self._seen:
             if len(self._seen) >= MAX_TENANTS:
                 return (OTHERS,)
             self._seen.add(tenant)
         return (tenant,)
+
+    def own(self, tenant: str) -> str | None:
+        """The label's value that this tenant alone has; None: it has none of its own. O(1)."""
+        return tenant if tenant in self._seen else None

@@ -6,10 +6,9 @@ What this server splits by `hit` or `tenant` is summed, as those dashboards do n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
 _SOURCE = "radixkv_"
@@ -42,45 +41,28 @@ _NAMES: dict[str, tuple[str, ...]] = {
 _LABELS = {"reason": "finished_reason", "le": "le", "position": "position"}
 
 
-class VllmNames(Collector):
-    """Repeats the other metrics of a registry under vLLM's names.
+def under_vllm_names(metrics: Iterable[Metric], model_name: str) -> Iterator[Metric]:
+    """Those of these metrics that vLLM has, too, under its names.
 
     Args:
         model_name: the label `model_name` of all of them.
     """
+    for metric in metrics:
+        if metric.name.startswith(_SOURCE):
+            for name in _NAMES.get(metric.name.removeprefix(_SOURCE), ()):
+                yield _renamed(metric, f"vllm:{name}", model_name)
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self._registry = registry
-        self._model_name = model_name
-        self._collecting = False
 
-    def describe(self) -> list[Metric]:
-        """Nothing: the registry need not know the names beforehand."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        if self._collecting:  # asked by itself
-            return
-        self._collecting = True
-        try:
-            found = list(self._registry.collect())
-        finally:
-            self._collecting = False
-        for metric in found:
-            if metric.name.startswith(_SOURCE):
-                for name in _NAMES.get(metric.name.removeprefix(_SOURCE), ()):
-                    yield self._renamed(metric, f"vllm:{name}")
-
-    def _renamed(self, metric: Metric, name: str) -> Metric:
-        renamed = Metric(name, metric.documentation, metric.type)
-        sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        for sample in metric.samples:
-            if sample.name.endswith("_created"):
-                continue
-            labels = {_LABELS[key]: value for key, value in sample.labels.items() if key in _LABELS}
-            key = (sample.name.removeprefix(metric.name), tuple(labels.items()))
-            sums[key] = sums.get(key, 0.0) + sample.value
-        for (suffix, pairs), value in sums.items():
-            more = {"model_name": self._model_name, "engine": "0"}
-            renamed.samples.append(Sample(name + suffix, {**dict(pairs), **more}, value))
-        return renamed
+def _renamed(metric: Metric, name: str, model_name: str) -> Metric:
+    renamed = Metric(name, metric.documentation, metric.type)
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in metric.samples:
+        if sample.name.endswith("_created"):
+            continue
+        labels = {_LABELS[key]: value for key, value in sample.labels.items() if key in _LABELS}
+        key = (sample.name.removeprefix(metric.name), tuple(labels.items()))
+        sums[key] = sums.get(key, 0.0) + sample.value
+    for (suffix, pairs), value in sums.items():
+        more = {"model_name": model_name, "engine": "0"}
+        renamed.samples.append(Sample(name + suffix, {**dict(pairs), **more}, value))
+    return renamed

@@ -11,6 +11,7 @@ from radixkv_server.chat.chat import Chat, chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.exchange import json_response, long_json_response
+from radixkv_server.http.request_record import record_of
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
 router = APIRouter()
@@ -82,8 +83,10 @@ async def version() -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format."""
-    return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
+    """Metrics in Prometheus' text format: a user's own, and all for an admin."""
+    caller = record_of(request.scope).caller
+    text = context_of(request).metrics.render(None if caller.is_admin else caller.name)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 API = Api(

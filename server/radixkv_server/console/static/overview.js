@@ -94,7 +94,7 @@ export function mount(root, { api }) {
 }
 
 function show(all, history, advice) {
-  const { cache, waiting, running, evicted } = history.latest;
+  const { cache } = history.latest;
   const { windows } = cache;
   const isIdle = windows["5m"].requests === 0;
   const recent = isIdle ? windows.total : windows["5m"];
@@ -112,20 +112,29 @@ function show(all, history, advice) {
     ["Not cached", duration(history.latency("ttftCold").p50)],
   ]);
   showLatency(all.itl, history.latency("itl"), []);
+  showPool(all.pool, cache);
+  if (cache.counters) showLoadOfAll(all, history);
+  else {
+    all.load.show(big(number(cache.running_requests), "of yours running"));
+    all.evictions.show(big(compact(cache.missed_tokens.evicted ?? 0), "tokens of yours missed, as they had been evicted"));
+  }
+  showMissed(all.missed, cache.missed_tokens);
+  all.breaks.show(advice.length ? el("ul", { class: "advice" }, advice.map(breakItem)) : el("p", null, "No prompt has parted from a cached one yet."));
+}
+
+/** What only admins are told: how many run and wait, and what is evicted. */
+function showLoadOfAll(all, history) {
+  const { cache, waiting, running, evicted } = history.latest;
   all.load.show(
     big(number(running), "running"),
     facts([["Waiting", number(waiting)], ["Yours", number(cache.running_requests)],
-      ...(cache.counters ? [["Preemptions", number(cache.counters.preemptions)]] : [])]),
+      ["Preemptions", number(cache.counters.preemptions)]]),
   );
-  showPool(all.pool, cache);
-  const lately = evicted - history.from(300).evicted;
   all.evictions.show(
-    big(compact(lately), `blocks ${spanWords(history, 300)}`),
-    facts([["Since start", compact(evicted)], ...(cache.eviction_policy ? [["Policy", cache.eviction_policy]] : []),
-      ...(cache.counters ? [["Requests out of blocks", number(cache.counters.out_of_blocks)]] : [])]),
+    big(compact(evicted - history.from(300).evicted), `blocks ${spanWords(history, 300)}`),
+    facts([["Since start", compact(evicted)], ["Policy", cache.eviction_policy],
+      ["Requests out of blocks", number(cache.counters.out_of_blocks)]]),
   );
-  showMissed(all.missed, cache.missed_tokens);
-  all.breaks.show(advice.length ? el("ul", { class: "advice" }, advice.map(breakItem)) : el("p", null, "No prompt has parted from a cached one yet."));
 }
 
 /** A finding, with the text around it where it may be read. */
