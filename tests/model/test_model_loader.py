@@ -10,16 +10,20 @@ import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB_SIZE, save_random_model, save_tiny_model, write_tiny_gguf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.attention_hook import PlainCausalStep, model_inputs
+from radixkv.model.loading.gguf_conversion import convert_gguf
+from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 
 TOKENS = list(range(5, 45))
@@ -457,6 +461,19 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
 
 
+def count_gguf_reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A list that gets an entry whenever the gguf package reads a file's fields."""
+    reads: list[object] = []
+    original = gguf.GGUFReader.__init__
+
+    def counted(self: object, *args: Any, **keywords: Any) -> None:
+        reads.append(self)
+        original(self, *args, **keywords)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
+    return reads
+
+
 class TestGguf:
     def test_loads_and_computes(self, gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
         loaded = load(gguf_file)
@@ -470,6 +487,33 @@ class TestGguf:
         assert loaded.tokenizer.decode(ids, skip_special_tokens=False).startswith(
             "<|im_start|>user\nGrüße<|im_end|>"
         )
+
+    def test_is_parsed_once(self, gguf_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        reads = count_gguf_reads(monkeypatch)
+        load(gguf_file)
+        assert len(reads) == 1
+        convert_gguf(gguf_file, tmp_path, show_progress=False)
+        assert len(reads) == 2
+
+    def test_tokenizer_is_what_transformers_reads(self, gguf_file: Path) -> None:
+        expected = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+        with gguf_parsed_once():
+            found = [
+                AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name) for _ in range(2)
+            ]
+        for tokenizer in found:
+            assert tokenizer.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+            assert tokenizer.chat_template == expected.chat_template
+
+    def test_nothing_of_transformers_stays_replaced(self, tmp_path: Path) -> None:
+        def functions() -> list[Any]:
+            reading = modeling_gguf_pytorch_utils
+            return [gguf.GGUFReader, gguf.get_tensor_name_map, reading.load_gguf_checkpoint]
+
+        before = functions()
+        (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+        refusal(tmp_path / "cut.gguf")
+        assert functions() == before
 
     def test_pull_returns_the_file(self, gguf_file: Path) -> None:
         assert pull(str(gguf_file), show_progress=False) == gguf_file.resolve()

@@ -106,7 +106,7 @@ def prepare_embedded(
 ) -> Path:
     """The folder of the converted model, made first where it is missing or damaged.
 
-    The first call takes a download of 93 MB and about half a minute of work; later calls read the folder
+    The first call takes a download of 93 MB and about ten seconds of work; later calls read the folder
     once to check it.
 
     Raises:

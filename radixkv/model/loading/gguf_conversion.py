@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
     with (
         progress_bar("Dequantising the weights", 100, unit="percent", show=show_progress) as bar,
         quiet_transformers(),
+        gguf_parsed_once(),
     ):
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)

@@ -22,6 +22,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
+from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
@@ -85,7 +86,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = _resolve(config, show_progress)
-    with quiet_transformers():
+    with quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
 
 
@@ -98,7 +99,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     from radixkv.text.tokenizer import Tokenizer
 
     source = _resolve(config, True, whole=False)
-    with quiet_transformers():
+    with quiet_transformers(), gguf_parsed_once():
         hf_tokenizer = _pretrained(config, source).tokenizer()
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
 
