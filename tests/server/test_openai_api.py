@@ -65,6 +65,26 @@ def test_chat_stream_concatenates_to_the_answer(server: LiveServer) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+@pytest.mark.parametrize("at_the_end", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_comes_with_every_chunk(server: LiveServer, path: str, at_the_end: bool) -> None:
+    options = {"include_usage": at_the_end, "continuous_usage_stats": True}
+    body = {"messages": MESSAGES} if "chat" in path else {"prompt": ["say:hello", "say:you"]}
+    with server.http() as client:
+        answer = client.post(path, json={**body, "n": 2, "stream": True, "stream_options": options})
+    assert answer.status_code == 200, answer.text
+    *events, done = answer.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    total = 12 if "chat" in path else 20
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, total)
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+    assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+    assert [chunk["choices"] == [] for chunk in chunks] == [*[False] * (len(chunks) - 1), at_the_end]
+
+
 def test_stream_without_usage_option_has_no_usage(server: LiveServer) -> None:
     with server.http() as client:
         body = {"messages": MESSAGES, "stream": True}

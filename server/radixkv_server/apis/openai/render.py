@@ -21,7 +21,7 @@ from radixkv.chat.answer import (
 )
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
-from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump
 from radixkv_server.generation.usage import Usage
@@ -100,19 +100,21 @@ def _miss(report: MissReport, hint: str | None) -> Json:
 
 
 class _ChunkWriter:
-    """Chunks of one stream as events, and its end."""
+    """Chunks of one stream as events, and its end: with usage where the body's `stream_options` say so."""
 
-    def __init__(self, envelope: Envelope, *, with_usage: bool) -> None:
+    def __init__(self, body: CommonFields, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._with_usage = with_usage
-        self._more: Json = {"usage": None} if with_usage else {}
+        self._at_the_end = body.wants_stream_usage
+        self._with_chunks = body.wants_usage_with_chunks
 
-    def event(self, choice: Json) -> bytes:
-        return self._event([choice], self._more)
+    def event(self, choice: Json, usage: Usage) -> bytes:
+        """A choice, and what has been used so far, all choices together."""
+        more: Json = {"usage": None} if self._at_the_end else {}
+        return self._event([choice], {"usage": usage_json(usage)} if self._with_chunks else more)
 
     def ending(self, usage: Usage) -> bytes:
         """The usage, if it was asked for, and `[DONE]`."""
-        return self._event([], {"usage": usage_json(usage)}) + _DONE if self._with_usage else _DONE
+        return self._event([], {"usage": usage_json(usage)}) + _DONE if self._at_the_end else _DONE
 
     def _event(self, choices: list[Json], more: Json) -> bytes:
         return b"data: " + dump(self._envelope.wrap(choices, **more)) + b"\n\n"
@@ -131,7 +133,7 @@ class ChatRenderer:
         self._readers = readers
         self._envelope = envelope
         self._logprobs = logprobs
-        self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
+        self._chunks = _ChunkWriter(body, envelope)
         self._begun: set[int] = set()
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
@@ -139,7 +141,7 @@ class ChatRenderer:
         return self._envelope.wrap(choices, usage=usage_json(usage))
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
-        return b"".join(self._chunks.event(choice) for choice in self._choices(delta))
+        return b"".join(self._chunks.event(choice, usage) for choice in self._choices(delta))
 
     def ending(self, usage: Usage) -> bytes:
         return self._chunks.ending(usage)
@@ -224,7 +226,7 @@ class TextRenderer:
         self._envelope = envelope
         self._logprobs = logprobs
         self._echoes = echoes
-        self._chunks = _ChunkWriter(envelope, with_usage=body.wants_stream_usage)
+        self._chunks = _ChunkWriter(body, envelope)
         self._offsets: dict[int, TextOffsets] = {}
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
@@ -255,7 +257,8 @@ class TextRenderer:
                 "logprobs": logprobs,
                 "finish_reason": delta.finish_reason,
                 "stop_reason": delta.stop_reason,
-            }
+            },
+            usage,
         )
 
     def ending(self, usage: Usage) -> bytes:

@@ -30,6 +30,7 @@ MAX_TOOLS = 1024
 
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: NoOp = None
 
 
@@ -48,6 +49,10 @@ class CommonFields(GrammarFields, SamplingFields):
     @property
     def wants_stream_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_with_chunks(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling_options(self) -> dict[str, Any]:
         options = super().sampling_options()
