@@ -60,6 +60,12 @@ class TextTokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str: ...
 
+    def is_added_token(self, token_id: int) -> bool:
+        """Whether a token is one of those added to the vocabulary, special or not: grammars take each as a
+        symbol that no text in them matches.
+        """
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

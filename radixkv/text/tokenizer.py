@@ -268,6 +268,10 @@ class Tokenizer:
         """`token_bytes` as text, with U+FFFD for what is not a whole character; special tokens included."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def is_added_token(self, token_id: int) -> bool:
+        """See `TextTokenizer`."""
+        return token_id in self._added_ids
+
     def _compute_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None

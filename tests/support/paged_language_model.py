@@ -78,6 +78,9 @@ class LetterTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(self.token_text, token_ids))
 
+    def is_added_token(self, token_id: int) -> bool:
+        return False
+
     def grammar_source(self) -> LetterGrammarSource:
         return LetterGrammarSource()
 

@@ -72,6 +72,9 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def is_added_token(self, token_id: int) -> bool:
+        return token_id in CONTROLS
+
     # What llguidance takes a tokenizer from.
     is_tokenizer_wrapper = True
     tokens: ClassVar = [bytes([i]) for i in range(256)] + [text.encode() for text in CONTROLS.values()]

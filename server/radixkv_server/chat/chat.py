@@ -253,7 +253,7 @@ def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
         return None
-    return MarkToken(ids[0], is_special=tokenizer.decode(ids, skip_special_tokens=True) == "")
+    return MarkToken(ids[0], is_special=tokenizer.is_added_token(ids[0]))
 
 
 def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
