@@ -1,4 +1,4 @@
-"""The random model that coding agents are tried with: prompts of their size, answers that end, calls that are forced.
+"""The random model that coding agents are tried with: long prompts, answers that end, calls that are forced.
 
 Its marks of calls are added tokens that are not special, as in the tokenizers of Qwen.
 """

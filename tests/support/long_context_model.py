@@ -1,10 +1,11 @@
 """A random Llama with 131,072 positions that answers a prompt of 30,000 tokens within seconds on a CPU.
 
 Coding agents send tens of thousands of tokens with each turn, so they need a model that can be asked so much
-anywhere. What this one says is noise, but noise that ends. Its tokens fall into eight classes, and after a token of
-one class the likeliest are those of the next; after the last class comes the token that ends the chat's turn, and
-where a grammar forbids that, those that close a string, an object and a list. So an answer has seven tokens,
-greedy or sampled, and the strings and numbers of a forced call are no longer, whatever `max_tokens` is.
+anywhere. What this one says is noise, but noise that ends. Its tokens fall into eight classes, and after a
+token of one class the likeliest are those of the next; after the last class comes the token that ends the
+chat's turn, and where a grammar forbids that, those that close a string, an object and a list. An answer has
+so seven tokens, greedy or sampled, and the strings and numbers of a forced call are no longer, whatever
+`max_tokens` is.
 
     python tests/support/long_context_model.py FOLDER && radixkv serve FOLDER
 """
@@ -88,7 +89,7 @@ def save_long_context_model(folder: Path, seed: int = 0) -> Path:
 
 
 def long_context_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 4,096 ids, trained on Python's own manual: about 2.5 bytes of English or code a token."""
+    """Byte-level BPE of 4,096 ids, trained on Python's own manual: 2.5 bytes of English or code a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
