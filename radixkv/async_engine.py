@@ -295,7 +295,11 @@ class AsyncEngine:
         self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
-        self._thread.facts.input_processor.check(encoded, params)
+        checks = self._thread.facts.input_processor
+        if params.bad_words:
+            asked, size = params, sum(map(len, params.bad_words))
+            params = await self._off_loop(size, lambda: checks.encode_words(asked))
+        checks.check(encoded, params)
         grammar = await self._compile(params)
         stream = Stream(request_id, asyncio.get_running_loop())
         self._thread.submit(Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))

@@ -139,6 +139,7 @@ class LLM:
         each = self._params_for(several, params)
         checks = self.engine.input_processor
         encoded = [checks.encode(prompt) for prompt in several]
+        each = [checks.encode_words(own) for own in each]
         for prompt, own in zip(encoded, each, strict=True):
             checks.check(prompt, own)
         grammars = [checks.compile(own) for own in each]

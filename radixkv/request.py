@@ -7,7 +7,7 @@ a request lives in `radixkv.scheduling.request_state`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,8 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 1024
 
 
 def _require(condition: bool, param: str, message: str) -> None:
@@ -42,6 +44,15 @@ def _is_number(value: object) -> bool:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bad_word(word: object) -> bool:
+    """A text, or token ids, which are few where they come from texts."""
+    if isinstance(word, str):
+        return 0 < len(word) <= MAX_BAD_WORD_LENGTH
+    if not isinstance(word, Sequence) or isinstance(word, bytes) or not word:
+        return False
+    return all(_is_int(token) and token >= 0 for token in word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,12 @@ class SamplingParams:
         best_of: samples to draw, of which the `n` with the highest mean logprob are returned; None: n.
         stop: string or strings that end the output (not included unless `include_stop_str_in_output`).
         stop_token_ids: token ids that end the output, besides the model's own end tokens.
+        bad_words: what is not to be generated, at most 1,024 texts of 1 to 1,024 characters (or sequences of
+            token ids). A text is ruled out as the tokens that it is encoded to, by itself and behind a space:
+            the last of them, where those before it have just been generated. The same text in other tokens
+            is not seen. All together have at most 8,192 tokens.
+        allowed_token_ids: the only tokens that may be generated; the model's end token is one of them only
+            where it is named. None: all.
         ignore_eos: go on past the model's end-of-sequence tokens; without effect beside structured outputs,
             whose end these tokens are.
         logprobs: None: none; k >= 0: the chosen token's logprob and the k likeliest tokens'.
@@ -99,6 +116,8 @@ class SamplingParams:
     best_of: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str | Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -115,6 +134,7 @@ class SamplingParams:
         self._check_distribution()
         self._check_counts()
         self._check_stops()
+        self._check_ruled_out()
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -234,6 +254,41 @@ class SamplingParams:
                 _is_int(token) and token >= 0,
                 "stop_token_ids",
                 f"stop_token_ids must be integers of at least 0, not {token!r}",
+            )
+
+    def _check_ruled_out(self) -> None:
+        words = self.bad_words
+        _require(
+            isinstance(words, Sequence) and not isinstance(words, str | bytes),
+            "bad_words",
+            f"bad_words must be a sequence of texts, not {words!r:.80}",
+        )
+        num_texts = sum(isinstance(word, str) for word in words)
+        _require(
+            num_texts <= MAX_BAD_WORDS,
+            "bad_words",
+            f"at most {MAX_BAD_WORDS} bad_words are allowed, not {num_texts}",
+        )
+        for word in words:
+            _require(
+                _is_bad_word(word),
+                "bad_words",
+                f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters, not {word!r:.80}",
+            )
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            # There may be as many as tokens in the vocabulary: looked at without a loop of Python's.
+            good = (
+                isinstance(allowed, Sequence | Set)
+                and not isinstance(allowed, str | bytes)
+                and len(allowed) > 0
+            )
+            good = good and set(map(type, allowed)) == {int} and min(allowed) >= 0
+            _require(
+                good,
+                "allowed_token_ids",
+                "allowed_token_ids must be token ids (integers >= 0), at least one, or None, "
+                f"not {allowed!r:.80}",
             )
 
     @property
@@ -363,6 +418,7 @@ class OutputDelta:
     character. `num_cached_tokens`, `num_cache_write_tokens` and `cache_report` are as in `RequestOutput`; the
     last delta of each sample carries its `finish_reason`. `times` are the sample's own,
     complete when it has ended. `accepted_draft_tokens` and `rejected_draft_tokens` are the sample's so far.
+    `prompt_logprobs` are those of the whole prompt, in the first delta of sample 0 alone.
     """
 
     request_id: str
@@ -381,3 +437,4 @@ class OutputDelta:
     times: RequestTimes | None = None
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,9 @@ class EncodedPrompt:
 
 Prompt = str | TokenIds | EncodedPrompt
 
+#: Of all `bad_words` together: a step looks through as many for each sample, at the worst.
+MAX_BAD_WORD_TOKENS = 8192
+
 # Ids that are encoded at once. Other threads wait meanwhile: a million take 50 ms.
 _PIECE = 65536
 
@@ -61,6 +64,22 @@ def _encode_in_pieces(token_ids: TokenIds) -> EncodedTokens:
         pieces = (token_ids[at : at + _PIECE] for at in range(0, len(token_ids), _PIECE))
         return EncodedTokens(b"".join(map(encode_tokens, pieces)))
     return EncodedTokens(encode_tokens(token_ids))
+
+
+def _check_num_bad(num_tokens: int) -> None:
+    if num_tokens > MAX_BAD_WORD_TOKENS:
+        raise InvalidRequestError(
+            f"bad_words have more than {MAX_BAD_WORD_TOKENS} tokens together, those of texts counted with "
+            "and without a space before them; give fewer",
+            param="bad_words",
+        )
+
+
+def _token_words(params: SamplingParams) -> Iterator[Sequence[int]]:
+    """Those of `bad_words` that are token ids."""
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            yield word
 
 
 class InputProcessor:
@@ -147,8 +166,39 @@ class InputProcessor:
             )
         return encoded
 
+    def encode_words(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with their `bad_words` as token ids; any thread. O(length of the words).
+
+        Raises:
+            InvalidRequestError: a word can't be tokenised, or they have too many tokens.
+        """
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        words: set[tuple[int, ...]] = set()
+        num_tokens = 0
+        for word in params.bad_words:
+            new = set(self._spellings(word) if isinstance(word, str) else [tuple(word)]) - words
+            words |= new
+            num_tokens += sum(map(len, new))
+            _check_num_bad(num_tokens)  # before the others are tokenised
+        return replace(params, bad_words=sorted(words))
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word at the beginning of a text, and behind a space."""
+        bare = word.lstrip() or word
+        try:
+            spellings = [tuple(self.tokenize(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"bad_words: {word!r:.80}: {error}", param="bad_words") from None
+        if not all(spellings):
+            raise InvalidRequestError(f"bad_words: {word!r:.80} has no tokens", param="bad_words")
+        return spellings
+
     def check(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
         """Raise what a request with this prompt would be refused for; changes nothing; any thread.
+
+        Args:
+            params: as `encode_words` gave them.
 
         Raises:
             InvalidRequestError: an empty prompt, or a parameter that names a token out of range.
@@ -164,23 +214,21 @@ class InputProcessor:
                 f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
             )
         limit = self.vocab_size if self.vocab_size is not None else 2**31
+        bad = list(itertools.chain.from_iterable(_token_words(params)))
+        _check_num_bad(len(bad))
         for name, ids in (
             ("logit_bias", params.logit_bias or ()),
             ("stop_token_ids", params.stop_token_ids),
             ("prediction", params.prediction or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", bad),
         ):
-            for token in ids:
-                if token >= limit:
-                    raise InvalidRequestError(
-                        f"{name} names token {token}, but this model has ids 0 to {limit - 1}", param=name
-                    )
-        avoided = {*params.stop_token_ids, *self._ends(params)}
-        if params.min_tokens and sum(0 <= token < limit for token in avoided) == limit:
-            raise InvalidRequestError(
-                "min_tokens leaves no token to choose: every token of this model ends the output; take one "
-                "out of stop_token_ids",
-                param="stop_token_ids",
-            )
+            most = max(ids, default=0)
+            if most >= limit:
+                raise InvalidRequestError(
+                    f"{name} names token {most}, but this model has ids 0 to {limit - 1}", param=name
+                )
+        self._check_choice(params, limit)
         if len(prompt) >= pool:
             needed = -(-(len(prompt) + 1) // self.block_size)
             raise ContextLengthExceededError(
@@ -189,6 +237,28 @@ class InputProcessor:
                 f"the prompt to {pool - 1} tokens, or raise --kv-cache-memory "
                 "or --num-blocks"
             )
+
+    def _check_choice(self, params: SamplingParams, limit: int) -> None:
+        """Refuse what leaves not one token to begin with; what does so later fails then."""
+        ends = {*params.stop_token_ids, *self._ends(params)} if params.min_tokens else set[int]()
+        bad = {word[0] for word in _token_words(params) if len(word) == 1}
+        allowed, avoided = params.allowed_token_ids, ends | bad
+        if allowed is not None:
+            some_left = not avoided.issuperset(allowed)
+        else:
+            some_left = sum(0 <= token < limit for token in avoided) < limit
+        if some_left:
+            return
+        causes = {
+            "allowed_token_ids": allowed is not None,
+            "bad_words": bool(bad),
+            "stop_token_ids": bool(ends),
+        }
+        names = [name for name, given in causes.items() if given]
+        why = " (min_tokens rules out every token that ends the output)" if ends else ""
+        raise InvalidRequestError(
+            f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
+        )
 
     def compile(self, params: SamplingParams) -> Grammar | None:
         """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
@@ -225,7 +295,7 @@ class InputProcessor:
         Args:
             grammar: what `compile` gave for the parameters; None: it is compiled now, if there is one.
         """
-        encoded = self.encode(prompt)
+        encoded, params = self.encode(prompt), self.encode_words(params)
         self.check(encoded, params)
         grammar = grammar or self.compile(params)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.

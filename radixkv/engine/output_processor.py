@@ -15,7 +15,7 @@ from radixkv.engine.request_group import Failure, RequestGroup, Sample
 from radixkv.engine.sample_output import TextSource, name_logprobs
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.request import CompletionOutput, FinishReason, OutputDelta, RequestOutput, TokenLogprobs
-from radixkv.sampling.sampler import SampledToken, gather_logprobs
+from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,12 @@ class OutputProcessor:
             failure = request.sampling_state.failure
             if failure is not None:
                 return Failure(failure, "grammar_failed")
+            if token.token_id == NOTHING_LEFT:
+                message = (
+                    f"no token is left to choose behind {request.output.num_tokens}: all are ruled out by "
+                    "bad_words, allowed_token_ids, min_tokens and the grammar together; loosen one of them"
+                )
+                return Failure(message, "no_token_left")
             return Failure("the model's logits are not numbers (NaN) for this request", "nan_logits")
         try:
             request.sampling_state.accept(token.token_id)
@@ -179,6 +185,7 @@ def _delta(
     output = request.output
     group = request.group
     failed = output.finish_reason == "error"
+    is_first = output.num_tokens == len(token_ids) and not request.needs_prompt_logits
     return OutputDelta(
         request.request_id,
         request.index,
@@ -196,6 +203,7 @@ def _delta(
         request.times,
         request.accepted_draft_tokens,
         request.rejected_draft_tokens,
+        request.prompt_logprobs if is_first else None,
     )
 
 
@@ -217,6 +225,7 @@ def _ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
         logprobs = list(output.logprobs) if group.params.logprobs is not None else None
         delta = _delta(request, output.text, request.output_token_ids(), logprobs)
         delta.index = index
+        delta.prompt_logprobs = None if index else group.samples[0].prompt_logprobs
         deltas.append(delta)
     return deltas
 

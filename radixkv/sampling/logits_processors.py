@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -205,6 +205,103 @@ class MinTokens(LogitsProcessor):
         return _with(self)
 
 
+class AllowedTokens(LogitsProcessor):
+    """Rules out every token but some."""
+
+    stage = 5
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self.allowed = frozenset(token_ids)
+        self._most: torch.Tensor | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return True
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return next((i for i, token in enumerate(token_ids) if token not in self.allowed), len(token_ids))
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        for row, processor in zip(rows, processors, strict=True):
+            own = logits[row]
+            torch.minimum(own, processor._bounds(own), out=own)
+
+    def _bounds(self, row: torch.Tensor) -> torch.Tensor:
+        """The most that each logit of a row may be [V]; made once, for all samples of a request."""
+        if self._most is None or self._most.shape != row.shape or self._most.device != row.device:
+            most = np.full(len(row), -np.inf, dtype=np.float32)
+            most[[token for token in self.allowed if token < len(row)]] = np.inf
+            self._most = torch.from_numpy(most).to(row.device)
+        return self._most
+
+    def accept(self, token_id: int) -> None:
+        """Nothing to remember."""
+
+    def roll_back(self, count: int) -> None:
+        """Nothing to forget."""
+
+    def fork(self) -> Self:
+        return self
+
+
+class BadWords(LogitsProcessor):
+    """Rules out the last token of some sequences, where the tokens before it have just been generated.
+
+    What a step takes grows with the different lengths, each counted once, not with the number of sequences.
+    """
+
+    stage = 6
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        ends: dict[tuple[int, ...], set[int]] = {}
+        for word in words:
+            ends.setdefault(tuple(word[:-1]), set()).add(word[-1])
+        self.ends = {prefix: np.array(sorted(last), dtype=np.int64) for prefix, last in ends.items()}
+        self.lengths = sorted({len(prefix) for prefix in ends})
+        self.generated: list[int] = []
+
+    @property
+    def is_active(self) -> bool:
+        return len(self._ruled_out()) > 0
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        count = 0
+        for token in token_ids:
+            if token in self._ruled_out():
+                break
+            self.accept(token)
+            count += 1
+        self.roll_back(count)
+        return count
+
+    def _ruled_out(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The tokens that would complete a sequence now, each once."""
+        size = len(self.generated)
+        found = [
+            self.ends[prefix]
+            for length in self.lengths
+            if length <= size and (prefix := tuple(self.generated[size - length :])) in self.ends
+        ]
+        if len(found) == 1:
+            return found[0]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
+        at, _ = _places(logits, rows, [p._ruled_out() for p in processors])
+        logits[at] = -torch.inf
+
+    def accept(self, token_id: int) -> None:
+        self.generated.append(token_id)
+
+    def roll_back(self, count: int) -> None:
+        del self.generated[len(self.generated) - count :]
+
+    def fork(self) -> Self:
+        return _with(self, generated=list(self.generated))
+
+
 class Grammar(Protocol):
     """A compiled grammar."""
 
@@ -218,7 +315,10 @@ def make_processors(
     end_token_ids: Collection[int],
     grammar: Grammar | None = None,
 ) -> list[LogitsProcessor]:
-    """The processors that a request needs, in no particular order; most requests need none."""
+    """The processors that a request needs, in no particular order; most requests need none.
+
+    `params.bad_words` are token ids, not texts.
+    """
     processors: list[LogitsProcessor] = []
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias.items()))
@@ -226,6 +326,11 @@ def make_processors(
         processors.append(RepetitionPenalty(params.repetition_penalty, prompt_token_ids))
     if params.presence_penalty or params.frequency_penalty:
         processors.append(CountPenalty(params.presence_penalty, params.frequency_penalty))
+    if params.allowed_token_ids is not None:
+        processors.append(AllowedTokens(params.allowed_token_ids))
+    if params.bad_words:
+        assert not any(isinstance(word, str) for word in params.bad_words), "their tokens are wanted"
+        processors.append(BadWords(cast("Sequence[Sequence[int]]", params.bad_words)))
     min_tokens = MinTokens(params.min_tokens, end_token_ids) if params.min_tokens else None
     if grammar is not None:
         processors.append(grammar.start(min_tokens))

@@ -43,9 +43,15 @@ class RawLogprobs:
     top: list[tuple[int, float]]
 
 
+#: Instead of a token's id: the row is not a number.
+NOT_A_NUMBER = -1
+#: Instead of a token's id: what changes the request's logits rules out every token.
+NOTHING_LEFT = -2
+
+
 @dataclass(slots=True)
 class SampledToken:
-    """A chosen token; `token_id` is -1 when the row was not a number (a fault of that request alone)."""
+    """A chosen token; `token_id` is below 0 where none can be (a fault of that request alone)."""
 
     token_id: int
     logprobs: RawLogprobs | None = None
@@ -80,8 +86,8 @@ def sample_runs(
         drafts: a guess of the next tokens of each request; empty: one token is chosen.
 
     Returns:
-        For each request the accepted tokens of its draft, then one more, unless its row is broken (-1, where
-        it is the first). Nothing of the requests is changed.
+        For each request the accepted tokens of its draft, then one more, unless its row is broken (below 0,
+        where it is the first). Nothing of the requests is changed.
     """
     if not rows:
         return []
@@ -183,13 +189,17 @@ class _Step:
             drawing = [i for i in drawing if not broken[starts[i] + depth]]
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(starts):
-            run = [SampledToken(-1 if broken[start] else chosen[start])]
+            run = [SampledToken(self._fault(start) if broken[start] else chosen[start])]
             # What is broken behind tokens that are right is so in the next step, too, if it is no mere guess.
             while self.drafts[i] and self._goes_on(i, len(run)) and not broken[start + len(run)]:
                 run.append(SampledToken(chosen[start + len(run)]))
             runs.append(run)
         self._add_logprobs(runs)
         return runs
+
+    def _fault(self, row: int) -> int:
+        """Why no token of a broken row can be chosen."""
+        return NOTHING_LEFT if row in self.places and self.raw[row].max().isfinite() else NOT_A_NUMBER
 
     def _goes_on(self, i: int, depth: int) -> bool:
         """Whether the run of request i goes on behind its first `depth` tokens: the draft has them, too."""

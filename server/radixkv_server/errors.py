@@ -81,7 +81,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, OutOfBlocks):
         return ApiError(503, str(error), code="out_of_kv_blocks", headers={"Retry-After": "1"})
     if isinstance(error, RequestFailedError):
-        status = {"timeout": 504, "grammar_failed": 400}.get(error.code or "", 500)
+        status = {"timeout": 504, "grammar_failed": 400, "no_token_left": 400}.get(error.code or "", 500)
         return ApiError(status, str(error), code=error.code or "request_failed")
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)

@@ -126,6 +126,11 @@ async def test_samples_and_logprobs(engine):
         assert len(sample.logprobs[0].top) == 2
     assert len(output.prompt_logprobs) == len(prompt_of(engine))
     assert output.prompt_logprobs[0] is None
+    deltas = [delta async for delta in engine.stream(prompt_of(engine), params)]
+    told = [delta for delta in deltas if delta.prompt_logprobs is not None]
+    assert [delta.index for delta in told] == [0], "of the prompt, once"
+    assert told[0] is next(delta for delta in deltas if delta.index == 0)
+    assert told[0].prompt_logprobs == output.prompt_logprobs
 
 
 async def test_text_and_arrays_are_prompts(engine):

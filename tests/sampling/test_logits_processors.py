@@ -43,11 +43,27 @@ def held_open(logits: list[float], generated: list[int]) -> list[float]:
     return [float("-inf") if t in ENDS and len(generated) < 3 else x for t, x in enumerate(logits)]
 
 
+BAD_WORDS = [[5], [3, 7], [7, 7, 7], [1, 2, 3, 4, 5, 6], [3, 9], [7, 3], [VOCABULARY + 3], [5]]
+
+
+def without_bad_words(logits: list[float], generated: list[int]) -> list[float]:
+    def completes(token: int) -> bool:
+        return any([*generated, token][-len(word) :] == word for word in BAD_WORDS)
+
+    return [float("-inf") if completes(t) else x for t, x in enumerate(logits)]
+
+
+def allowed_only(logits: list[float], generated: list[int]) -> list[float]:
+    return [x if t in (0, 3, 7, 39) else float("-inf") for t, x in enumerate(logits)]
+
+
 KINDS: dict[str, tuple[SamplingParams, Reference]] = {
     "LogitBias": (SamplingParams(logit_bias={5: 2.5, 0: -100.0, 39: 1.0, VOCABULARY + 3: 9.0}), biased),
     "RepetitionPenalty": (SamplingParams(repetition_penalty=1.5), repetition),
     "CountPenalty": (SamplingParams(presence_penalty=0.25, frequency_penalty=0.5), counted),
     "MinTokens": (SamplingParams(min_tokens=3), held_open),
+    "AllowedTokens": (SamplingParams(allowed_token_ids=[3, 0, 7, 39, 3, VOCABULARY + 3]), allowed_only),
+    "BadWords": (SamplingParams(bad_words=BAD_WORDS), without_bad_words),
 }
 kinds = st.sampled_from(sorted(KINDS))
 PENALTIES = (
@@ -56,8 +72,10 @@ PENALTIES = (
     ("CountPenalty", "presence_penalty"),
     ("CountPenalty", "frequency_penalty"),
     ("MinTokens", "min_tokens"),
+    ("AllowedTokens", "allowed_token_ids"),
+    ("BadWords", "bad_words"),
 )
-tokens = st.integers(0, VOCABULARY - 1)
+tokens = st.integers(0, VOCABULARY - 1) | st.integers(1, 9)  # of which bad words are made
 #: Tokens to accept, and (negative) how many to roll back.
 histories = st.lists(tokens | st.integers(-4, -1), max_size=25)
 

@@ -13,7 +13,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -271,7 +271,7 @@ class ScriptedEngine:
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
-        self._input_processor.check(encoded, params)
+        self._input_processor.check(encoded, self._input_processor.encode_words(params))
         grammar = self._input_processor.compile(params)
         self._raise_if_closed()
         if request_id is None:
@@ -353,6 +353,7 @@ class ScriptedEngine:
                     cache_report=asked.report,
                     error="scripted failure" if reason == "error" else None,
                     times=times,
+                    prompt_logprobs=_prompt_logprobs(asked) if (index, given) == (0, 1) else None,
                 )
             if reason == "error":
                 raise RequestFailedError("scripted failure")
@@ -378,10 +379,12 @@ class ScriptedEngine:
         cached = written = 0
         first: float | None = None
         report: MissReport | None = None
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
         async for delta in self.stream(prompt, params, request_id=request_id, **options):
             first = first or time.monotonic()
             cached, written = delta.num_cached_tokens, delta.num_cache_write_tokens
             report = delta.cache_report or report
+            prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
             output = outputs[delta.index]
             output.text += delta.text
             output.token_ids += delta.token_ids
@@ -390,10 +393,6 @@ class ScriptedEngine:
             output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         encoded = self._input_processor.encode(prompt)
         ids = encoded.token_ids.tolist()
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if params.prompt_logprobs is not None:
-            later: Iterable[int] = ids[1:]
-            prompt_logprobs = [None, *(_logprobs(token, params.prompt_logprobs) for token in later)]
         return RequestOutput(
             request_id=request_id,
             prompt=encoded.text,
@@ -432,6 +431,11 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
     """The chosen token at -0.5; the likeliest are it and its neighbours in the vocabulary."""
     top = tuple(Logprob((token + i) % 256, -0.5 - i, i + 1) for i in range(num_top))
     return TokenLogprobs(Logprob(token, -0.5, 1), top)
+
+
+def _prompt_logprobs(asked: Asked) -> list[TokenLogprobs | None] | None:
+    wanted = asked.params.prompt_logprobs
+    return None if wanted is None else [None, *(_logprobs(token, wanted) for token in asked.prompt[1:])]
 
 
 def _stop_string(text: bytes, params: SamplingParams) -> str | None:
