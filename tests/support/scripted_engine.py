@@ -100,7 +100,8 @@ class ByteTokenizer:
         for message in messages:
             if message["content"] == "refused by the template":
                 raise InvalidRequestError("the template refuses this", param="messages")
-            text = f"{message['role']}\n{message['content']}"
+            thought = message.get("reasoning_content")
+            text = f"{message['role']}\n" + (f"think {thought}\n" if thought else "") + message["content"]
             for call in message.get("tool_calls", ()):
                 text += f"call {call['function']['name']}({call['function']['arguments']!r})"
             ids += [256, *self.encode(text), 257]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
 from radixkv_server.chat.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
@@ -47,24 +48,16 @@ class ToolUseBlock(StrictModel):
 
 
 def _known(*names: str) -> BeforeValidator:
-    """Refuse a block of another type in words; a union would only list its own tags."""
-
-    def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str):
-            raise ParamError("a content block must be an object with a type.", code="invalid_type")
-        if kind not in names:
-            raise ParamError(
-                f"content blocks of type {kind[:40]!r} are not supported here (only {', '.join(names)}): "
-                "this server takes text, and fetches nothing.",
-                code="unsupported_content",
-            )
-        return value
-
-    return BeforeValidator(check)
+    return known_kind(
+        *names,
+        what="a content block",
+        refusal=lambda kind: (
+            f"content blocks of type {kind!r} are not supported here (only {', '.join(names)}): "
+            "this server takes text, and fetches nothing."
+        ),
+    )
 
 
-# Tagged by hand: tags in brackets are left out of the field names in error messages.
 Text = Annotated[TextBlock, _known("text")]
 
 
@@ -93,7 +86,7 @@ Block = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")],
-    Discriminator(lambda value: f"[{value['type'] if isinstance(value, dict) else value.type}]"),
+    BY_TYPE,
     _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 

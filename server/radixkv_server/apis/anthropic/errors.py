@@ -38,7 +38,10 @@ class AnthropicDialect:
         message = error.message
         if error.param is not None and error.param not in message:
             message = f"{error.param}: {message}"
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+        told: Json = {"type": kind, "message": message}
+        if error.code is not None and error.code.startswith("thread_"):
+            told["details"] = {"error_code": error.code}  # by which the SDKs know that they must begin anew
+        return {"type": "error", "error": told, "request_id": request_id}
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         body = self.error_body(error, request_id)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -14,8 +15,11 @@ from radixkv_server.chat.breakpoints import kept_prefixes
 from radixkv_server.chat.chat import Chat, chat_job, chat_prompt
 from radixkv_server.chat.structured import grammar_of
 from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import GenerationRequest
+
+Body = TypeVar("Body", bound=CountTokensRequest)
 
 _FORMAT = "output_config.format"
 _RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}
@@ -29,6 +33,7 @@ async def parse_messages(
 ) -> tuple[GenerationRequest, MessageRenderer]:
     """POST /v1/messages."""
     model = context.resolve_model(body.model)
+    body, context_management = await _edited(context, body, tenant)
     chat, conversation = _chat_of(context, body, tenant)
     job, readers = await chat_job(context, chat, _sampling(body), renamed=_RENAMED)
     if conversation.places:
@@ -46,14 +51,40 @@ async def parse_messages(
         context.calls.remember(tenant, call_id, arguments)
 
     hidden = body.thinking is not None and body.thinking.display == "omitted"
-    return request, MessageRenderer(request, model, readers, remember, hides_thinking=hidden)
+    return request, MessageRenderer(
+        request, model, readers, remember, hides_thinking=hidden, more=context_management
+    )
 
 
-async def count_tokens(context: ServerContext, body: CountTokensRequest, tenant: str) -> int:
+async def count_tokens(context: ServerContext, body: CountTokensRequest, tenant: str) -> Json:
     """POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would make."""
     context.resolve_model(body.model)
+    edited, told = await _edited(context, body, tenant)
+    answer: Json = {"input_tokens": await _count(context, edited, tenant)}
+    if told:
+        original = answer["input_tokens"] if edited is body else await _count(context, body, tenant)
+        answer["context_management"] = {"original_input_tokens": original}
+    return answer
+
+
+async def _count(context: ServerContext, body: CountTokensRequest, tenant: str) -> int:
     chat, _ = _chat_of(context, body, tenant)
     return len((await chat_prompt(context, chat)).ids)
+
+
+async def _edited(context: ServerContext, body: Body, tenant: str) -> tuple[Body, Json]:
+    """The body after the edits that it asks for, and what its answer tells of them."""
+    if body.context_management is None:
+        return body, {}
+
+    def changed(messages: Sequence[InputMessage]) -> Body:
+        return body.model_copy(update={"messages": list(messages)})
+
+    async def count(messages: Sequence[InputMessage]) -> int:
+        return await _count(context, changed(messages), tenant)
+
+    messages, applied = await body.context_management.apply(body.messages, count)
+    return changed(messages) if applied else body, {"context_management": {"applied_edits": applied}}
 
 
 def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> tuple[Chat, Conversation]:
@@ -86,11 +117,13 @@ def _template_options(body: CountTokensRequest, goes_on: bool) -> dict[str, Any]
     if goes_on:
         options["continue_final_message"] = True
     if body.thinking is not None and body.thinking.type != "adaptive":
+        wanted = body.thinking.type == "enabled"
+        if body.thinking.type == "between_tools":
+            wanted = any(isinstance(block, ToolResultBlock) for block in body.messages[-1].blocks)
         # Qwen, SmolLM and GLM know the first name, DeepSeek and Granite the other.
-        options["enable_thinking"] = options["thinking"] = body.thinking.type == "enabled"
-    if body.output_config is not None and body.output_config.effort is not None:
-        effort = body.output_config.effort
-        options["reasoning_effort"] = _EFFORTS.get(effort, effort)
+        options["enable_thinking"] = options["thinking"] = wanted
+    if body.effort is not None:
+        options["reasoning_effort"] = _EFFORTS.get(body.effort, body.effort)
     return options
 
 
@@ -100,6 +133,6 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     options = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     if body.stop_sequences:
         options["stop"] = tuple(body.stop_sequences)
-    if body.output_config is not None and body.output_config.format is not None:
-        options["structured"] = grammar_of({"json": body.output_config.format["schema"]}, _FORMAT)
+    if body.answer_format is not None:
+        options["structured"] = grammar_of({"json": body.answer_format["schema"]}, _FORMAT)
     return {**options, "max_tokens": body.max_tokens}

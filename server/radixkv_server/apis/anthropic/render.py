@@ -82,6 +82,10 @@ class MessageRenderer:
     Args:
         remember: called with the id and the arguments of every tool call.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
+        more: further fields of the answer.
+
+    Attributes:
+        content: the blocks of the answer, once it is whole.
     """
 
     def __init__(
@@ -92,14 +96,21 @@ class MessageRenderer:
         remember: Remember,
         *,
         hides_thinking: bool = False,
+        more: Json | None = None,
     ) -> None:
+        self.content: list[Json] = []
         self._request = request
         self._model = model
         self._readers = readers
         self._remember = remember
         self._hides_thinking = hides_thinking
+        self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
+
+    @property
+    def message_id(self) -> str:
+        return self._request.id
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         (sample,) = outputs[0].outputs
@@ -107,7 +118,8 @@ class MessageRenderer:
         for call in answer.tool_calls:
             self._remember(call.id, call.arguments)
         stop = stop_json(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
-        return self._message(self._content(answer), stop, usage)
+        self.content = self._content(answer)
+        return self._message(self.content, stop, usage)
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
         frames = []
@@ -118,12 +130,13 @@ class MessageRenderer:
         frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
         if delta.finish_reason is not None:
             frames += self._blocks.close()
+            self.content = self._blocks.content
             self._stop = stop_json(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
         return b"".join(frames)
 
     def ending(self, usage: Usage) -> bytes:
         counts = self._usage(usage)
-        return event("message_delta", delta=self._stop, usage=counts) + event("message_stop")
+        return event("message_delta", delta=self._stop, usage=counts, **self._more) + event("message_stop")
 
     def _message(self, content: list[Json], stop: Json, usage: Usage) -> Json:
         return {
@@ -134,6 +147,7 @@ class MessageRenderer:
             "content": content,
             **stop,
             "usage": self._usage(usage),
+            **self._more,
         }
 
     def _usage(self, usage: Usage) -> Json:
@@ -168,21 +182,22 @@ class _BlockEvents:
 
     Attributes:
         has_calls: whether a tool has been called.
+        content: the blocks that were closed, as a whole answer has them.
     """
 
     def __init__(self, remember: Remember, hides_thinking: bool) -> None:
         self.has_calls = False
         self._remember = remember
         self._hides_thinking = hides_thinking
-        self._index = -1
-        self._open: str | None = None
-        self._call_id = ""
-        self._text: list[str] = []  # of an open block of thinking or arguments
+        self.content: list[Json] = []
+        self._open: Json | None = None
+        self._text: list[str] = []  # of the open block
 
     def take(self, said: AnswerEvent) -> list[bytes]:
         """Events for one part of the answer."""
         if isinstance(said, ContentDelta):
             opening = self._begin("text", {"text": ""})
+            self._text.append(said.text)
             return [*opening, self._delta("text_delta", text=said.text)]
         if isinstance(said, ReasoningDelta):
             opening = self._begin("thinking", {"thinking": "", "signature": ""})
@@ -193,7 +208,6 @@ class _BlockEvents:
         if isinstance(said, ToolCallBegin):
             closing = self.close()
             self.has_calls = True
-            self._call_id = said.id
             return [*closing, *self._begin("tool_use", {"id": said.id, "name": said.name, "input": {}})]
         if isinstance(said, ToolCallArguments):
             self._text.append(said.text)
@@ -203,26 +217,36 @@ class _BlockEvents:
 
     def close(self) -> list[bytes]:
         """End the open block, if there is one."""
-        kind, self._open = self._open, None
-        if kind is None:
+        block, self._open = self._open, None
+        if block is None:
             return []
         text, self._text = "".join(self._text), []
         last = []
-        if kind == "thinking":
+        if block["type"] == "thinking":
             signature = signature_of(text, hidden=self._hides_thinking)
             last.append(self._delta("signature_delta", signature=signature))
-        elif kind == "tool_use":
-            self._remember(self._call_id, text)
-        return [*last, event("content_block_stop", index=self._index)]
+            block = {**block, "thinking": "" if self._hides_thinking else text, "signature": signature}
+        elif block["type"] == "tool_use":
+            self._remember(block["id"], text)
+            block = {**block, "input": parsed_input(text)}
+        else:
+            block = {**block, "text": text}
+        last.append(event("content_block_stop", index=self._index))
+        self.content.append(block)
+        return last
+
+    @property
+    def _index(self) -> int:
+        """Of the open block."""
+        return len(self.content)
 
     def _begin(self, kind: str, fields: Json) -> list[bytes]:
         """Open a block of a kind, unless one is open."""
-        if self._open == kind:
+        if self._open is not None and self._open["type"] == kind:
             return []
         closing = self.close()
-        self._open = kind
-        self._index += 1
-        start = event("content_block_start", index=self._index, content_block={"type": kind, **fields})
+        self._open = {"type": kind, **fields}
+        start = event("content_block_start", index=self._index, content_block=self._open)
         return [*closing, start] if self._index else [*closing, start, AnthropicDialect.ping]
 
     def _delta(self, kind: str, **fields: str) -> bytes:

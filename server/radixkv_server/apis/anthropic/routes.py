@@ -8,6 +8,7 @@ from radixkv_server.apis.anthropic.errors import AnthropicDialect
 from radixkv_server.apis.anthropic.parse import count_tokens, parse_messages
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from radixkv_server.apis.anthropic.threads import Threads
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
 from radixkv_server.generation.exchange import json_response, respond
@@ -23,13 +24,22 @@ ANTHROPIC = AnthropicDialect()
 async def create_message(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of server-sent events."""
     tenant = record_of(request.scope).tenant
+    threads = Threads(context_of(request).responses, tenant)
+    asked: list[tuple[MessagesRequest, MessageRenderer]] = []
 
     async def parse(
         context: ServerContext, body: MessagesRequest
     ) -> tuple[GenerationRequest, MessageRenderer]:
-        return await parse_messages(context, body, tenant)
+        whole = await threads.whole(body)
+        wanted, renderer = await parse_messages(context, whole, tenant)
+        asked.append((whole, renderer))
+        return wanted, renderer
 
-    return await respond(request, ANTHROPIC, MessagesRequest, parse)
+    async def keep() -> None:
+        ((whole, renderer),) = asked
+        await threads.keep(renderer.message_id, whole, renderer.content)
+
+    return await respond(request, ANTHROPIC, MessagesRequest, parse, before_end=keep)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -37,8 +47,7 @@ async def count_message_tokens(request: Request) -> Response:
     """How many tokens /v1/messages would send to the model."""
     context = context_of(request)
     body = await context.bodies.read(request, CountTokensRequest, context.max_body_bytes())
-    tokens = await count_tokens(context, body, record_of(request.scope).tenant)
-    return json_response({"input_tokens": tokens})
+    return json_response(await count_tokens(context, body, record_of(request.scope).tenant))
 
 
 API = Api(

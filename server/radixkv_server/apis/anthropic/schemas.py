@@ -6,17 +6,22 @@ ignoring them would change what the answer means; all others are unknown.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from radixkv_server.apis.anthropic.blocks import InputMessage, NoOp, Texts
+from radixkv_server.apis.anthropic.context_edits import ContextEdits
+from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
 from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 
 MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
 PRIORITY_LIMIT = 2**31
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class Tool(StrictModel):
@@ -72,9 +77,12 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    type: Literal["enabled", "disabled", "adaptive"]
+    """How to think; `between_tools` is to think behind results of tools alone."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: NoOp = None
 
     @model_validator(mode="after")
     def _budget(self) -> Thinking:
@@ -87,35 +95,82 @@ class Thinking(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: dict[str, Any] | None = None
+    task_budget: NoOp = None
 
     @model_validator(mode="after")
     def _schemas_only(self) -> OutputConfig:
-        wanted = self.format
-        if wanted is not None and (wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}):
-            what = 'anything but {"type": "json_schema", "schema": {...}}'
-            raise unsupported("output_config.format", what)
+        _check_format(self.format, "output_config.format")
         return self
+
+
+def _check_format(wanted: Mapping[str, Any] | None, param: str) -> None:
+    if wanted is not None and (wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}):
+        raise unsupported(param, 'anything but {"type": "json_schema", "schema": {...}}')
+
+
+class CreateThread(StrictModel):
+    """Keep this conversation under the id of its answer."""
+
+    type: Literal["create"]
+
+
+class ContinueThread(StrictModel):
+    """The messages go on behind the answer of this id, which was kept."""
+
+    type: Literal["continue"]
+    previous_message_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens: all that decides how a conversation becomes a prompt."""
 
-    messages: Annotated[list[InputMessage], Field(min_length=1), FAIL_FAST]
+    messages: Annotated[list[InputMessage], FAIL_FAST]
     model: str | None = None
     system: Texts | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    context_management: ContextEdits | None = None
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
 
     @property
+    def continues(self) -> bool:
+        """Whether the conversation begins with one that the server keeps."""
+        return False
+
+    @property
+    def answer_format(self) -> Mapping[str, Any] | None:
+        """What the answer must look like; `output_format` is the former name of `output_config.format`."""
+        wanted = None if self.output_config is None else self.output_config.format
+        return self.output_format if wanted is None else wanted
+
+    @property
+    def effort(self) -> str | None:
+        return None if self.output_config is None else self.output_config.effort
+
+    @model_validator(mode="after")
+    def _one_format(self) -> CountTokensRequest:
+        _check_format(self.output_format, "output_format")
+        if self.output_format is not None and self.answer_format != self.output_format:
+            message = "output_format is the former name of output_config.format: give one of them."
+            raise ParamError(message, "output_format")
+        return self
+
+    @model_validator(mode="after")
+    def _some_message(self) -> CountTokensRequest:
+        if not self.messages and not self.continues:
+            raise ParamError("messages must have at least one message.", "messages")
+        return self
+
+    @property
     def keeps_the_last_block(self) -> bool:
         """Whether the last message's last block has a breakpoint of its own."""
-        blocks = self.messages[-1].blocks
+        blocks = self.messages[-1].blocks if self.messages else []
         return bool(blocks) and getattr(blocks[-1], "cache_control", None) is not None
 
     @model_validator(mode="after")
@@ -139,7 +194,7 @@ class CountTokensRequest(StrictModel):
         names = [tool.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise ParamError("tools: their names must differ.", "tools")
-        choice = self.tool_choice
+        choice = None if self.continues else self.tool_choice
         if choice is not None and choice.type in ("any", "tool") and not names:
             raise ParamError("tool_choice: there are no tools to choose from.", "tool_choice")
         if choice is not None and choice.name is not None and choice.name not in names:
@@ -161,9 +216,26 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: NoOp = None
     container: Any = None
     diagnostics: Any = None
+    thread: (
+        Annotated[
+            Annotated[CreateThread, Tag("[create]")] | Annotated[ContinueThread, Tag("[continue]")],
+            BY_TYPE,
+            known_kind(
+                "create",
+                "continue",
+                what="thread",
+                refusal=lambda kind: f"thread: there is no type {kind!r}, only 'create' and 'continue'.",
+            ),
+        ]
+        | None
+    ) = None
     # Beyond Anthropic.
     cache_salt: str | None = None
     priority: int | None = None
+
+    @property
+    def continues(self) -> bool:
+        return isinstance(self.thread, ContinueThread)
 
     @model_validator(mode="after")
     def _only_what_works(self) -> MessagesRequest:

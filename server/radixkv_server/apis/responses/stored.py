@@ -54,7 +54,7 @@ class StoredResponses:
         Raises:
             ApiError: 404; there is none, or no longer.
         """
-        data = await self._store.get(self._tenant, response_id)
+        data = await self._read(response_id)
         if data is None:
             raise _not_found("Response", response_id, param)
         return StoredResponse(**json.loads(data))
@@ -65,7 +65,7 @@ class StoredResponses:
         Raises:
             ApiError: 404; there is none, or no longer.
         """
-        data = await self._store.get(self._tenant, response_of(item_id))
+        data = await self._read(response_of(item_id))
         item = None if data is None else StoredResponse(**json.loads(data)).find(item_id)
         if item is None:
             raise _not_found("Item", item_id, "input")
@@ -77,8 +77,16 @@ class StoredResponses:
         Raises:
             ApiError: 404; there is none, or no longer.
         """
-        if not await self._store.delete(self._tenant, response_id):
+        if not _is_id(response_id) or not await self._store.delete(self._tenant, response_id):
             raise _not_found("Response", response_id, None)
+
+    async def _read(self, response_id: str) -> bytes | None:
+        return await self._store.get(self._tenant, response_id) if _is_id(response_id) else None
+
+
+def _is_id(response_id: str) -> bool:
+    """Whether it may be a response's: the store also keeps what is none."""
+    return response_id.startswith("resp_")
 
 
 def _not_found(what: str, name: str, param: str | None) -> ApiError:

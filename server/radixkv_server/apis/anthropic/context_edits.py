@@ -1,0 +1,299 @@
+"""Context management: edits that shorten a conversation before it becomes a prompt, as the client asks.
+
+clear_thinking_20251015     thinking of all but the last turns that have any is left out
+clear_tool_uses_20250919    old results of tools become a placeholder, and inputs `{}` where that is wanted
+
+The client goes on sending the whole conversation, so that each request is edited anew. Nothing here renders
+or counts: `ContextEdits` asks a function of its caller's how many tokens a conversation makes, and only where
+an edit depends on it or changes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from radixkv_server.apis.anthropic.blocks import (
+    InputMessage,
+    RedactedThinkingBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
+from radixkv_server.dialect import Json
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+
+#: What a result that was cleared says.
+PLACEHOLDER = "[cleared]"
+
+MAX_EDITS = 16
+# Anthropic's defaults.
+_TRIGGER_TOKENS = 100_000
+_KEPT_TOOL_USES = 3
+_KEPT_THINKING_TURNS = 1
+
+_THINKING = "clear_thinking_20251015"
+_TOOL_USES = "clear_tool_uses_20250919"
+
+#: How many tokens of prompt a conversation makes.
+Count = Callable[[Sequence[InputMessage]], Awaitable[int]]
+
+
+class _InputTokens(StrictModel):
+    type: Literal["input_tokens"]
+    value: Annotated[int, Field(ge=0)]
+
+
+class _ToolUses(StrictModel):
+    type: Literal["tool_uses"]
+    value: Annotated[int, Field(ge=0)]
+
+
+class _ThinkingTurns(StrictModel):
+    type: Literal["thinking_turns"]
+    value: Annotated[int, Field(ge=1)]
+
+
+class _All(StrictModel):
+    type: Literal["all"]
+
+
+def _text_or_type(value: Any) -> str:
+    if isinstance(value, str):
+        return "[text]"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"[{kind}]"
+
+
+class ClearThinking(StrictModel):
+    """Leave the thinking of older turns out.
+
+    A turn is all that the assistant says after one message of the user's, calls of tools and what follows
+    their results included.
+    """
+
+    type: Literal["clear_thinking_20251015"]
+    keep: (
+        Annotated[
+            Annotated[Literal["all"], Tag("[text]")]
+            | Annotated[_All, Tag("[all]")]
+            | Annotated[_ThinkingTurns, Tag("[thinking_turns]")],
+            Discriminator(_text_or_type),
+        ]
+        | None
+    ) = None
+
+    @property
+    def kept_turns(self) -> int | None:
+        """How many turns keep their thinking, None: all."""
+        if self.keep is None:
+            return _KEPT_THINKING_TURNS
+        return self.keep.value if isinstance(self.keep, _ThinkingTurns) else None
+
+    def edit(self, messages: Sequence[InputMessage]) -> tuple[list[InputMessage], int]:
+        """The messages, and of how many turns the thinking was left out. O(blocks)."""
+        turns: list[list[int]] = []
+        is_new = True
+        for index, message in enumerate(messages):
+            if message.role == "user":
+                is_new = is_new or not any(isinstance(block, ToolResultBlock) for block in message.blocks)
+            elif message.role == "assistant":
+                if is_new:
+                    turns.append([])
+                is_new = False
+                if any(_is_thinking(block) for block in message.blocks):
+                    turns[-1].append(index)
+        thinking = [turn for turn in turns if turn]
+        kept = self.kept_turns
+        cleared = [] if kept is None else thinking[: max(0, len(thinking) - kept)]
+        edited = list(messages)
+        for index in (index for turn in cleared for index in turn):
+            edited[index] = _with_blocks(
+                messages[index], [block for block in messages[index].blocks if not _is_thinking(block)]
+            )
+        return edited, len(cleared)
+
+    async def apply(
+        self, messages: Sequence[InputMessage], count: Count
+    ) -> tuple[Sequence[InputMessage], Json | None]:
+        """The messages after this edit, and what to tell of it, None: it changed nothing."""
+        edited, turns = self.edit(messages)
+        if not turns:
+            return messages, None
+        tokens = max(0, await count(messages) - await count(edited))
+        return edited, {"type": self.type, "cleared_thinking_turns": turns, "cleared_input_tokens": tokens}
+
+
+class ClearToolUses(StrictModel):
+    """Clear what older calls of tools gave.
+
+    Args:
+        trigger: what must be exceeded before anything is cleared.
+        keep: so many of the latest results stay.
+        clear_at_least: if fewer tokens would go, nothing does.
+        exclude_tools: results of these stay.
+        clear_tool_inputs: clear what tools were called with, too; or only these tools'.
+    """
+
+    type: Literal["clear_tool_uses_20250919"]
+    trigger: (
+        Annotated[
+            Annotated[_InputTokens, Tag("[input_tokens]")] | Annotated[_ToolUses, Tag("[tool_uses]")],
+            BY_TYPE,
+            known_kind(
+                "input_tokens",
+                "tool_uses",
+                what="trigger",
+                refusal=lambda kind: (
+                    f"trigger: there is no type {kind!r}, only 'input_tokens' and 'tool_uses'."
+                ),
+            ),
+        ]
+        | None
+    ) = None
+    keep: _ToolUses | None = None
+    clear_at_least: _InputTokens | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: (
+        Annotated[
+            Annotated[bool, Tag("[bool]")] | Annotated[list[str], Tag("[names]")],
+            Discriminator(lambda value: "[names]" if isinstance(value, list) else "[bool]"),
+        ]
+        | None
+    ) = None
+
+    def edit(self, messages: Sequence[InputMessage]) -> tuple[list[InputMessage], int]:
+        """The messages, and how many results were cleared; the trigger is not looked at. O(blocks)."""
+        names = {block.id: block.name for block in _calls(messages)}
+        results = [
+            block.tool_use_id
+            for message in messages
+            for block in message.blocks
+            if isinstance(block, ToolResultBlock)
+        ]
+        kept = _KEPT_TOOL_USES if self.keep is None else self.keep.value
+        excluded = set(self.exclude_tools or ())
+        cleared = {
+            call_id
+            for call_id in results[: max(0, len(results) - kept)]
+            if names.get(call_id) not in excluded
+        }
+
+        def clear(block: Any) -> Any:
+            if isinstance(block, ToolResultBlock) and block.tool_use_id in cleared:
+                return block.model_copy(update={"content": PLACEHOLDER})
+            if isinstance(block, ToolUseBlock) and block.id in cleared and self._clears_input(block.name):
+                return block.model_copy(update={"input": {}})
+            return block
+
+        edited = [
+            _with_blocks(message, [clear(block) for block in message.blocks])
+            if any(_call_id(block) in cleared for block in message.blocks)
+            else message
+            for message in messages
+        ]
+        return edited, len(cleared)
+
+    async def apply(
+        self, messages: Sequence[InputMessage], count: Count
+    ) -> tuple[Sequence[InputMessage], Json | None]:
+        """The messages after this edit, and what to tell of it, None: it changed nothing."""
+        if isinstance(self.trigger, _ToolUses) and len(_calls(messages)) <= self.trigger.value:
+            return messages, None
+        edited, uses = self.edit(messages)
+        if not uses:
+            return messages, None
+        before = await count(messages)
+        if before <= self._trigger_tokens:
+            return messages, None
+        tokens = max(0, before - await count(edited))
+        if self.clear_at_least is not None and tokens < self.clear_at_least.value:
+            return messages, None
+        return edited, {"type": self.type, "cleared_tool_uses": uses, "cleared_input_tokens": tokens}
+
+    @property
+    def _trigger_tokens(self) -> int:
+        """A prompt of at most so many tokens stays as it is."""
+        if self.trigger is None:
+            return _TRIGGER_TOKENS
+        return self.trigger.value if isinstance(self.trigger, _InputTokens) else 0
+
+    def _clears_input(self, name: str) -> bool:
+        wanted = self.clear_tool_inputs
+        return name in wanted if isinstance(wanted, list) else bool(wanted)
+
+
+_KNOWN_EDITS = known_kind(
+    _THINKING,
+    _TOOL_USES,
+    what="an edit of context_management",
+    refusal=lambda kind: (
+        f"context_management.edits: {kind!r} is not supported by this server, which knows {_THINKING} and "
+        f"{_TOOL_USES}."
+    ),
+)
+
+
+class ContextEdits(StrictModel):
+    """`context_management` of a body: edits, which are applied in order."""
+
+    edits: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[ClearThinking, Tag(f"[{_THINKING}]")]
+                    | Annotated[ClearToolUses, Tag(f"[{_TOOL_USES}]")],
+                    BY_TYPE,
+                    _KNOWN_EDITS,
+                ]
+            ],
+            Field(max_length=MAX_EDITS),
+            FAIL_FAST,
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _thinking_first(self) -> ContextEdits:
+        kinds = [edit.type for edit in self.edits or ()]
+        if _THINKING in kinds[1:]:
+            message = f"context_management.edits: {_THINKING} must be the first edit, and given once."
+            raise ParamError(message, "context_management")
+        return self
+
+    async def apply(
+        self, messages: Sequence[InputMessage], count: Count
+    ) -> tuple[Sequence[InputMessage], list[Json]]:
+        """The messages after all edits, and what to tell of those that changed something.
+
+        Args:
+            count: called at most twice an edit.
+        """
+        applied = []
+        for edit in self.edits or ():
+            messages, told = await edit.apply(messages, count)
+            if told is not None:
+                applied.append(told)
+        return messages, applied
+
+
+def _is_thinking(block: Any) -> bool:
+    return isinstance(block, ThinkingBlock | RedactedThinkingBlock)
+
+
+def _calls(messages: Sequence[InputMessage]) -> list[ToolUseBlock]:
+    return [block for message in messages for block in message.blocks if isinstance(block, ToolUseBlock)]
+
+
+def _call_id(block: Any) -> str | None:
+    """The call that a block makes or answers."""
+    if isinstance(block, ToolUseBlock):
+        return block.id
+    return block.tool_use_id if isinstance(block, ToolResultBlock) else None
+
+
+def _with_blocks(message: InputMessage, blocks: list[Any]) -> InputMessage:
+    return message.model_copy(update={"content": blocks})

@@ -1,0 +1,108 @@
+"""Threads: conversations that the server holds, so that a client sends only what is new.
+
+create      the body is a whole conversation; it is kept, with its answer, under the answer's id
+continue    the body holds what comes after an answer that was kept; the rest is taken from there
+
+What is kept is the conversation as it was sent, among the tenant's stored responses and within their bounds:
+never token ids or K/V. Each answer of a thread is kept by itself, so that one may be continued twice, and a
+request that is sent again finds what it found before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from radixkv_server.apis.anthropic.schemas import MessagesRequest
+from radixkv_server.dialect import Json, dump
+from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.http.body import as_data, validation_error
+from radixkv_server.response_store import ResponseStore
+
+_KEY = "thread:"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A conversation up to an answer.
+
+    Args:
+        system, tools: as they were sent when it was created; the same for all of it.
+        messages: all so far, the answer included, without breakpoints: each was for its own turn.
+    """
+
+    system: str | Sequence[Json] | None
+    tools: Sequence[Json] | None
+    messages: Sequence[Json]
+
+
+class Threads:
+    """The threads of one tenant."""
+
+    def __init__(self, store: ResponseStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    async def whole(self, body: MessagesRequest) -> MessagesRequest:
+        """The body of the whole conversation, as if its client had sent that. O(its text).
+
+        Raises:
+            ApiError: 404; the answer to be continued was not kept, or no longer is. 400; the body sends again
+                what belongs to the thread, or does not fit behind it.
+        """
+        wanted = body.thread
+        if wanted is None or wanted.type == "create":
+            return body
+        for name in ("system", "tools"):
+            if getattr(body, name):
+                message = f"{name}: a thread keeps what it was created with; leave it out, or create another."
+                raise bad_request(message, param=name)
+        thread = await self._get(wanted.previous_message_id)
+        fields = {name: value for name, value in as_data(body).items() if value is not None}
+        fields |= {
+            "system": thread.system,
+            "tools": thread.tools,
+            "messages": [*thread.messages, *fields["messages"]],
+            "thread": {"type": "create"},
+        }
+        try:
+            return MessagesRequest.model_validate(fields)
+        except ValidationError as error:
+            raise validation_error(error, MessagesRequest) from None
+
+    async def keep(self, message_id: str, body: MessagesRequest, content: Sequence[Json]) -> None:
+        """Keep an answer, and the whole conversation that led to it, if they are of a thread."""
+        if body.thread is None:
+            return
+        messages = [_without_breakpoints(as_data(message)) for message in body.messages]
+        answer = {"role": "assistant", "content": list(content)}
+        kept = {
+            "system": as_data(body.system),
+            "tools": as_data(body.tools),
+            "messages": [*messages, answer],
+        }
+        await self._store.put(self._tenant, _KEY + message_id, dump(kept))
+
+    async def _get(self, message_id: str) -> Thread:
+        data = await self._store.get(self._tenant, _KEY + message_id)
+        if data is None:
+            raise ApiError(
+                404,
+                f"thread: there is no thread with the message {message_id[:200]!r}: it was not created by "
+                "thread, or others have been used since and took its place. Send the whole conversation with "
+                'thread {"type": "create"}.',
+                param="thread",
+                code="thread_not_found",
+            )
+        return Thread(**json.loads(data))
+
+
+def _without_breakpoints(value: Json) -> Json:
+    """A message or block, without its own `cache_control` and that of the blocks in it, and without nulls."""
+    kept = {name: item for name, item in value.items() if name != "cache_control" and item is not None}
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [_without_breakpoints(block) for block in kept["content"]]
+    return kept
