@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.cache.insight.advisor import BreakPoint
-from radixkv.cache.insight.events import CacheEvent
+from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
 from radixkv.cache.insight.use_times import time_of
@@ -26,8 +26,9 @@ from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 T = TypeVar("T")
 
-# Events that may wait for a reader. A reader that is further behind would do better to read the cache anew.
-MOST_EVENTS = 100_000
+# Blocks of changes that may wait for a reader. One that is further behind would do better to read the cache
+# anew.
+MOST_BLOCKS = 100_000
 
 
 # Nodes that are made plain on the spot; more of them in a thread.
@@ -180,14 +181,14 @@ class CacheCalls:
     async def tree(self, max_lines: int = 50) -> str:
         return await self._run(lambda cache: cache.tree.show(max_lines))
 
-    async def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
+    async def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
         follower = _Follower(asyncio.get_running_loop())
         self._followers.add(follower)  # from before it is subscribed on: the engine may end at any moment
         try:
             await self._run(lambda cache: follower.subscribe(cache, replay))
             while True:
-                for event in await follower.take():
-                    yield event
+                for changes in await follower.take():
+                    yield changes
         finally:
             self._followers.discard(follower)
             with contextlib.suppress(EngineStoppedError):
@@ -264,7 +265,8 @@ class _Follower:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.error: EngineStoppedError | None = None
         self._loop = loop
-        self._waiting: deque[CacheEvent] = deque()
+        self._waiting: deque[BlockChanges] = deque()
+        self._told = self._taken = 0  # blocks; each is counted by one thread
         self._missed = 0
         self._is_woken = False
         self._wake = asyncio.Event()
@@ -279,12 +281,13 @@ class _Follower:
         if self._unsubscribe is not None:
             self._unsubscribe()
 
-    def tell(self, event: CacheEvent) -> None:
+    def tell(self, changes: BlockChanges) -> None:
         """On the engine's thread. Raises RuntimeError once the loop is closed; the cache then drops it."""
-        if len(self._waiting) >= MOST_EVENTS:
-            self._missed += 1
+        if self._told - self._taken >= MOST_BLOCKS:
+            self._missed += changes.num_blocks
         else:
-            self._waiting.append(event)
+            self._told += changes.num_blocks
+            self._waiting.append(changes)
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -295,8 +298,8 @@ class _Follower:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    async def take(self) -> list[CacheEvent]:
-        """The events that wait, at least one.
+    async def take(self) -> list[BlockChanges]:
+        """The changes that wait, at least one.
 
         Raises:
             EngineOverloadedError: some were dropped.
@@ -305,12 +308,14 @@ class _Follower:
         while not self._waiting:
             if self._missed:
                 raise EngineOverloadedError(
-                    f"{self._missed} cache events were dropped because more than {MOST_EVENTS} waited to be "
-                    "read; subscribe again, with replay"
+                    f"events of {self._missed} blocks were dropped because more than {MOST_BLOCKS} waited to "
+                    "be read; subscribe again, with replay"
                 )
             if self.error is not None:
                 raise self.error
             await self._wake.wait()
             self._wake.clear()
             self._is_woken = False  # before reading: what comes after this wakes again
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._taken += sum(changes.num_blocks for changes in taken)
+        return taken

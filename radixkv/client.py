@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.advisor import BreakPoint
-    from radixkv.cache.insight.events import CacheEvent
+    from radixkv.cache.insight.events import BlockChanges
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.keys import TokenIds
     from radixkv.cache.retention.quota import Quota
@@ -277,8 +277,8 @@ class CacheClient(Protocol):
         """The tree as ASCII, at most `max_lines` lines."""
         ...
 
-    def events(self, *, replay: bool = True) -> AsyncGenerator[CacheEvent]:
-        """What is stored and removed from now on, in order, first (`replay`) what is there already.
+    def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
+        """Which whole blocks are stored and removed from now on, in order, first (`replay`) what is there.
 
         Closing the iterator ends the subscription.
 

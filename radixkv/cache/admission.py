@@ -10,8 +10,6 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from radixkv.cache.eviction.policy import hook
 from radixkv.cache.insight.explain import DueReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
@@ -24,20 +22,16 @@ from radixkv.cache.tree_nodes import Walk
 class Admission:
     """Makes the leases of one cache.
 
-    Args:
-        clock: seconds.
-
     Attributes:
         admitted: leases made.
         queried_tokens: tokens of their prompts.
         hit_tokens: those of them found cached.
     """
 
-    __slots__ = ("_clock", "_on_acquire", "_state", "admitted", "hit_tokens", "queried_tokens")
+    __slots__ = ("_on_acquire", "_state", "admitted", "hit_tokens", "queried_tokens")
 
-    def __init__(self, state: CacheState, clock: Callable[[], float]) -> None:
+    def __init__(self, state: CacheState) -> None:
         self._state = state
-        self._clock = clock
         self._on_acquire = hook(state.tree.policy, "on_acquire")
         self.admitted = self.queried_tokens = self.hit_tokens = 0
 
@@ -75,6 +69,14 @@ class Admission:
                 source, slots, cached = None, 0, depth
             whole = source  # held to its end, because it is copied from or taken over
             room.check(needed, space, total, lambda: room.beside(group, walk, whole))
+        due: DueReport | None = None
+        if state.explains:  # before anything is evicted or split
+            if skip is not None:
+                due = DueReport(walk, num_tokens, None, 0.0, skip)
+            else:
+                due = state.explainer.due(data, space, walk)
+                if found and found < num_tokens - 1 and walk.onward:
+                    state.advisor.observe(data, walk, space)
         if takes_over:
             assert source is not None
             node = source
@@ -94,16 +96,10 @@ class Admission:
             public,
             state.enabled,
         )
-        if state.explains:  # before anything is evicted for it
-            if skip is not None:
-                lease.report_due(DueReport(-1, walk, num_tokens, 0.0, 0, 0, skip))
-            else:
-                state.reports.note(lease, space, data, walk, self._clock())
+        lease.due = due
         self._grant(lease, needed, source if slots else None, slots)
         if state.ghosts.leaving:
             state.ghosts.free_some()
-        if found < num_tokens and tree.policy.uses_ghosts:
-            self._tell_ghost_hit(lease, data, walk)
         return lease
 
     def _grant(self, lease: Lease, needed: int, source: Node | None, slots: int) -> None:
@@ -127,12 +123,3 @@ class Admission:
         self.hit_tokens += cached
         if self._on_acquire is not None:
             self._on_acquire(num_tokens, cached)
-
-    def _tell_ghost_hit(self, lease: Lease, data: bytes, walk: Walk) -> None:
-        """Tell the policy if the first block that was missed had been removed."""
-        ghosts = self._state.ghosts
-        ghosts.catch_up()
-        seed, mark = self._state.public.seed_and_mark(data, lease.space, walk.depth)
-        record = ghosts.find(data, lease.num_tokens, seed, walk.depth, walk.depth + walk.partial, mark)
-        if record is not None:
-            self._state.tree.policy.on_ghost_hit(walk.depth, record)

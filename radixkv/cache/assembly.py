@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import xxhash
-
+from radixkv.cache.block_identity import BlockIdentities
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import EvictionPolicy
 from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
-from radixkv.cache.insight.prefix_hash import space_seed
 from radixkv.cache.insight.removals import Removals
-from radixkv.cache.insight.report_queue import ReportQueue
 from radixkv.cache.insight.use_times import UseTimes
-from radixkv.cache.keys import NamespaceKey
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
 from radixkv.cache.leases import Leases
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
@@ -41,21 +38,20 @@ def assemble(
     num_blocks, clock = options.num_blocks, options.clock
     groups = QuotaGroups(num_blocks, policy)
     groups.set(quotas)
-    hash_function = options.hash_function or xxhash.xxh3_64_intdigest
-    tree = RadixTree(options.block_size, hash_function, policy, UseTimes(clock))
-    everybody = Space((), groups.common, space_seed(()), is_public=True)
+    identities = BlockIdentities(options.block_size * TOKEN_BYTES, options.hash_function)
+    tree = RadixTree(options.block_size, identities, policy, UseTimes(clock))
+    everybody = Space((), groups.common, identities.seed((), is_public=True), is_public=True)
     public = PublicPrefixes(everybody, tree.block_bytes)
     ghost_blocks = 4 * num_blocks if options.ghost_blocks is None else options.ghost_blocks
-    ghosts = GhostIndex(tree.block_bytes, ghost_blocks)
+    ghosts = GhostIndex(ghost_blocks)
     policy.attach(num_blocks, options.block_size, ghosts)
-    removals = Removals(policy, ghosts, tree.use_times, clock)
+    removals = Removals(tree, ghosts, clock)
     capacity = Capacity(BlockPool(num_blocks), tree, groups, everybody, removals.evicted)
-    advisor = Advisor(options.block_size)
     pins = PinBoard(tree, int(num_blocks * options.pin_budget), clock)
     leases = Leases()
     return CacheState(
         tree=tree,
-        namespaces=Namespaces(groups),
+        namespaces=Namespaces(groups, identities),
         public=public,
         lookup=Lookup(tree, public, options.enabled),
         capacity=capacity,
@@ -64,10 +60,9 @@ def assemble(
         room=Room(capacity, pins, leases, everybody),
         ghosts=ghosts,
         removals=removals,
-        reports=ReportQueue(ghosts, advisor, public),
-        advisor=advisor,
+        advisor=Advisor(options.block_size),
         explainer=Explainer(
-            ghosts, public, clock, enabled=options.enabled, partial_reuse=options.partial_reuse
+            tree, ghosts, public, clock, enabled=options.enabled, partial_reuse=options.partial_reuse
         ),
         clock=clock,
         enabled=options.enabled,

@@ -242,11 +242,13 @@ class Holding(BlockTable):
             tree, node = self._tree, self.node
             used = before % tree.block_size
             fits = used and num_tokens - before <= tree.block_size - used
-            if fits and node.holders == 1 and len(node.blocks) > 1 and tree.listener is None:
+            if fits and node.holders == 1 and len(node.blocks) > 1:
                 tree.grow_run(node, self.tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
                 self.tree_tokens = num_tokens
+                tree.end_changes()
                 return 0
         shared_until = max(tree_tokens, self._sync())
+        self._tree.end_changes()
         return max(0, min(num_tokens, shared_until) - before)
 
     def _take_back(self, num_tokens: int) -> Node | None:

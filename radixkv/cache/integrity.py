@@ -33,6 +33,8 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
         assert root.space is space, f"the root of {space!r} is misplaced"
         assert root.parent is None, f"the root of {space!r} has a parent"
         assert not root.key, f"the root of {space!r} holds tokens"
+        assert space.seed == tree.identities.seed(space.key, space.is_public), f"{space!r} has another seed"
+        assert root.ids == space.seed, f"the root of {space!r} does not begin with its seed"
         assert not len(root.blocks), f"the root of {space!r} holds blocks"
         assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left behind"
     for node in nodes:
@@ -48,6 +50,9 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
         assert node.space is parent.space or parent.space.is_public, (
             f"{node!r} of {node.space!r} hangs below a private node of {parent.space!r}"
         )
+        before = tree.identity_behind(parent, node.space)
+        ids = tree.identities.chain(before, node.key[: len(node.key) // size * size])
+        assert node.ids == ids, f"{node!r} has other identities than its tokens"
     for node in [*tree.roots.values(), *nodes]:
         _check_siblings(tree, node)
 
@@ -161,7 +166,7 @@ def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
     total = sum(group.used for group in state.capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-    if not state.ghosts.hasher.has_public:
+    if not state.public.version:
         for group in state.capacity.groups:
             assert group.most is None or group.used <= group.most, "a quota's ceiling is exceeded"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from radixkv.cache.detach import detach
 from radixkv.cache.holding import Holding
-from radixkv.cache.insight.explain import DueReport, MissReport
+from radixkv.cache.insight.explain import DueReport, Explainer, MissReport
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
 from radixkv.cache.node import Node, Space
 from radixkv.cache.state import CacheState
@@ -28,14 +28,15 @@ class Lease(Holding):
         num_cached_tokens: leading tokens whose K/V were found by `acquire`; at most the prompt's length - 1.
         num_committed: leading tokens whose K/V exist or are computed in this step.
         copies: (source block, target block, slots) to copy, in order, before computing.
+        due: what the report is made of when it is read; None: reports are off.
     """
 
     __slots__ = (
         "__weakref__",
-        "_due",
         "_is_released",
         "_report",
         "_state",
+        "due",
         "id",
         "namespace",
         "num_cached_tokens",
@@ -72,7 +73,7 @@ class Lease(Holding):
         self.namespace = namespace
         self.num_cached_tokens = num_cached_tokens
         self._is_released = False
-        self._due: DueReport | None = None
+        self.due: DueReport | None = None
         self._report: MissReport | None = None
 
     def __repr__(self) -> str:
@@ -88,27 +89,12 @@ class Lease(Holding):
     def report(self) -> MissReport:
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
         if self._report is None:
-            if self._due is None:
-                self._state.reports.flush()
-            due = self._due
-            if due is None:
+            if self.due is None:
                 self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
-            elif due.moment >= 0:
-                self._state.ghosts.catch_up(due.moment)
-            if self._report is None:
-                self.complete_report()
-        assert self._report is not None
+            else:
+                self._report = Explainer.complete(self.due, self.tokens, self.num_cached_tokens)
+                self.due = None
         return self._report
-
-    def report_due(self, due: DueReport) -> None:
-        """What the report needs is known now."""
-        self._due = due
-
-    def complete_report(self) -> None:
-        """The ghost index stands where it stood at the acquire: compose the report now."""
-        if self._report is None and self._due is not None:
-            self._report = self._state.explainer.complete(self._due, self.tokens, self.num_cached_tokens)
-            self._due = None
 
     @property
     def shares_tail(self) -> bool:
@@ -174,6 +160,7 @@ class Lease(Holding):
         self._end_copies()
         if self.tree_tokens < self.num_committed and not self._is_released:
             self._sync()
+            self._tree.end_changes()
 
     # ------------------------------------------------------------------ committing
 
@@ -227,7 +214,7 @@ class Lease(Holding):
             self.shares,
         )
         self._share_with(child)
-        child._report = self.report if state.explains else None
+        child.due, child._report = self.due, self._report
         return child
 
     def withdraw(self, num_tokens: int) -> None:
@@ -245,6 +232,7 @@ class Lease(Holding):
         if top is not None:
             detach(self._state, top, self)
             self._sync()
+            self._tree.end_changes()
 
     def release(self, discard: bool = False, keep: int | None = None) -> None:
         """End the lease: committed tokens stay cached and may be evicted, all else is freed. O(blocks freed).
@@ -265,6 +253,7 @@ class Lease(Holding):
         self._is_released = True
         self._state.leases.remove(self.id)
         self._end(0 if discard else keep)
+        self._tree.end_changes()
 
     def _error(self, action: str) -> LeaseError:
         return LeaseError(f"can't {action} {self!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from radixkv.cache.insight.prefix_hash import space_seed
+from radixkv.cache.block_identity import BlockIdentities
 from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
 from radixkv.cache.node import Space
 from radixkv.cache.retention.quota import QuotaGroups
@@ -26,11 +26,13 @@ class Namespaces:
 
     Args:
         groups: what their blocks count in.
+        identities: give each its seed.
     """
 
-    __slots__ = ("__weakref__", "_groups", "_references")
+    __slots__ = ("__weakref__", "_groups", "_identities", "_references")
 
-    def __init__(self, groups: QuotaGroups) -> None:
+    def __init__(self, groups: QuotaGroups, identities: BlockIdentities) -> None:
+        self._identities = identities
         self._groups = groups
         self._references: dict[Namespace, _Reference] = {}  # by plain name where the key has only one part
 
@@ -61,7 +63,7 @@ class Namespaces:
         space = self.known(namespace)
         if space is None:
             key = frame_namespace(namespace)
-            space = Space(key, self._groups.of(key), space_seed(key))
+            space = Space(key, self._groups.of(key), self._identities.seed(key))
             reference = _Reference(space, self._forget)
             reference.name = _name(key)
             self._references[reference.name] = reference

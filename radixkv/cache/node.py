@@ -12,28 +12,31 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
+from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 if TYPE_CHECKING:
     from radixkv.cache.retention.quota import QuotaGroup
-
-HashFunction = Callable[[bytes], int]
 
 _MOST_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
 
 
 class Space:
-    """One namespace: its framed key, the quota group it counts in, and whether everybody may read it."""
+    """One namespace: its framed key, the quota group it counts in, and whether everybody may read it.
+
+    Attributes:
+        seed: what the identity of its first block follows.
+    """
 
     __slots__ = ("__weakref__", "group", "is_public", "key", "seed")
 
-    def __init__(self, key: NamespaceKey, group: QuotaGroup, seed: int = 0, is_public: bool = False) -> None:
+    def __init__(self, key: NamespaceKey, group: QuotaGroup, seed: bytes, is_public: bool = False) -> None:
         self.key = key
         self.group = group
         self.seed = seed
@@ -48,7 +51,7 @@ class Node:
 
     Owned by the tree it is in: only `RadixTree` writes its fields. Others keep notes of theirs on it, which
     the tree clears or hands on as it changes: `entry` is the eviction index's, `lapsed` the pins',
-    `prefix_state` the prefix hash's, `removal` the ghost index's, `data` the policy's.
+    `data` the policy's.
 
     Attributes:
         parent: the node above; None for a root and for a node that has left the tree.
@@ -56,6 +59,7 @@ class Node:
         start: number of tokens before the run (a multiple of the block size).
         key: the run's token ids, four bytes each.
         blocks: physical block ids (int32), one per block of the run.
+        ids: the identities of the run's whole blocks, see `block_identity`; of a root its namespace's seed.
         children: nodes below, or None for a leaf.
         namespace_children: only below public nodes: namespace -> its private children there.
         refs: leases, pins and pending copies that end here, plus the children that are themselves protected.
@@ -70,8 +74,6 @@ class Node:
             that ends here, or in what was below and has gone: with all below, they add up to the same.
         lapsed: a pin on it has run out.
         entry: its entry in the eviction index; None when it is not a candidate.
-        prefix_state: cached state of the prefix hash at the node's end, while it has children; see `ghost`.
-        removal: the latest removal of blocks from the end of this leaf; see `ghost`.
         data: free for the eviction policy.
     """
 
@@ -82,6 +84,7 @@ class Node:
         "entry",
         "hits",
         "holders",
+        "ids",
         "key",
         "lapsed",
         "last_access",
@@ -89,30 +92,33 @@ class Node:
         "parent",
         "pins",
         "pins_here",
-        "prefix_state",
         "refs",
-        "removal",
         "space",
         "start",
         "version",
     )
 
     def __init__(
-        self, parent: Node | None, space: Space, start: int, key: bytearray, blocks: array[int]
-    ) -> None:  # the node keeps `key` and `blocks`: they must not be used elsewhere
+        self,
+        parent: Node | None,
+        space: Space,
+        start: int,
+        key: bytearray,
+        blocks: array[int],
+        ids: bytearray,
+    ) -> None:  # the node keeps `key`, `blocks` and `ids`: they must not be used elsewhere
         self.parent = parent
         self.space = space
         self.start = start
         self.key = key
         self.blocks = blocks
+        self.ids = ids
         self.children: Children | None = None
         self.namespace_children: dict[Space, Children] | None = None
         self.refs = self.holders = self.pins = self.pins_here = 0
         self.version = self.last_access = self.hits = 0
         self.lapsed = False
         self.entry: Any = None
-        self.prefix_state: tuple[int, bytes] | None = None
-        self.removal: Any = None
         self.data: Any = None
 
     def __repr__(self) -> str:
@@ -127,6 +133,14 @@ class Node:
     def num_blocks(self) -> int:
         """Blocks in the run."""
         return len(self.blocks)
+
+    def identity(self, num_blocks: int) -> bytes:
+        """Of the prefix up to the end of the run's first `num_blocks` blocks, whole ones, at least one. O(1).
+
+        Of a root (no blocks) its seed.
+        """
+        end = max(1, num_blocks) * IDENTITY_BYTES
+        return bytes(self.ids[end - IDENTITY_BYTES : end])
 
     @property
     def is_leaf(self) -> bool:
@@ -155,24 +169,23 @@ class Node:
 
 
 class Children:
-    """The children of one node (in one namespace): by hash of their first block, and in token order.
+    """The children of one node (in one namespace): by their first block's tokens, and in token order.
 
-    The hash finds a child whose whole first block is known; the order finds the one that shares the longest
-    part of a block, which is always a direct neighbour of the sought block's place. Both in O(log n).
+    The order finds the one that shares the longest part of a block, which is always a direct neighbour of the
+    sought block's place, in O(log n).
 
     Attributes:
-        by_hash: hash of the first block -> the child, or a list of the children whose blocks share the hash.
+        whole: first block -> the child, for those whose first block is whole.
         partial: first block -> child, for those whose only block is partial, or all of those that hold the
             same tokens, the oldest first (requests that computed them at the same time); None: there are
             none.
     """
 
-    __slots__ = ("_hash", "_members", "_order", "_size", "by_hash", "partial")
+    __slots__ = ("_members", "_order", "_size", "partial", "whole")
 
-    def __init__(self, block_bytes: int, hash_function: HashFunction) -> None:
+    def __init__(self, block_bytes: int) -> None:
         self._size = block_bytes
-        self._hash = hash_function
-        self.by_hash: dict[int, Node | list[Node]] = {}
+        self.whole: dict[bytes, Node] = {}
         self.partial: dict[bytes, Node | dict[Node, None]] | None = None
         self._order: Any = []  # the children's first blocks, sorted, equal ones once
         self._members: list[Node] | None = []  # the children to be found in the same order, while few
@@ -181,11 +194,7 @@ class Children:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Node]:
-        for entry in self.by_hash.values():
-            if type(entry) is list:
-                yield from entry
-            else:
-                yield entry  # type: ignore[misc]
+        yield from self.whole.values()
         if self.partial:
             for known in self.partial.values():
                 if type(known) is dict:
@@ -198,15 +207,7 @@ class Children:
         if len(block) < self._size:
             known = self.partial.get(block) if self.partial else None
             return next(iter(known)) if type(known) is dict else known  # type: ignore[return-value]
-        entry = self.by_hash.get(self._hash(block))
-        if entry is None:
-            return None
-        if type(entry) is list:
-            for child in entry:
-                if child.key.startswith(block):
-                    return child
-            return None
-        return entry if entry.key.startswith(block) else None  # type: ignore[union-attr,return-value]
+        return self.whole.get(block)
 
     def _place(self, block: bytes) -> int:
         """Where `block` is or would be in the order."""
@@ -304,14 +305,7 @@ class Children:
                 known[node] = None
                 return
         else:
-            key = self._hash(first)
-            entry = self.by_hash.get(key)
-            if entry is None:
-                self.by_hash[key] = node
-            elif type(entry) is list:
-                entry.append(node)
-            else:
-                self.by_hash[key] = [entry, node]  # type: ignore[list-item]
+            self.whole[first] = node
         order, members = self._order, self._members
         if members is None:
             order.add(first)
@@ -339,14 +333,7 @@ class Children:
                 return
             del self.partial[first]
         else:
-            key = self._hash(first)
-            entry = self.by_hash[key]
-            if type(entry) is list:
-                entry.remove(node)
-                if not entry:
-                    del self.by_hash[key]
-            else:
-                del self.by_hash[key]
+            del self.whole[first]
         order, members = self._order, self._members
         if members is None:
             order.remove(first)
@@ -355,15 +342,10 @@ class Children:
         del order[i]
         del members[i]
 
-    def replace(self, old: Node, new: Node) -> None:
-        """Put `new` in the place of `old`, which begins with the same whole block. O(log n)."""
+    def replace(self, new: Node) -> None:
+        """Put `new` in the place of the child that begins with the same whole block. O(log n)."""
         first = bytes(new.key[: self._size])
-        key = self._hash(first)
-        entry = self.by_hash[key]
-        if type(entry) is list:
-            entry[entry.index(old)] = new
-        else:
-            self.by_hash[key] = new
+        self.whole[first] = new
         if self._members is not None:
             self._members[bisect_left(self._order, first)] = new
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from radixkv.cache.node import HashFunction
+from radixkv.cache.block_identity import HashFunction
 from radixkv.errors import ConfigError
 
 

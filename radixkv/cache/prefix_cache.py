@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 from radixkv.cache.admission import Admission
 from radixkv.cache.assembly import assemble
+from radixkv.cache.block_identity import HashFunction
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.detach import retire
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
@@ -44,7 +45,6 @@ from radixkv.cache.keys import (
 )
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
-from radixkv.cache.node import HashFunction
 from radixkv.cache.options import CacheOptions
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage, framed_quotas
@@ -63,8 +63,8 @@ class PrefixCache:
         enabled: False: nothing is ever matched or kept.
         clock: seconds, for TTLs and ages.
         ghost_blocks: evicted blocks to remember (hashes only); None: 4 * num_blocks; 0: none.
-        hash_function: bytes -> int for the lookup of children; every hit is confirmed by its tokens, so any
-            function is right. None: xxh3_64.
+        hash_function: bytes -> int for the identities of blocks; every hit is confirmed by its tokens, so any
+            function is right, and a bad one only makes reports and followers of events guess. None: xxh3_128.
         pin_budget: share of the pool that pins may protect.
         quotas: namespace -> Quota, or (floor, ceiling) in blocks. A quota of a plain name also counts the
             namespaces that begin with it and have none of their own: a tenant's salts share one quota.
@@ -116,10 +116,10 @@ class PrefixCache:
         self._pins = state.pins
         self._pinned = state.pins.by_key
         self._on_family = hook(self.policy, "on_family")
-        self._admission = Admission(state, clock)
+        self._admission = Admission(state)
         self._pinning = Pinning(state.pins, state.lookup, state.namespaces)
         self._declarations = Declarations(state)
-        self._subscriptions = Subscriptions(state.tree, state.ghosts.hasher)
+        self._subscriptions = Subscriptions(state.tree)
         self._tree_view = TreeView(state)
 
     def __repr__(self) -> str:
@@ -280,6 +280,7 @@ class PrefixCache:
         walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace)).walk
         if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self._capacity, walk.source if walk.source is not None else walk.node, keep)
+            self._state.tree.end_changes()
 
     @property
     def declared(self) -> Declared:
@@ -387,7 +388,7 @@ class PrefixCache:
         return self._state.removals.resets
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
-        """Call `listener` with every block stored or removed from now on; see `radixkv.cache.insight.events`.
+        """Call `listener` with what each call stores or removes; see `radixkv.cache.insight.events`.
 
         Args:
             replay: first tell it what is cached already; what it raises then goes to the caller.
@@ -421,7 +422,6 @@ class PrefixCache:
         Args:
             namespace: whose prompts; None: everybody's.
         """
-        self._state.reports.flush()
         key = None if namespace is None else frame_namespace(namespace)
         return self._state.advisor.advice(limit, key)
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
 from radixkv.cache.eviction.policy import EvictionPolicy, hook
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Children, HashFunction, Node, Space
+from radixkv.cache.node import Children, Node, Space
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.events import EventStream
+    from radixkv.cache.insight.events import ChangeLog
     from radixkv.cache.insight.use_times import UseTimes
 
 
@@ -36,21 +37,21 @@ class RadixTree(TreeNodes):
 
     Args:
         block_size: tokens per block.
-        hash_function: bytes -> int, for the lookup of children; any function is right, a good one is quick.
+        identities: computes those of blocks that join.
         policy: decides the order of eviction.
         use_times: is told of every use.
     """
 
     def __init__(
-        self, block_size: int, hash_function: HashFunction, policy: EvictionPolicy, use_times: UseTimes
+        self, block_size: int, identities: BlockIdentities, policy: EvictionPolicy, use_times: UseTimes
     ) -> None:
-        super().__init__(block_size, hash_function, {}, 0)
+        super().__init__(block_size, identities, {}, 0)
         self.policy = policy
         self._on_insert = hook(policy, "on_insert")
         self._on_remove = hook(policy, "on_remove")
         self.use_times = use_times
         self._tick = 0
-        self.listener: EventStream | None = None
+        self.changes: ChangeLog | None = None  # None: nobody wants to know
 
     # ------------------------------------------------------------------ roots
 
@@ -58,7 +59,8 @@ class RadixTree(TreeNodes):
         """The namespace's root, created when missing. O(1)."""
         root = self.roots.get(space)
         if root is None:
-            root = self.roots[space] = Node(None, space, 0, bytearray(), array("i"))
+            root = Node(None, space, 0, bytearray(), array("i"), bytearray(space.seed))
+            self.roots[space] = root
         return root
 
     def drop_empty_root(self, space: Space) -> None:
@@ -67,6 +69,11 @@ class RadixTree(TreeNodes):
         if root is not None and root.is_leaf and not root.refs:
             del self.roots[space]
             root.version = -1
+
+    def end_changes(self) -> None:
+        """A call of the cache has ended: who listens is told what it changed. O(1) but for them."""
+        if self.changes is not None:
+            self.changes.flush()
 
     # ------------------------------------------------------------------ protection
 
@@ -83,7 +90,6 @@ class RadixTree(TreeNodes):
                 group, count = current.space.group, 0
             count += len(current.blocks)
             if current.entry is not None:
-                current.removal = None
                 group.index.remove(current)
             current = current.parent
         if count:
@@ -147,11 +153,11 @@ class RadixTree(TreeNodes):
 
         The caller empties the groups' counts and indices.
         """
-        if self.listener is not None:
+        if self.changes is not None:
             for node in reversed(list(self.nodes())):
-                if self.siblings(node).find(bytes(node.key[: self.block_bytes])) is node:
-                    self.listener.removed(node, 0)
-        old = TreeNodes(self.block_size, self.hash_function, self.roots, self.num_nodes)
+                self.changes.removed(node, 0)
+            self.changes.flush(cleared=True)
+        old = TreeNodes(self.block_size, self.identities, self.roots, self.num_nodes)
         self.roots, self.num_nodes = {}, 0
         return old
 
@@ -196,12 +202,13 @@ class RadixTree(TreeNodes):
 
         `key` and `blocks` become the node's own.
         """
-        node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks)
+        ids = self._chain(self.identity_behind(parent, space), key)
+        node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
         siblings = parent.children if parent.space is space else self.children_of(parent, space)
         if siblings is None:
-            siblings = Children(self.block_bytes, self.hash_function)
+            siblings = Children(self.block_bytes)
             if parent.space is space:
                 parent.children = siblings
             else:
@@ -214,28 +221,38 @@ class RadixTree(TreeNodes):
         space.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
-        if self.listener is not None and siblings.find(bytes(key[: self.block_bytes])) is node:
-            self.listener.stored(node, 0)
+        if self.changes is not None:
+            self.changes.stored(node, 0)
         return node
 
+    def _chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
+        """The identities of the whole blocks of a run behind `before`."""
+        rest = len(key) % self.block_bytes
+        return self.identities.chain(before, key[:-rest] if rest else key)
+
     def grow_run(self, leaf: Node, key: bytes | bytearray) -> None:
-        """Append tokens to the partial last block of several, while nobody listens. O(1)."""
+        """Append tokens to the partial last block of several, which has room for them. O(1)."""
         leaf.key += key
         leaf.version += 1
+        if not len(leaf.key) % self.block_bytes:
+            leaf.ids += self.identities.next(bytes(leaf.ids[-IDENTITY_BYTES:]), leaf.key[-self.block_bytes :])
+            if self.changes is not None:
+                self.changes.stored(leaf, len(leaf.blocks) - 1)
 
     def extend(self, leaf: Node, key: bytearray, blocks: array[int]) -> None:
         """Append whole or partial blocks to a leaf whose last block is whole. O(tokens)."""
         assert leaf.is_leaf
         assert leaf.refs
         assert not len(leaf.key) % self.block_bytes
+        leaf.ids += self._chain(bytes(leaf.ids[-IDENTITY_BYTES:]), key)
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
         leaf.space.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(leaf, len(blocks))
-        if self.listener is not None:
-            self.listener.stored(leaf, len(leaf.blocks) - len(blocks))
+        if self.changes is not None:
+            self.changes.stored(leaf, len(leaf.blocks) - len(blocks))
 
     def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
         """Append tokens to a leaf's partial block, which has room for them.
@@ -248,40 +265,23 @@ class RadixTree(TreeNodes):
         assert len(leaf.key) % size + len(key) <= size
         if len(leaf.key) < size:
             self._replace_key(leaf, leaf.key + key)
+            leaf.version += 1
         else:
-            if self.listener is not None:
-                self.listener.removed(leaf, len(leaf.blocks) - 1)
-            leaf.key += key
-            if self.listener is not None:
-                self.listener.stored(leaf, len(leaf.blocks) - 1)
-        leaf.version += 1
+            self.grow_run(leaf, key)
 
     def _replace_key(self, child: Node, key: bytearray) -> None:
         """Give a leaf of one block other tokens. O(log siblings)."""
         siblings = self.siblings(child)
-        self._withdraw_child(siblings, child)
+        siblings.remove(child)
+        if self.changes is not None:
+            self.changes.removed(child, 0)
         child.key = key
         siblings.add(child)
         assert child.parent is not None
+        child.ids = self._chain(self.identity_behind(child.parent, child.space), key)
         child.parent.version += 1
-        if self.listener is not None and siblings.find(bytes(key)) is child:
-            self.listener.stored(child, 0)
-
-    def _withdraw_child(self, siblings: Children, child: Node) -> None:
-        """Take a leaf of one block from among its siblings; one that holds the same may be found instead."""
-        if self.listener is None or len(child.key) == self.block_bytes:
-            if self.listener is not None:
-                self.listener.removed(child, 0)
-            siblings.remove(child)
-            return
-        first = bytes(child.key)
-        is_found = siblings.find(first) is child
-        if is_found:
-            self.listener.removed(child, 0)
-        siblings.remove(child)
-        twin = siblings.find(first)
-        if is_found and twin is not None:
-            self.listener.stored(twin, 0)
+        if self.changes is not None:
+            self.changes.stored(child, 0)
 
     def split(self, node: Node, num_blocks: int) -> Node:
         """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
@@ -295,7 +295,10 @@ class RadixTree(TreeNodes):
         parent = node.parent
         assert parent is not None
         cut = num_blocks * self.block_bytes
-        upper = Node(parent, node.space, node.start, node.key[:cut], node.blocks[:num_blocks])
+        cut_id = num_blocks * IDENTITY_BYTES
+        upper = Node(
+            parent, node.space, node.start, node.key[:cut], node.blocks[:num_blocks], node.ids[:cut_id]
+        )
         upper.refs = 1 if node.refs else 0
         upper.pins = 1 if node.pins else 0
         upper.last_access = node.last_access
@@ -303,14 +306,14 @@ class RadixTree(TreeNodes):
         upper.lapsed = node.lapsed
         siblings = self.children_of(parent, node.space)
         assert siblings is not None
-        siblings.replace(node, upper)
+        siblings.replace(upper)
         node.key = node.key[cut:]
         node.blocks = node.blocks[num_blocks:]
+        node.ids = node.ids[cut_id:]
         node.start += num_blocks * self.block_size
-        node.removal = None
         node.parent = upper
         node.version += 1
-        upper.children = Children(self.block_bytes, self.hash_function)
+        upper.children = Children(self.block_bytes)
         upper.children.add(node)
         self.num_nodes += 1
         self.policy.on_split(upper, node)
@@ -349,13 +352,14 @@ class RadixTree(TreeNodes):
         assert leaf.children is None
         assert 0 < num_blocks <= len(leaf.blocks)
         keep = len(leaf.blocks) - num_blocks
-        if self.listener is not None and len(leaf.blocks) > 1:
-            self.listener.removed(leaf, keep)
+        if self.changes is not None:
+            self.changes.removed(leaf, keep)
         taken = leaf.blocks[keep:]
         leaf.space.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
             del leaf.blocks[keep:]
             del leaf.key[keep * self.block_bytes :]
+            del leaf.ids[keep * IDENTITY_BYTES :]
             leaf.version += 1
         else:
             self._remove(leaf)
@@ -378,11 +382,10 @@ class RadixTree(TreeNodes):
                 return False
             self._replace_key(leaf, leaf.key[:keep])
         else:
-            if self.listener is not None:
-                self.listener.removed(leaf, len(leaf.blocks) - 1)
+            if self.changes is not None:
+                self.changes.removed(leaf, len(leaf.blocks) - 1)
             del leaf.key[keep:]
-            if self.listener is not None:
-                self.listener.stored(leaf, len(leaf.blocks) - 1)
+            del leaf.ids[(len(leaf.blocks) - 1) * IDENTITY_BYTES :]
         leaf.version += 1
         return True
 
@@ -393,10 +396,7 @@ class RadixTree(TreeNodes):
             space.group.index.remove(leaf)
         siblings = parent.children if parent.space is space else self.children_of(parent, space)
         assert siblings is not None
-        if self.listener is None or len(leaf.blocks) > 1:  # it was told
-            siblings.remove(leaf)
-        else:
-            self._withdraw_child(siblings, leaf)
+        siblings.remove(leaf)
         is_leaf = False
         if not len(siblings):
             if parent.space is space:
@@ -407,8 +407,6 @@ class RadixTree(TreeNodes):
                 if not parent.namespace_children:
                     parent.namespace_children = None
             is_leaf = parent.is_leaf
-            if is_leaf:
-                parent.prefix_state = None
         if self._on_remove is not None:
             self._on_remove(leaf)
         leaf.version = -1

@@ -1,8 +1,8 @@
 """RetiredTree: what a reset leaves behind, so that it need not walk a million nodes.
 
 A reset takes the roots away at once; the nodes below stay as they were. Their block ids are handed to the
-pool node by node, as it allocates; their tokens are what the ghost index knows of the reset, for as
-long as it would remember as many blocks; then they are taken apart in small pieces.
+pool node by node, as it allocates; the ghost index asks them what the reset took, for as long as it would
+remember as many blocks; then they are taken apart in small pieces.
 
     retired ── handing out ids ──> drained ── forgotten by the ghosts ──> taken apart
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Node
+from radixkv.cache.node import Node, Space
 from radixkv.cache.tree_nodes import TreeNodes
 
 
@@ -36,7 +36,7 @@ class RetiredTree:
         self.num_blocks = num_blocks
         self._tree = tree
         self._kept = kept
-        self._roots = {root.space.seed: root for root in tree.roots.values()}
+        self._roots = dict(tree.roots)
         self._places = self._nodes()
         self._taken_nodes = 0
         self._to_clear: list[Node] | None = None
@@ -75,24 +75,19 @@ class RetiredTree:
             return []
         return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
 
-    def had(
-        self, data: bytes | bytearray, num_tokens: int, seed: int, mark: int, depth: int, found: int
-    ) -> bool:
-        """Whether the block behind the first `depth` tokens of a prompt was here; as `GhostIndex.find`.
+    def had(self, data: bytes, first: Space, own: Space, depth: int, found: int) -> bool:
+        """Whether the block behind the first `depth` tokens of a prompt was here, see `Former`.
 
         O(tokens + path).
         """
-        root = self._roots.get(seed)
+        root = self._roots.get(first)
         if root is None:
             return False
-        data, stop = bytes(data), num_tokens * TOKEN_BYTES
-        walk = self._tree.walk(root, root.space, data, 0, stop)
-        if mark:  # private tokens behind public ones
-            below = walk.node.namespace_children or {}
-            space = next((space for space in below if space.seed == seed ^ mark), None)
-            if space is None or walk.node.end != walk.depth:
+        walk = self._tree.walk(root, first, data, 0, len(data))
+        if own is not first:  # private tokens behind public ones
+            if walk.node.end != walk.depth:
                 return False
-            walk = self._tree.walk(walk.node, space, data, walk.depth * TOKEN_BYTES, stop)
+            walk = self._tree.walk(walk.node, own, data, walk.depth * TOKEN_BYTES, len(data))
         end = walk.depth + walk.partial
         if walk.depth > depth:
             return True

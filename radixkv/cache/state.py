@@ -9,7 +9,6 @@ from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.removals import Removals
-from radixkv.cache.insight.report_queue import ReportQueue
 from radixkv.cache.leases import Leases
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
@@ -41,7 +40,6 @@ class CacheState:
     room: Room
     ghosts: GhostIndex
     removals: Removals
-    reports: ReportQueue
     advisor: Advisor
     explainer: Explainer
     clock: Callable[[], float]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
-from radixkv.cache.node import Children, HashFunction, Node, Space
+from radixkv.cache.node import Children, Node, Space
 
 
 class Walk(NamedTuple):
@@ -43,17 +44,17 @@ class TreeNodes:
 
     Args:
         block_size: tokens per block.
-        hash_function: bytes -> int, for the lookup of children; any function is right, a good one is quick.
+        identities: computes those of blocks.
         roots: namespace -> its root.
         num_nodes: how many nodes there are, roots aside.
     """
 
     def __init__(
-        self, block_size: int, hash_function: HashFunction, roots: dict[Space, Node], num_nodes: int
+        self, block_size: int, identities: BlockIdentities, roots: dict[Space, Node], num_nodes: int
     ) -> None:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
-        self.hash_function = hash_function
+        self.identities = identities
         self.roots = roots
         self.num_nodes = num_nodes
 
@@ -66,22 +67,38 @@ class TreeNodes:
             return node.children
         return node.namespace_children.get(space) if node.namespace_children is not None else None
 
+    def identity_behind(self, node: Node, space: Space) -> bytes:
+        """What the identity of a block of `space` follows that comes behind all of `node`. O(1)."""
+        before = bytes(node.ids[-IDENTITY_BYTES:])
+        return before if node.space is space else self.identities.beyond_public(before, space.seed)
+
+    def identity_before(self, node: Node, num_blocks: int) -> bytes:
+        """What the identity of a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
+        if num_blocks:
+            return node.identity(num_blocks)
+        assert node.parent is not None
+        return self.identity_behind(node.parent, node.space)
+
+    def identity_of_match(self, walk: Walk, space: Space) -> bytes:
+        """What the identity of the next block of `space` would follow where a lookup ended. O(1)."""
+        node = walk[0]
+        end = (walk[1] - node.start) // self.block_size * IDENTITY_BYTES or IDENTITY_BYTES
+        before = bytes(node.ids[end - IDENTITY_BYTES : end])
+        return before if node.space is space else self.identities.beyond_public(before, space.seed)
+
     def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
         """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
 
-        Every edge is compared as one byte run with the tokens: a hash only proposes.
+        Every edge is compared as one byte run with the tokens.
         """
         size = self.block_bytes
-        hash_function = self.hash_function
         while True:
             children = node.children if node.space is space else self.children_of(node, space)
             if children is None or pos >= stop:
                 return _new_walk((node, pos // TOKEN_BYTES, 0, None, None, b""))
             limit = pos + size
             block = data[pos : limit if limit < stop else stop]
-            child: Any = children.by_hash.get(hash_function(block)) if limit <= stop else None
-            if type(child) is list:
-                child = next((c for c in child if c.key.startswith(block)), None)
+            child: Any = children.whole.get(block) if limit <= stop else None
             if child is not None:
                 key = child.key
                 if data.startswith(key, pos, stop):

@@ -45,7 +45,7 @@ class Fuzzer:
             floor = rnd.choice([0, num_blocks // 4])
             options["quotas"] = {"tenant": (floor, rnd.choice([num_blocks // 2, num_blocks // 3]))}
         self.model = ModelledCache(num_blocks, rnd.choice([1, 2, 4, 5]), **options)
-        if rnd.random() < 0.3:
+        if rnd.random() < 0.3 and "hash_function" not in options:  # followers have nothing but the hashes
             self.model.follow_events()
         self.alphabet = rnd.choice([2, 3, 8])
         self.most_runs = rnd.choice([2, 4, 7])

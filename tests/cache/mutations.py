@@ -57,9 +57,7 @@ MUTATIONS = [
         "data.startswith(_a, _, _b)",
         "len(_a) <= _b - pos",
     ),
-    Mutation(
-        "trust the hash of the first block", "Children.find", "_a if _.key.startswith(_) else None", "_a"
-    ),
+    Mutation("keep the identities of what was cut off", "RadixTree.trim", "del leaf.ids[_:]", "pass"),
     Mutation("evict a held leaf", "RadixTree.protect", "_.index.remove(_)", "None"),
     Mutation(
         "hand out a block twice", "BlockPool.allocate", "_a = top - count", "_a = top - max(count - 1, 0)"
@@ -99,12 +97,15 @@ MUTATIONS = [
     Mutation("leave withdrawn tokens in the tree", "Lease.withdraw", "detach(_, _, _)", "None"),
     Mutation("share again after a reset", "retire", "_.stop_sharing()", "None"),
     Mutation(
-        "ghosts ignore the prefix",
-        "PrefixHasher.of_prompt",
-        "return _hash(data[start:end], _)",
-        "return _hash(data[max(start, end - 4) : end], 0)",
+        "identities ignore the prefix", "BlockIdentities.chain", "digest(before + block)", "digest(block)"
     ),
-    Mutation("forget an event", "RadixTree.trim", "_.listener.removed(leaf, keep)", "None"),
+    Mutation(
+        "ghosts ignore the prefix", "Explainer._removal", "_.identities.next(before, following)", "following"
+    ),
+    Mutation(
+        "private text behind public is public", "BlockIdentities.beyond_public", "before + seed", "before"
+    ),
+    Mutation("forget an event", "RadixTree.trim", "_.changes.removed(leaf, keep)", "None"),
     Mutation(
         "discard a block too many",
         "discard_from",

@@ -12,7 +12,7 @@ from paged_language_model import LetterTokenizer, make_engine
 from scripted_engine import ScriptedEngine
 
 from radixkv.async_engine import AsyncEngine
-from radixkv.cache.insight.events import BlockStored, Residency
+from radixkv.cache.insight.events import Residency
 from radixkv.cache_key import CacheKey
 from radixkv.client import CacheClient, EngineClient, PinnedPrefix
 from radixkv.engine.counters import EngineStats
@@ -258,7 +258,7 @@ async def test_events_follow_the_cache(engine, replay):
         async for event in events:
             seen.append(event)
             residency(event)
-            if isinstance(event, BlockStored) and event.token_ids[:1] == (90,):
+            if any(run.token_ids[0] == 90 for run in event.stored):
                 return
 
     following = asyncio.ensure_future(follow())
@@ -270,7 +270,8 @@ async def test_events_follow_the_cache(engine, replay):
     first = tuple(CACHED[:16])
     assert any(tokens == first for _, tokens in residency.prefixes()) == replay
     assert any(tokens[:1] == (90,) for _, tokens in residency.prefixes())
-    assert all(event.namespace == engine.cache.namespace() for event in seen)
+    runs = [run for event in seen for run in (*event.stored, *event.removed)]
+    assert all(run.namespace == engine.cache.namespace() for run in runs)
     await fill(engine, [91, *CACHED])  # nobody listens
 
 

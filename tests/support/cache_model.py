@@ -87,7 +87,7 @@ class ModelledCache:
         expected = set()
         for node in tree.nodes():
             tokens = decode_tokens(b"".join(n.key for n in tree.path(node)))
-            for end in range(node.start + size, node.end + size, size):
+            for end in range(node.start + size, node.end + 1, size):
                 expected.add((node.space.key, tuple(tokens[:end])))
         assert self.residency.prefixes() == expected, "the follower's residency differs from the tree's"
 

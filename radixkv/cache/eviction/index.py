@@ -18,6 +18,7 @@ class CachedRun(Protocol):
         start: tokens before it: its depth.
         key: its tokens, four bytes each.
         blocks: its block ids.
+        ids: the identities of its whole blocks, 16 bytes each.
         num_children: its fan-out.
         last_access: the cache's use counter when it was used last; exact for leaves.
         hits: leases that found it; kept if the policy's `tracks_path` is true.
@@ -34,6 +35,8 @@ class CachedRun(Protocol):
     def key(self) -> bytearray: ...
     @property
     def blocks(self) -> array[int]: ...
+    @property
+    def ids(self) -> bytearray: ...
     @property
     def num_children(self) -> int: ...
     @property

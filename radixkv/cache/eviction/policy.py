@@ -13,14 +13,13 @@ hooks, in the order in which a request causes them:
 1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
 2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
 3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
-4. `on_ghost_hit(depth, record)`, *only if* `uses_ghosts` is true: the first block it missed had been removed;
-   `record.policy_data` is what `ghost_data` returned then (`ghost_of(node, index)` asks for any block);
-5. `on_insert(node, num_blocks)`: the request's new blocks joined the tree at the end of `node`;
-6. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
+4. `on_insert(node, num_blocks)`: the request's new blocks joined the tree at the end of `node`
+   (`was_removed(node, index)` says which of them had been here before);
+5. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
 
 And around evictions: `victim(index)` chooses (override it to give second chances; `index.reprioritize(node)`
 moves a candidate, `index.first_from(priority)` looks further, iterating yields all in order);
-`on_evict(node, num_blocks)` comes before a trim, `ghost_data(node)` is stored with the blocks' ghosts,
+`on_evict(node, num_blocks)` comes before a trim,
 `on_remove(node)` when a node leaves the tree, `on_split(upper, lower)` after a node was cut (`lower` is the
 old object), `on_reset()` when the whole tree was forgotten.
 
@@ -33,23 +32,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Protocol
 
+from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.eviction.index import CachedRun, EvictionIndex
 
 
-class Removal(Protocol):
-    """When, why and by what blocks were removed; see `radixkv.cache.insight.ghost`."""
-
-    reason: str
-    at: float
-    by: str
-    policy_data: Any
-
-
 class RemovalMemory(Protocol):
-    """Remembers what was removed."""
+    """Remembers what was removed; see `radixkv.cache.insight.ghost`."""
 
-    def find_block(self, node: Any, index: int) -> Removal | None:
-        """What removed the whole block at `index` of a node earlier; None: not known."""
+    def find_block(self, identity: bytes) -> Any:
+        """What removed the whole block of that identity; None: not known."""
 
 
 class EvictionPolicy:
@@ -57,7 +48,6 @@ class EvictionPolicy:
 
     name = ""
     tracks_path = False  # whether on_hit is called for every node of a matched path, and `hits` counted
-    uses_ghosts = False  # whether on_ghost_hit is called
 
     def __init__(self) -> None:
         self.tick = 0
@@ -102,9 +92,6 @@ class EvictionPolicy:
     def on_hit(self, node: CachedRun) -> None:
         """A request's matched path contains the whole of `node`."""
 
-    def on_ghost_hit(self, depth: int, record: Removal) -> None:
-        """The first block a request missed, at token `depth`, had been evicted."""
-
     def on_insert(self, node: CachedRun, num_blocks: int) -> None:
         """`num_blocks` new blocks joined `node`, at its end."""
 
@@ -121,13 +108,10 @@ class EvictionPolicy:
     def on_reset(self) -> None:
         """The whole tree was forgotten; `on_remove` is not called for its nodes."""
 
-    def ghost_of(self, node: CachedRun, index: int) -> Removal | None:
-        """What removed the block at `index` of the node when it was cached before, or None. O(segment)."""
-        return self.ghosts.find_block(node, index) if self.ghosts is not None else None
-
-    def ghost_data(self, node: CachedRun) -> Any:
-        """Something small to remember with the evicted blocks of `node`."""
-        return None
+    def was_removed(self, node: CachedRun, index: int) -> bool:
+        """Whether the whole block at `index` of the node was cached before, as far as is known. O(1)."""
+        identity = bytes(node.ids[index * IDENTITY_BYTES : (index + 1) * IDENTITY_BYTES])
+        return self.ghosts is not None and self.ghosts.find_block(identity) is not None
 
 
 def hook(policy: EvictionPolicy, name: str) -> Any:

@@ -71,7 +71,7 @@ class S3FIFO(EvictionPolicy):
     def on_insert(self, node: CachedRun, num_blocks: int) -> None:
         if node.data is None:
             first = len(node.blocks) - num_blocks
-            self._place(node, 1 if self.ghost_of(node, first) is not None else 0, 0)
+            self._place(node, int(self.was_removed(node, first)), 0)
 
     def on_hit(self, node: CachedRun) -> None:
         queue, stamp, frequency = node.data

@@ -29,20 +29,13 @@ class Declarations:
     def publish(self, token_ids: TokenIds) -> int:
         """As `PrefixCache.publish`."""
         state = self._state
-        state.reports.flush()
-        length = self._add(encode_tokens(token_ids))
+        length = state.public.add(encode_tokens(token_ids))
         state.lookup.outdate()
         return length // TOKEN_BYTES
-
-    def _add(self, data: bytes) -> int:
-        length = self._state.public.add(data)
-        self._state.ghosts.hasher.has_public |= length > 0
-        return length
 
     def unpublish(self, token_ids: TokenIds) -> bool:
         """As `PrefixCache.unpublish`."""
         state = self._state
-        state.reports.flush()
         state.lookup.outdate()
         return state.public.discard(encode_tokens(token_ids))
 
@@ -75,4 +68,4 @@ class Declarations:
         """
         self._state.capacity.groups.set(declared.quotas)
         for prefix in declared.public_prefixes:
-            self._add(prefix)
+            self._state.public.add(prefix)

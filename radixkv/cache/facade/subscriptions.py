@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from radixkv.cache.insight.events import EventStream, Listener, Listeners
-from radixkv.cache.insight.prefix_hash import PrefixHasher
+from radixkv.cache.insight.events import ChangeLog, Listener, Listeners
 from radixkv.cache.radix_tree import RadixTree
 
 
 class Subscriptions:
     """Who follows the tree of one cache."""
 
-    def __init__(self, tree: RadixTree, hasher: PrefixHasher) -> None:
+    def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._hasher = hasher
         self.adopt(Listeners())
 
     def subscribe(self, listener: Listener, replay: bool) -> Callable[[], None]:
@@ -24,22 +22,20 @@ class Subscriptions:
             replay: first tell it what is there, O(blocks); what it raises then goes to the caller.
         """
         if replay:
-            self._events.replay(list(self._tree.nodes()), listener)
-        return self._events.listeners.add(listener)
+            self._log.replay(list(self._tree.nodes()), listener)
+        return self._log.listeners.add(listener)
 
     def adopt(self, listeners: Listeners) -> None:
         """Tell these of what changes from now on, and nobody else. O(1)."""
-        self._events = EventStream(self._hasher, self._tree.block_bytes, listeners)
+        self._log = ChangeLog(self._tree.block_bytes, listeners)
         listeners.on_change = self._join
         self._join(len(listeners) > 0)
 
     def hand_over(self) -> Listeners:
         """Those who listened: nobody does any more. O(1)."""
-        listeners = self._events.listeners
+        listeners = self._log.listeners
         self.adopt(Listeners())
         return listeners
 
     def _join(self, any_listen: bool) -> None:
-        self._tree.listener = self._events if any_listen else None
-        if not any_listen:
-            self._events.forget()
+        self._tree.changes = self._log if any_listen else None

@@ -40,7 +40,6 @@ class TreeView:
         The caller calls its `advance`, between calls of the cache; see `radixkv.cache.insight.tree_walk`.
         """
         state = self._state
-        state.reports.flush()
         space = None if namespace is None else state.namespaces.known(namespace)
         if space is None and namespace is not None:
             return None
@@ -101,5 +100,4 @@ class TreeView:
 
     def use_times(self) -> tuple[float, list[tuple[int, float]]]:
         """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
-        self._state.reports.flush()
         return self._state.clock(), self._state.tree.use_times.readings()

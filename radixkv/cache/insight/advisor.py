@@ -97,9 +97,6 @@ class Advisor:
     Args:
         block_size: tokens per block.
         window: divergences after which older ones begin to be forgotten.
-
-    Attributes:
-        to_skip: divergences that need not be shown to `observe` before the next one that must.
     """
 
     def __init__(self, block_size: int, window: int = 10_000) -> None:
@@ -108,11 +105,14 @@ class Advisor:
         self._now: dict[_Place, _Tally] = {}
         self._before: dict[_Place, _Tally] = {}
         self._seen = 0
-        self.to_skip = 0
+        self._to_skip = 0  # divergences that count for nothing: the next one stands for them
         self._credit = 16.0  # comparisons that may be made at once
 
     def observe(self, data: bytes, walk: Walk, space: Space) -> None:
         """A lookup of `data` in `space` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
+        if self._to_skip:
+            self._to_skip -= 1
+            return
         found = walk[1] + walk[2]
         key = space.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
@@ -123,7 +123,7 @@ class Advisor:
         weight = 1
         if self._seen >= _EXACT:
             weight = _STRIDE
-            self.to_skip = _STRIDE - 1
+            self._to_skip = _STRIDE - 1
         self._seen += weight
         tally.count += weight
         if found < tally.position:

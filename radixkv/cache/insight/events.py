@@ -1,19 +1,20 @@
-"""Events: what is stored in the tree and what leaves it, block by block, for followers.
+"""Events: which whole blocks come into the tree and leave it, for followers.
 
-A follower that applies every event in order of its sequence number knows exactly which blocks can be matched:
-routers use that to send a request where its prefix is. `Residency` is such a follower, and the specification
-of how to read the stream. A partial block that grows is removed under its old hash and stored under the new.
+Each call of the cache that changes something (a commit, an eviction, a reset) tells its listeners one
+`BlockChanges`. A follower that applies them in the order of their sequence numbers knows exactly which whole
+blocks can be matched: routers use that to send a request where its prefix is. `Residency` is such a follower,
+and the specification of how to read the stream.
 """
 
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from radixkv.cache.insight.prefix_hash import SEGMENT_BLOCKS, PrefixHasher, RunHashes
-from radixkv.cache.keys import NamespaceKey, decode_tokens
+from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Node
 
 logger = logging.getLogger(__name__)
@@ -22,38 +23,68 @@ MOST_FAILURES = 8  # in a row, after which a listener is dropped
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStored:
-    """A block can be matched from now on.
+class StoredBlocks:
+    """Whole blocks that follow one another and can be matched from now on.
 
     Attributes:
-        sequence: consecutive number of the event, from 1.
-        block_hash: 64-bit hash of namespace and prefix up to the block's end.
-        parent_hash: the same for the block before; None for the first block of a sequence.
-        block_id: physical block.
-        token_ids: the block's tokens; fewer than a block has slots if it is partial.
-        namespace: the framed namespace.
+        block_hashes: their identities, see `radixkv.cache.block_identity`.
+        parent_hash: that of the block before the first one; None: it begins a prompt.
+        block_ids: the physical blocks.
+        key: their tokens, four bytes each.
+        namespace: the framed namespace; () if they are public.
     """
 
-    sequence: int
-    block_hash: int
-    parent_hash: int | None
-    block_id: int
-    token_ids: tuple[int, ...]
+    block_hashes: tuple[bytes, ...]
+    parent_hash: bytes | None
+    block_ids: tuple[int, ...]
+    key: bytes
+    namespace: NamespaceKey
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of each."""
+        return len(self.key) // TOKEN_BYTES // len(self.block_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of all of them. O(tokens)."""
+        return decode_tokens(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedBlocks:
+    """Whole blocks that can't be matched any more, the last one first."""
+
+    block_hashes: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
     namespace: NamespaceKey
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRemoved:
-    """A block can't be matched any more (evicted, discarded, withdrawn, reset, or about to be replaced)."""
+class BlockChanges:
+    """What one call changed. What was removed was so before anything was stored.
+
+    Attributes:
+        sequence: consecutive number, from 1; a replay repeats the latest one.
+        stored: parents before what follows them.
+        removed: evicted, discarded, withdrawn or reset; what follows others before them.
+        cleared: nothing was left (`reset`); `removed` says what that was.
+    """
 
     sequence: int
-    block_hash: int
-    block_id: int
-    namespace: NamespaceKey
+    stored: tuple[StoredBlocks, ...] = ()
+    removed: tuple[RemovedBlocks, ...] = ()
+    cleared: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks stored and removed."""
+        return sum(len(run.block_ids) for run in self.stored) + sum(
+            len(run.block_ids) for run in self.removed
+        )
 
 
-CacheEvent = BlockStored | BlockRemoved
-Listener = Callable[[CacheEvent], None]
+Listener = Callable[[BlockChanges], None]
 
 
 class _Subscription:
@@ -65,13 +96,13 @@ class _Subscription:
 
 
 class Listeners:
-    """Who is told of events. They outlive the cache that they were given to, when that is rebuilt.
+    """Who is told of changes. They outlive the cache that they were given to, when that is rebuilt.
 
     The cache is in the middle of a change when it tells them: what a listener raises is logged and goes no
     further, and a listener that keeps failing is dropped.
 
     Attributes:
-        sequence: number of the latest event.
+        sequence: number of the latest changes.
         on_change: called with whether there are any when the first one comes and when the last one goes.
     """
 
@@ -99,12 +130,12 @@ class Listeners:
         if self.on_change is not None:
             self.on_change(bool(self._subscriptions))
 
-    def tell(self, event: CacheEvent) -> None:
+    def tell(self, changes: BlockChanges) -> None:
         """Call every listener. O(listeners)."""
-        self.sequence = event.sequence
+        self.sequence = changes.sequence
         for subscription in list(self._subscriptions):
             try:
-                subscription.listener(event)
+                subscription.listener(changes)
             except KeyboardInterrupt:  # not the listener's
                 raise
             except BaseException:
@@ -125,112 +156,121 @@ class Listeners:
             self._remove(subscription)
 
 
-class EventStream:
-    """Turns changes of the tree into events; costs nothing while nobody listens.
+class ChangeLog:
+    """Gathers what a call changes in the tree, and tells it when the call ends.
 
     Args:
         block_bytes: bytes of a block's token ids.
         listeners: who is told.
     """
 
-    def __init__(self, hasher: PrefixHasher, block_bytes: int, listeners: Listeners) -> None:
-        self.listeners = listeners
-        self._hasher = hasher
+    def __init__(self, block_bytes: int, listeners: Listeners) -> None:
         self._size = block_bytes
-        self._long_runs: dict[Node, tuple[int, RunHashes]] = {}  # with `start`, which a split changes
-
-    def forget(self) -> None:
-        """Nobody listens any more: what is remembered of nodes would not be kept true."""
-        self._long_runs.clear()
-
-    def _run(self, node: Node) -> RunHashes:
-        """The node's hashes; remembered for runs that are longer than what one hash is made of."""
-        known = self._long_runs.get(node)
-        if known is not None and known[0] == node.start:
-            return known[1]
-        assert node.parent is not None
-        run = self._hasher.run(self._hasher.state_behind(node.parent))
-        if len(node.blocks) > SEGMENT_BLOCKS:
-            self._long_runs[node] = node.start, run
-        return run
-
-    def _hashes(self, node: Node, first: int) -> array[int]:
-        hashes = self._run(node).of_blocks(node.key, first, len(node.blocks))
-        mark = self._hasher.mark(node)
-        return array("Q", [value ^ mark for value in hashes]) if mark else hashes
-
-    def _hash_before(self, node: Node, first: int) -> int | None:
-        """The hash of the block before the one at index `first`; None: that begins a sequence."""
-        if first:
-            return self._run(node).of_blocks(node.key, first - 1, first)[0] ^ self._hasher.mark(node)
-        parent = node.parent
-        assert parent is not None
-        if not len(parent.blocks):
-            return None
-        last = len(parent.blocks)
-        return self._run(parent).of_blocks(parent.key, last - 1, last)[0] ^ self._hasher.mark(parent)
-
-    def _stored(self, node: Node, first: int, tell: Listener, step: int) -> None:
-        size, sequence = self._size, self.listeners.sequence
-        before = self._hash_before(node, first)
-        for index, block_hash in enumerate(self._hashes(node, first), first):
-            sequence += step
-            tokens = tuple(decode_tokens(node.key[index * size : (index + 1) * size]))
-            tell(BlockStored(sequence, block_hash, before, node.blocks[index], tokens, node.space.key))
-            before = block_hash
+        self.listeners = listeners
+        self._stored: list[StoredBlocks] = []
+        self._removed: list[RemovedBlocks] = []
 
     def stored(self, node: Node, first: int) -> None:
         """The blocks of `node` from index `first` on are in the tree now. O(their tokens)."""
-        self._stored(node, first, self.listeners.tell, 1)
+        run = _stored(node, first, self._size)
+        if run is not None:
+            self._stored.append(run)
 
     def removed(self, node: Node, first: int) -> None:
-        """The blocks of `node` from index `first` on are about to leave, last one first. O(their tokens)."""
-        sequence = self.listeners.sequence
-        hashes = self._hashes(node, first)
-        if first:
-            known = self._long_runs.get(node)
-            if known is not None:
-                known[1].cut(first * self._size)
-        else:
-            self._long_runs.pop(node, None)
-        for index in range(len(node.blocks) - 1, first - 1, -1):
-            sequence += 1
-            block_hash = hashes[index - first]
-            self.listeners.tell(BlockRemoved(sequence, block_hash, node.blocks[index], node.space.key))
+        """The blocks of `node` from index `first` on are about to leave. O(those)."""
+        hashes = _hashes(node, first)
+        if not hashes:
+            return
+        if self._stored:
+            self.flush()
+        blocks = tuple(node.blocks[first : first + len(hashes)])
+        self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.space.key))
+
+    def flush(self, cleared: bool = False) -> None:
+        """The call ends: tell what it changed, if it did. O(listeners)."""
+        if self._stored or self._removed or cleared:
+            stored, removed = tuple(self._stored), tuple(self._removed)
+            self._stored.clear()
+            self._removed.clear()
+            self.listeners.tell(BlockChanges(self.listeners.sequence + 1, stored, removed, cleared))
 
     def replay(self, nodes: list[Node], listener: Listener) -> None:
-        """Tell a new listener what is there already, parents first, under the current sequence number.
+        """Tell a new listener what is there already, under the current sequence number. O(blocks).
 
         What it raises goes to the caller.
         """
-        for node in nodes:
-            self._stored(node, 0, listener, 0)
+        runs = [run for node in nodes if (run := _stored(node, 0, self._size)) is not None]
+        if runs:
+            listener(BlockChanges(self.listeners.sequence, tuple(runs)))
+
+
+def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
+    """The identities of a node's whole blocks from index `first` on."""
+    ids = bytes(node.ids[first * IDENTITY_BYTES :])
+    return tuple([ids[at : at + IDENTITY_BYTES] for at in range(0, len(ids), IDENTITY_BYTES)])
+
+
+def _stored(node: Node, first: int, size: int) -> StoredBlocks | None:
+    """The whole blocks of `node` from index `first` on; None: there are none."""
+    hashes = _hashes(node, first)
+    if not hashes:
+        return None
+    parent, before = node.parent, None
+    assert parent is not None
+    if first:
+        before = node.identity(first)
+    elif parent.blocks:
+        before = parent.identity(len(parent.blocks))
+    stop = first + len(hashes)
+    key = bytes(node.key[first * size : stop * size])
+    return StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.space.key)
+
+
+class ResidentBlock(NamedTuple):
+    """A block as a follower knows it."""
+
+    parent_hash: bytes | None
+    block_id: int
+    token_ids: tuple[int, ...]
+    namespace: NamespaceKey
 
 
 class Residency:
-    """A follower: rebuilds from the stream which prefixes can be matched."""
+    """A follower: rebuilds from the stream which whole blocks can be matched.
+
+    Attributes:
+        blocks: by their identity.
+        sequence: of the latest changes.
+    """
 
     def __init__(self) -> None:
-        self.blocks: dict[int, BlockStored] = {}
+        self.blocks: dict[bytes, ResidentBlock] = {}
         self.sequence = 0
 
-    def __call__(self, event: CacheEvent) -> None:
-        """Apply one event; events must come without a gap (a replayed one repeats the sequence number)."""
-        assert event.sequence >= self.sequence, "events must be applied in order"
-        self.sequence = event.sequence
-        if isinstance(event, BlockStored):
-            assert event.parent_hash is None or event.parent_hash in self.blocks, "a block without its parent"
-            self.blocks[event.block_hash] = event
-        else:
-            del self.blocks[event.block_hash]
+    def __call__(self, changes: BlockChanges) -> None:
+        """Apply changes; they must come without a gap (a replay repeats the sequence number)."""
+        assert changes.sequence >= self.sequence, "changes must be applied in order"
+        self.sequence = changes.sequence
+        for gone in changes.removed:
+            for block_hash in gone.block_hashes:
+                del self.blocks[block_hash]
+        assert not (changes.cleared and self.blocks), "blocks are left after a reset"
+        for run in changes.stored:
+            before, tokens = run.parent_hash, run.token_ids
+            assert before is None or before in self.blocks, "a block without its parent"
+            size = run.block_size
+            for i, block_hash in enumerate(run.block_hashes):
+                part = tuple(tokens[i * size : (i + 1) * size])
+                self.blocks[block_hash] = ResidentBlock(before, run.block_ids[i], part, run.namespace)
+                before = block_hash
 
     def prefixes(self) -> set[tuple[NamespaceKey, tuple[int, ...]]]:
         """Every prefix that ends with a resident block, with its namespace. O(blocks * depth)."""
         out = set()
-        for stored in self.blocks.values():
-            parts, current = [stored.token_ids], stored
+        for block in self.blocks.values():
+            parts, current = [block.token_ids], block
             while current.parent_hash is not None:
                 current = self.blocks[current.parent_hash]
                 parts.append(current.token_ids)
-            out.add((stored.namespace, tuple(token for part in reversed(parts) for token in part)))
+            out.add((block.namespace, tuple(token for part in reversed(parts) for token in part)))
         return out

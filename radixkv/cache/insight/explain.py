@@ -16,13 +16,14 @@ The reasons, in the order in which they are tried for the first token that was n
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Space
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.tree_nodes import Walk
+from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 Reason = Literal[
     "hit",
@@ -163,24 +164,24 @@ class MissReport:
 
 
 class DueReport(NamedTuple):
-    """What a report needs to know of the moment of its acquire; the rest is looked up when it is read.
+    """What a report needs to know of the moment of its acquire; it is composed when it is read.
 
     Attributes:
-        moment: of the ghost index, see `GhostIndex.watch`; -1: it can't say anything.
         walk: where the lookup ended.
         num_tokens: of the prompt.
-        at: clock seconds; 0 without a moment.
-        seed, mark: for the prefix hash of the first block missed.
+        record: what removed the first block missed.
+        at: clock seconds.
         skip: why no lookup was made.
     """
 
-    moment: int
     walk: Walk
     num_tokens: int
+    record: GhostRecord | None
     at: float
-    seed: int
-    mark: int
     skip: str | None
+
+
+_new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
 
 
 class Explainer:
@@ -193,6 +194,7 @@ class Explainer:
 
     def __init__(
         self,
+        tree: TreeNodes,
         ghosts: GhostIndex,
         public: PublicPrefixes,
         clock: Callable[[], float],
@@ -200,24 +202,52 @@ class Explainer:
         enabled: bool,
         partial_reuse: bool,
     ) -> None:
+        self._tree = tree
         self._ghosts = ghosts
         self._public = public
         self._clock = clock
         self._enabled = enabled
         self._partial_reuse = partial_reuse
 
-    def complete(self, due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
-        """The report of a lease whose `tokens` begin with the prompt; the ghost index is at its moment."""
-        num_tokens = due.num_tokens
-        if due.skip is not None:
-            return MissReport("skipped", num_tokens, 0, skipped=due.skip)
-        walk = due.walk
+    def due(self, data: bytes, space: Space, walk: Walk) -> DueReport:
+        """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
+        num_tokens, record, now = len(data) // TOKEN_BYTES, None, 0.0
+        if self._ghosts.count and walk.depth + walk.partial < num_tokens - 1:
+            record = self._removal(data, space, walk)
+            if record is not None:
+                now = self._clock()
+        return _new_due((walk, num_tokens, record, now, None))
+
+    def _removal(self, data: bytes, space: Space, walk: Walk | None) -> GhostRecord | None:
+        """What removed the first block of a prompt that a lookup missed; None: not known.
+
+        O(1); where all was reset O(tokens + path).
+        """
+        ghosts, tree = self._ghosts, self._tree
+        depth, inside = (0, 0) if walk is None else walk[1:3]
+        start = depth * TOKEN_BYTES
+        first = own = space
+        if self._public.prefixes and (shared := self._public.length_in(data)):
+            first = self._public.space
+            own = first if start < shared else space
+        before = first.seed if walk is None else tree.identity_of_match(walk, own)
+        following = data[start : start + tree.block_bytes]
         record = None
-        if due.moment >= 0:
-            record = self._ghosts.find(
-                tokens, num_tokens, due.seed, walk.depth, walk.depth + walk.partial, due.mark
-            )
-        return _classify(tokens, num_tokens, cached, walk, record, due.at, None)
+        if len(following) == tree.block_bytes:
+            record = ghosts.find_block(tree.identities.next(before, following))
+        if record is None:
+            record = ghosts.find_partial(before, following, inside * TOKEN_BYTES)
+        former, reset = ghosts.former, ghosts.former_record
+        if former is None or (record is not None and record.number > reset.number):
+            return record
+        return reset if former.had(data, first, own, depth, depth + inside) else record
+
+    @staticmethod
+    def complete(due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
+        """The report of a lease whose `tokens` begin with the prompt."""
+        if due.skip is not None:
+            return MissReport("skipped", due.num_tokens, 0, skipped=due.skip)
+        return _classify(tokens, due.num_tokens, cached, due.walk, due.record, due.at, None)
 
     def dry(self, data: bytes, space: Space, walk: Walk | None, elsewhere: int | None) -> MissReport:
         """The report that a lease would get now.
@@ -228,13 +258,10 @@ class Explainer:
         num_tokens = len(data) // TOKEN_BYTES
         if not self._enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        depth = found = 0
-        if walk is not None:
-            depth, found = walk.depth, walk.depth + walk.partial
+        depth, inside = (0, 0) if walk is None else walk[1:3]
+        found = depth + inside
         cached = min(found if self._partial_reuse else depth, num_tokens - 1)
-        self._ghosts.catch_up()
-        seed, mark = self._public.seed_and_mark(data, space, depth)
-        record = self._ghosts.find(data, num_tokens, seed, depth, found, mark)
+        record = self._removal(data, space, walk) if self._ghosts.count else None
         return _classify(data, num_tokens, cached, walk, record, self._clock(), elsewhere)
 
 

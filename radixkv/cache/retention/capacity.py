@@ -179,6 +179,7 @@ class Capacity:
             if victim_group is not group:
                 limit = min(limit, max(1, victim_group.yields()))
             self._evict_from(victim_group, limit, "capacity")
+        self.tree.end_changes()
 
     def keep_ceilings(self) -> None:
         """Evict what is cached above ceilings that were lowered. O(groups), and as `evict`."""
@@ -186,6 +187,7 @@ class Capacity:
             while group.ceiling is not None and group.used > group.ceiling and len(group.index):
                 self._evict_from(group, group.used - group.ceiling, "quota")
             group.bound(Quota(group.floor, group.ceiling))
+        self.tree.end_changes()
 
     def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
@@ -208,4 +210,5 @@ class Capacity:
             if group is None or not len(group.index):
                 break
             freed += self._evict_from(group, count - freed, by)
+        self.tree.end_changes()
         return freed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
+from radixkv.cache.keys import shared_bytes
 from radixkv.cache.node import Space
 
 
@@ -107,10 +107,3 @@ class PublicPrefixes:
         if self._order is None:
             self._order = _PrefixOrder(self.prefixes)
         return self._order.longest_in(data)
-
-    def seed_and_mark(self, data: bytes, space: Space, depth: int) -> tuple[int, int]:
-        """What the prefix hash of the block behind the first `depth` tokens of a prompt starts from."""
-        public = self.length_in(data) if self.prefixes else 0
-        if not public:
-            return space.seed, 0
-        return self.space.seed, self.space.seed ^ space.seed if depth * TOKEN_BYTES >= public else 0

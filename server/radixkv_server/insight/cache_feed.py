@@ -13,14 +13,13 @@ import secrets
 from collections import deque
 from dataclasses import dataclass
 
-from radixkv.cache.insight.events import BlockStored, CacheEvent
 from radixkv.client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 LOG_EVENTS = 20_000
 MOST_NAMESPACES = 10_000
 LINGER_S = 30.0  # how long the log goes on without a reader, for one that comes back
-_BREATH_EVENTS = 500  # after so many the event loop does something else
+_BREATH_BLOCKS = 500  # after so many the event loop does something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +135,23 @@ class CacheFeed:
     async def _read(self) -> None:
         count = 0
         async with contextlib.aclosing(self._cache.events(replay=False)) as events:
-            async for event in events:
-                self._note(event)
-                count += 1
-                if count % _BREATH_EVENTS == 0:
+            async for changes in events:
+                for gone in changes.removed:
+                    for block in gone.block_ids:
+                        self._note(gone.namespace, False, block, 0)
+                for run in changes.stored:
+                    for block in run.block_ids:
+                        self._note(run.namespace, True, block, run.block_size)
+                count += changes.num_blocks
+                if count >= _BREATH_BLOCKS:
+                    count = 0
                     await asyncio.sleep(0)
 
-    def _note(self, event: CacheEvent) -> None:
-        owner = (event.namespace[0], event.namespace[1]) if len(event.namespace) > 1 else None
+    def _note(self, namespace: tuple[str, ...], is_stored: bool, block: int, num_tokens: int) -> None:
+        owner = (namespace[0], namespace[1]) if len(namespace) > 1 else None
         self._number += 1
         place = self._places[owner] = self._places.get(owner, 0) + 1
-        is_stored = isinstance(event, BlockStored)
-        num_tokens = len(event.token_ids) if isinstance(event, BlockStored) else 0
-        self._log.append(Change(place, self._number, owner, is_stored, event.block_id, num_tokens))
+        self._log.append(Change(place, self._number, owner, is_stored, block, num_tokens))
         if len(self._log) > self._most:
             lost = self._log.popleft()
             self._lost = lost.number

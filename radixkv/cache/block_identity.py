@@ -1,0 +1,88 @@
+"""Block identities: one chained hash for every whole block, which all that is keyed by prefixes reads.
+
+    seed of a namespace       hash of what computes its K/V, and whose it is; of public text only the former
+    identity of a block       hash of the identity before it (of the first one: the seed) and its token ids
+    behind public text        the first private block follows a hash of the public identity and the seed
+
+An identity is computed once, when its block is committed, and kept beside the node's blocks. Equal prefixes
+of one namespace have equal identities in every process. Identities propose, tokens decide: nothing is cached,
+pinned or in flight on their word alone. Only of what is gone, and has no tokens any more, they are believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+import xxhash
+
+from radixkv.cache.keys import NamespaceKey
+
+IDENTITY_BYTES = 16
+
+HashFunction = Callable[[bytes], int]
+
+_OWNER_PARTS = 2  # of a namespace that say whose it is; those that follow say what computes
+_MAX_CUT = 64  # blocks that are cut out of a run by one call, the quickest way
+_MASK = (1 << 8 * IDENTITY_BYTES) - 1
+
+
+def what_computes(key: NamespaceKey) -> NamespaceKey:
+    """The parts of a namespace that say what computes its K/V: those behind (tenant, salt)."""
+    return key[_OWNER_PARTS:]
+
+
+class BlockIdentities:
+    """Computes identities.
+
+    Args:
+        block_bytes: bytes of a block's token ids.
+        hash_function: bytes -> int, used instead of xxh3_128.
+    """
+
+    __slots__ = ("_cut", "_digest", "_size")
+
+    def __init__(self, block_bytes: int, hash_function: HashFunction | None = None) -> None:
+        self._digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
+        if hash_function is not None:
+            self._digest = lambda data: (hash_function(data) & _MASK).to_bytes(IDENTITY_BYTES, "little")
+        self._size = block_bytes
+        self._cut: dict[int, Callable[[bytes | bytearray], tuple[bytes, ...]]] = {}  # by number of blocks
+
+    def seed(self, key: NamespaceKey, is_public: bool = False) -> bytes:
+        """What the first block of a namespace follows; of public text, of all that computes alike.
+
+        Each part is framed by its length, and each half by its number of parts.
+        """
+        framed = _framed(what_computes(key))
+        return self._digest(framed if is_public else framed + _framed(key[:_OWNER_PARTS]))
+
+    def beyond_public(self, before: bytes, seed: bytes) -> bytes:
+        """What the first private block behind public text follows."""
+        return self._digest(before + seed)
+
+    def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
+        """The identities of whole blocks behind `before`, one after the other. O(tokens)."""
+        digest, count = self._digest, len(key) // self._size
+        if count > _MAX_CUT:
+            cut = _MAX_CUT * self._size
+            ids = self.chain(before, key[:cut])
+            for start in range(cut, len(key), cut):
+                ids += self.chain(bytes(ids[-IDENTITY_BYTES:]), key[start : start + cut])
+            return ids
+        blocks = self._cut.get(count)
+        if blocks is None:
+            blocks = self._cut[count] = Struct(f"{self._size}s" * count).unpack
+        return bytearray(b"".join([before := digest(before + block) for block in blocks(key)]))
+
+    def next(self, before: bytes, block: bytes | bytearray) -> bytes:
+        """The identity of one block, whole or not, behind `before`."""
+        return self._digest(before + block)
+
+
+def _framed(parts: tuple[str, ...]) -> bytes:
+    framed = [len(parts).to_bytes(8, "little")]
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        framed += (len(data).to_bytes(8, "little"), data)
+    return b"".join(framed)
