@@ -297,7 +297,7 @@ class AsyncEngine:
         encoded = await self._encode(prompt)
         checks = self._thread.facts.input_processor
         if params.bad_words:
-            asked, size = params, sum(map(len, params.bad_words))
+            asked, size = params, sum(len(word) + 64 for word in params.bad_words)
             params = await self._off_loop(size, lambda: checks.encode_words(asked))
         checks.check(encoded, params)
         grammar = await self._compile(params)

@@ -334,7 +334,6 @@ BAD_TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
     ("best_of streamed", {"best_of": 2, "stream": True}, "best_of"),
     ("logprobs over the cap", {"logprobs": 21}, "logprobs"),
     ("suffix", {"suffix": "end"}, "suffix"),
-    ("streamed echo with logprobs", {"stream": True, "echo": True, "logprobs": 1}, "stream"),
 ]
 
 BAD_SAMPLING: list[tuple[str, dict[str, Any], str | None]] = [

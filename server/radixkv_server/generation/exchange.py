@@ -18,7 +18,7 @@ from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Generation
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
@@ -26,9 +26,6 @@ from radixkv_server.http.streaming import EventStream
 from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
 
 Body = TypeVar("Body", bound=BaseModel)
-
-# An answer about more tokens than these, logprobs and all, is put together in a thread.
-INLINE_TOKENS = 1024
 
 
 class Renderer(Protocol):
@@ -91,7 +88,7 @@ async def respond(
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     generation = Generation(context.engine, context.metrics, record, wanted, context.activity)
     if wanted.stream:
-        frames = _frames(generation, renderer, before_end)
+        frames = _frames(generation, wanted, renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)
     try:
         outputs = await run_until_disconnect(request.receive, generation.run())
@@ -108,11 +105,20 @@ async def respond(
 
 
 async def _frames(
-    generation: Generation, renderer: Renderer, before_end: Callable[[], Awaitable[None]] | None
+    generation: Generation,
+    wanted: GenerationRequest,
+    renderer: Renderer,
+    before_end: Callable[[], Awaitable[None]] | None,
 ) -> AsyncGenerator[bytes, None]:
+    begun: set[tuple[int, int]] = set()
     try:
         async for job, delta in generation.stream():
-            frames = renderer.chunk(job, delta, generation.usage)
+            is_first = (job, delta.index) not in begun
+            begun.add((job, delta.index))
+            if is_first and wanted.jobs[job].tells_much:
+                frames = await asyncio.to_thread(renderer.chunk, job, delta, generation.usage)
+            else:
+                frames = renderer.chunk(job, delta, generation.usage)
             if frames:
                 yield frames
         ending = renderer.ending(generation.usage)

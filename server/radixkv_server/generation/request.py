@@ -14,6 +14,8 @@ from radixkv_server.errors import bad_request
 from radixkv_server.generation.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
+#: What tells of more tokens than these, logprobs and all, is put together in a thread.
+INLINE_TOKENS = 1024
 
 _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
@@ -44,6 +46,11 @@ class Job:
     place_name: PlaceName | None = None
     last_message: str = ""
     grammar_param: str = "structured_outputs"
+
+    @property
+    def tells_much(self) -> bool:
+        """Whether an answer begins with logprobs of a long prompt."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_ids) > INLINE_TOKENS
 
     def keeping(self, ttl: float | None) -> Job:
         """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""
@@ -130,17 +137,18 @@ def sampling_params(
         options: arguments of SamplingParams. `max_tokens` is clamped to `room`; a value below 1 is refused.
         defaults: arguments where `options` has none: the model's.
         room: tokens left of the context after the prompt.
-        vocab_size: token ids in `logit_bias` and `stop_token_ids` must be below it.
+        vocab_size: token ids in `logit_bias`, `stop_token_ids` and `allowed_token_ids` must be below it.
         renamed: argument -> field of the body, where they differ.
 
     Raises:
         InvalidRequestError: a value is out of range.
     """
-    for name in ("logit_bias", "stop_token_ids"):
-        for token in options.get(name, ()):
-            if not 0 <= token < vocab_size:
-                message = f"{name}: token id {token} is outside the vocabulary of {vocab_size} tokens"
-                raise InvalidRequestError(message, param=name)
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        ids = options.get(name, ())
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            message = f"{name}: token id {wrong} is outside the vocabulary of {vocab_size} tokens"
+            raise InvalidRequestError(message, param=name)
     wanted = options.get("max_tokens")
     try:
         max_tokens = None if wanted is None else min(wanted, room)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import MAX_STOP_STRINGS
+from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 
 MAX_LOGIT_BIAS = 1024
@@ -71,6 +71,8 @@ class SamplingFields(StrictModel):
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FAIL_FAST] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS), FAIL_FAST] | None = None
+    allowed_token_ids: Annotated[list[int], FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
@@ -116,6 +118,10 @@ class SamplingFields(StrictModel):
             options["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
             options["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.bad_words:
+            options["bad_words"] = tuple(self.bad_words)
+        if self.allowed_token_ids is not None:
+            options["allowed_token_ids"] = self.allowed_token_ids
         if self.logit_bias:
             options["logit_bias"] = parse_logit_bias(self.logit_bias)
         return options

@@ -30,10 +30,15 @@ class TextOffsets:
 
 
 class LogprobsFormat:
-    """Turns TokenLogprobs into the chat and the text-completion shape."""
+    """Turns TokenLogprobs into the chat and the text-completion shape.
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    Args:
+        as_ids: tokens are named by their ids, `token_id:42` (vLLM's `return_tokens_as_token_ids`).
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, as_ids: bool = False) -> None:
         self.tokenizer = tokenizer
+        self._as_ids = as_ids
 
     def chat(self, entries: Sequence[TokenLogprobs] | None) -> Json | None:
         """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`."""
@@ -48,8 +53,8 @@ class LogprobsFormat:
     def _chat_token(self, item: Logprob) -> Json:
         raw = self.tokenizer.token_bytes(item.token_id)
         return {
-            "token": item.text or raw.decode("utf-8", "replace"),
-            "logprob": _finite(item.logprob),
+            "token": _id_name(item.token_id) if self._as_ids else item.text or raw.decode("utf-8", "replace"),
+            "logprob": finite(item.logprob),
             "bytes": list(raw),
         }
 
@@ -70,8 +75,8 @@ class LogprobsFormat:
         tops: list[dict[str, float] | None] = []
         for entry, token_id in zip(entries, ids, strict=True):
             tokens.append(self._text_token(token_id))
-            chosen.append(None if entry is None else _finite(entry.chosen.logprob))
-            tops.append(self._text_top(entry) if entry is not None and num_top else None)
+            chosen.append(None if entry is None else finite(entry.chosen.logprob))
+            tops.append(self._text_top(entry, num_top) if entry is not None and num_top else None)
         return {
             "tokens": tokens,
             "token_logprobs": chosen,
@@ -83,16 +88,18 @@ class LogprobsFormat:
         """Offsets of tokens that follow `start` characters."""
         return TextOffsets(self.tokenizer, start, skip_special_tokens=skip_special_tokens)
 
-    def _text_top(self, entry: TokenLogprobs) -> dict[str, float]:
+    def _text_top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
         best: dict[str, float] = {}
-        for item in (*entry.top, entry.chosen):
+        for item in (*entry.top[:num_top], entry.chosen):
             # Two tokens can have the same text: keep the likelier one.
             text = self._text_token(item.token_id)
-            best[text] = max(_finite(item.logprob), best.get(text, -9999.0))
+            best[text] = max(finite(item.logprob), best.get(text, -9999.0))
         return best
 
     def _text_token(self, token_id: int) -> str:
         """The token's text; bytes that are not whole characters as `bytes:\\xe2\\x80`, as OpenAI does."""
+        if self._as_ids:
+            return _id_name(token_id)
         raw = self.tokenizer.token_bytes(token_id)
         try:
             return raw.decode("utf-8")
@@ -100,6 +107,10 @@ class LogprobsFormat:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _finite(logprob: float) -> float:
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+def finite(logprob: float) -> float:
     """JSON has no infinity: a masked token gets OpenAI's -9999."""
     return max(float(logprob), -9999.0)

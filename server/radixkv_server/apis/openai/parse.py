@@ -22,6 +22,7 @@ from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import GenerationRequest, Job, new_id, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
+MAX_PROMPT_LOGPROBS = 4_000_000
 
 
 async def parse_chat(
@@ -43,7 +44,7 @@ async def parse_chat(
     request = _request(new_id("chatcmpl"), body, jobs, "messages", family=family)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
-    return request, ChatRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), readers)
+    return request, ChatRenderer(body, envelope, _logprobs(context, body), readers, job.prompt_ids)
 
 
 async def parse_completion(
@@ -52,12 +53,17 @@ async def parse_completion(
     """POST /v1/completions."""
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)
+    _check_prompt_logprobs(body, sum(map(len, prompts)))
     param = _grammar_param(body)
     jobs = [Job(ids, _text_params(context, body, len(ids)), grammar_param=param) for ids in prompts]
     request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
-    return request, TextRenderer(body, envelope, LogprobsFormat(context.engine.tokenizer), echoes)
+    return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
+
+
+def _logprobs(context: ServerContext, body: CommonFields) -> LogprobsFormat:
+    return LogprobsFormat(context.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
 
 
 def _request(
@@ -123,6 +129,7 @@ def _chat_sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
     options["max_tokens"] = body.max_output_tokens
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
+    options["prompt_logprobs"] = body.prompt_logprobs
     renamed = {"logprobs": "top_logprobs", "structured": _grammar_param(body)}
     _add_grammar(options, body)
     if body.max_completion_tokens is not None:
@@ -161,6 +168,25 @@ async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> li
     return encoded
 
 
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many alternatives of each prompt token are to be told; None: not even its own logprob."""
+    wanted = (body.prompt_logprobs, body.logprobs if body.echo else None)
+    return max((number for number in wanted if number is not None), default=None)
+
+
+def _check_prompt_logprobs(body: CompletionRequest, num_tokens: int) -> None:
+    """Each choice tells of its prompt."""
+    each = _prompt_logprobs(body)
+    entries = 0 if each is None else num_tokens * (each + 1) * (body.n or 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"{param}: prompt tokens x (alternatives + 1) x n are {entries:,}, but at most "
+            f"{MAX_PROMPT_LOGPROBS:,} logprobs of prompts are told in an answer.",
+            param=param,
+        )
+
+
 def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
     options = body.sampling_options()
     options["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -171,9 +197,8 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
     _add_grammar(options, body)
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
-        if body.echo:
-            options["prompt_logprobs"] = body.logprobs
-    return _params(context, options, num_prompt_tokens, {"prompt_logprobs": "logprobs"})
+    options["prompt_logprobs"] = _prompt_logprobs(body)
+    return _params(context, options, num_prompt_tokens, {})
 
 
 def _params(

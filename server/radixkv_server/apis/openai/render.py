@@ -22,8 +22,9 @@ from radixkv.chat.answer import (
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
+from radixkv_server.apis.openai.token_details import TokenDetails
 from radixkv_server.chat.chat import AnswerReaders
-from radixkv_server.dialect import Json, dump
+from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.usage import Usage
 
 if TYPE_CHECKING:
@@ -107,17 +108,23 @@ class _ChunkWriter:
         self._at_the_end = body.wants_stream_usage
         self._with_chunks = body.wants_usage_with_chunks
 
-    def event(self, choice: Json, usage: Usage) -> bytes:
-        """A choice, and what has been used so far, all choices together."""
-        more: Json = {"usage": None} if self._at_the_end else {}
-        return self._event([choice], {"usage": usage_json(usage)} if self._with_chunks else more)
+    def event(self, choice: Json, usage: Usage, **more: Any) -> bytes:
+        """A choice, what has been used so far, all choices together, and what else is to be said."""
+        if self._with_chunks:
+            more["usage"] = usage_json(usage)
+        elif self._at_the_end:
+            more["usage"] = None
+        return self._event([choice], more)
 
     def ending(self, usage: Usage) -> bytes:
         """The usage, if it was asked for, and `[DONE]`."""
         return self._event([], {"usage": usage_json(usage)}) + _DONE if self._at_the_end else _DONE
 
     def _event(self, choices: list[Json], more: Json) -> bytes:
-        return b"data: " + dump(self._envelope.wrap(choices, **more)) + b"\n\n"
+        value = self._envelope.wrap(choices, **more)
+        # Most tell of a token or two; one with a prompt's logprobs is written in a thread, beside others.
+        is_long = "prompt_logprobs" in more or any("prompt_logprobs" in choice for choice in choices)
+        return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
 
 
 class ChatRenderer:
@@ -129,8 +136,11 @@ class ChatRenderer:
         envelope: Envelope,
         logprobs: LogprobsFormat,
         readers: AnswerReaders,
+        prompt_ids: Sequence[int],
     ) -> None:
         self._readers = readers
+        self._details = TokenDetails(body)
+        self._prompt_ids = prompt_ids
         self._envelope = envelope
         self._logprobs = logprobs
         self._chunks = _ChunkWriter(body, envelope)
@@ -138,10 +148,18 @@ class ChatRenderer:
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        return self._envelope.wrap(choices, usage=usage_json(usage))
+        details = self._details.of_prompt(self._prompt_ids, outputs[0].prompt_logprobs)
+        return self._envelope.wrap(choices, usage=usage_json(usage), **details)
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
-        return b"".join(self._chunks.event(choice, usage) for choice in self._choices(delta))
+        # What is to be said of the prompt comes once, with the first chunk.
+        is_first = not self._begun
+        details = self._details.of_prompt(self._prompt_ids, delta.prompt_logprobs) if is_first else {}
+        events = []
+        for choice in self._choices(delta):
+            events.append(self._chunks.event(choice, usage, **details))
+            details = {}
+        return b"".join(events)
 
     def ending(self, usage: Usage) -> bytes:
         return self._chunks.ending(usage)
@@ -154,6 +172,7 @@ class ChatRenderer:
             "logprobs": self._logprobs.chat(sample.logprobs),
             "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
             "stop_reason": sample.stop_reason,
+            **self._details.of_answer(sample.token_ids),
         }
 
     def _choices(self, delta: OutputDelta) -> list[Json]:
@@ -166,12 +185,13 @@ class ChatRenderer:
             self._begun.add(delta.index)
             choices.append(choice({"role": "assistant", "content": "", "refusal": None}))
         told = [_delta(event) for event in self._readers.read(delta)]
+        details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
         said = [content for content in told if content is not None] or [{"content": ""}] * bool(
-            delta.logprobs
+            delta.logprobs or details
         )
         for number, content in enumerate(said):
-            logprobs = None if number else self._logprobs.chat(delta.logprobs)
-            choices.append(choice(content, logprobs=logprobs))
+            more = {} if number else {"logprobs": self._logprobs.chat(delta.logprobs), **details}
+            choices.append(choice(content, **more))
         if delta.finish_reason is not None:
             reason = _finish_reason(delta.finish_reason, self._readers.has_called(delta.index))
             choices.append(choice({}, finish_reason=reason, stop_reason=delta.stop_reason))
@@ -217,12 +237,23 @@ class TextRenderer:
 
     Args:
         echoes: what each prompt's choices begin with; empty strings without `echo`.
+        prompts: the token ids of each prompt.
     """
 
     def __init__(
-        self, body: CompletionRequest, envelope: Envelope, logprobs: LogprobsFormat, echoes: Sequence[str]
+        self,
+        body: CompletionRequest,
+        envelope: Envelope,
+        logprobs: LogprobsFormat,
+        echoes: Sequence[str],
+        prompts: Sequence[Sequence[int]],
     ) -> None:
         self._body = body
+        self._prompts = prompts
+        self._details = TokenDetails(body)
+        # By job: what its choices share.
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
+        self._prompt_details: dict[int, Json] = {}
         self._envelope = envelope
         self._logprobs = logprobs
         self._echoes = echoes
@@ -233,65 +264,73 @@ class TextRenderer:
         if self._body.scores_only:
             usage.completion_tokens = 0
         choices: list[Json] = []
-        for output, echo in zip(outputs, self._echoes, strict=True):
+        for job, output in enumerate(outputs):
             for sample in output.outputs:
-                choices.append(self._choice(len(choices), output, sample, echo))
+                choices.append(self._choice(len(choices), job, output.prompt_logprobs, sample))
         return self._envelope.wrap(choices, usage=usage_json(usage))
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        if self._body.scores_only:
+            usage.completion_tokens = 0
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs[job] = delta.prompt_logprobs
         index = job * (self._body.n or 1) + delta.index
-        text = delta.text
-        if index not in self._offsets:
-            self._offsets[index] = self._sample_offsets("")
-            text = self._echoes[job] + text
-        logprobs = None
-        if delta.logprobs and self._body.logprobs is not None:
-            offsets = map(self._offsets[index].take, delta.token_ids)
-            logprobs = self._logprobs.text(delta.logprobs, delta.token_ids, offsets, self._body.logprobs)
-        if not text and not logprobs and delta.finish_reason is None:
-            return b""
-        return self._chunks.event(
-            {
-                "index": index,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-            },
-            usage,
-        )
+        choice = self._choice(index, job, self._prompt_logprobs.get(job), delta)
+        told = (value for name, value in choice.items() if name != "index")
+        return self._chunks.event(choice, usage) if any(told) else b""
 
     def ending(self, usage: Usage) -> bytes:
+        if self._body.scores_only:
+            usage.completion_tokens = 0
         return self._chunks.ending(usage)
 
-    def _choice(self, index: int, output: RequestOutput, sample: CompletionOutput, echo: str) -> Json:
-        scores_only = self._body.scores_only
+    def _choice(
+        self,
+        index: int,
+        job: int,
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None,
+        part: CompletionOutput | OutputDelta,
+    ) -> Json:
+        """A choice, or its next part: what belongs to its prompt comes with the first."""
+        scores_only, echo = self._body.scores_only, ""
+        details: Json = {}
+        is_first = index not in self._offsets
+        if is_first:
+            echo = self._echoes[job]
+            skip = self._body.skip_special_tokens is not False
+            self._offsets[index] = self._logprobs.offsets(len(echo), skip_special_tokens=skip)
+            if job not in self._prompt_details:
+                self._prompt_details[job] = self._details.of_prompt(self._prompts[job], prompt_logprobs)
+            details = self._prompt_details[job]
+        echoed = (self._prompts[job], prompt_logprobs or ()) if is_first and self._body.echo else None
         return {
             "index": index,
-            "text": echo if scores_only else echo + sample.text,
-            "logprobs": self._choice_logprobs(output, sample, echo),
-            "finish_reason": "length" if scores_only else sample.finish_reason,
-            "stop_reason": None if scores_only else sample.stop_reason,
+            "text": echo if scores_only else echo + part.text,
+            "logprobs": self._choice_logprobs(index, part, echoed),
+            "finish_reason": "length" if scores_only else part.finish_reason,
+            "stop_reason": None if scores_only else part.stop_reason,
+            **details,
+            **self._details.of_answer(() if scores_only else part.token_ids),
         }
 
-    def _choice_logprobs(self, output: RequestOutput, sample: CompletionOutput, echo: str) -> Json | None:
-        body = self._body
-        if body.logprobs is None or sample.logprobs is None:
+    def _choice_logprobs(
+        self,
+        index: int,
+        part: CompletionOutput | OutputDelta,
+        echoed: tuple[Sequence[int], Sequence[TokenLogprobs | None]] | None,
+    ) -> Json | None:
+        num_top = self._body.logprobs
+        if num_top is None:
             return None
         entries: list[TokenLogprobs | None] = []
         ids: list[int] = []
         offsets: list[int] = []
-        if body.echo:
-            entries += output.prompt_logprobs or []
-            ids += output.prompt_token_ids
-            take = self._logprobs.offsets(0, skip_special_tokens=False).take
-            offsets += map(take, output.prompt_token_ids)
-        if not body.scores_only:
-            entries += sample.logprobs
-            ids += sample.token_ids
-            offsets += map(self._sample_offsets(echo).take, sample.token_ids)
-        return self._logprobs.text(entries, ids, offsets, body.logprobs)
-
-    def _sample_offsets(self, echo: str) -> TextOffsets:
-        skip = self._body.skip_special_tokens is not False
-        return self._logprobs.offsets(len(echo), skip_special_tokens=skip)
+        if echoed is not None:
+            ids += echoed[0]
+            entries += echoed[1]
+            offsets += map(self._logprobs.offsets(0, skip_special_tokens=False).take, ids)
+        if part.logprobs is not None and not self._body.scores_only:
+            ids += part.token_ids
+            entries += part.logprobs
+            offsets += map(self._offsets[index].take, part.token_ids)
+        return self._logprobs.text(entries, ids, offsets, num_top) if ids else None

@@ -22,6 +22,7 @@ from radixkv_server.apis.openai.fields import (
 )
 from radixkv_server.apis.openai.grammars import GrammarFields
 from radixkv_server.apis.openai.messages import ChatMessage, breakpoints_in
+from radixkv_server.apis.openai.token_details import TokenDetailFields
 from radixkv_server.chat.breakpoints import CacheControl, Place, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data, unsupported
 
@@ -34,7 +35,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: NoOp = None
 
 
-class CommonFields(GrammarFields, SamplingFields):
+class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
     """What chat and text completions share."""
 
     stream_options: StreamOptions | None = None
@@ -216,8 +217,6 @@ class CompletionRequest(CommonFields):
         samples = self.best_of
         if self.stream and samples is not None and samples > (self.n or 1):
             raise ParamError("a best_of above n can't be streamed.", "best_of")
-        if self.stream and self.echo and self.logprobs is not None:
-            raise ParamError("echo with logprobs can't be streamed.", "stream")
         return self
 
     @property
