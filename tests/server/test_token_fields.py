@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -245,7 +246,7 @@ def check_prompt_logprobs(told: list[Any], prompt: list[int], num_top: int) -> N
         assert own["rank"] >= 1
         ranked = sorted(entry.values(), key=lambda item: item["rank"])
         assert [item["rank"] for item in ranked][:num_top] == list(range(1, num_top + 1))
-        assert all(a["logprob"] >= b["logprob"] for a, b in zip(ranked, ranked[1:], strict=False))
+        assert all(a["logprob"] >= b["logprob"] for a, b in itertools.pairwise(ranked))
         assert all(item["logprob"] <= 0 for item in ranked)
 
 
