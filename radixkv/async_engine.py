@@ -32,11 +32,11 @@ from radixkv.text.text_size import text_size
 from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.cache.keys import TokenIds
+    from radixkv.cache.keys import Namespace, TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.engine.startup import EngineSummary
-    from radixkv.sampling.grammar.compiler import Grammar
+    from radixkv.sampling.grammar.grammar import Grammar
     from radixkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -280,19 +280,24 @@ class AsyncEngine:
             size = 0
         return await self._off_loop(size, lambda: encode(prompt))
 
-    async def _compile(self, params: SamplingParams) -> Grammar | None:
-        """What the output must match, compiled in the compiler's thread."""
+    async def _compile(self, params: SamplingParams, namespace: Namespace) -> Grammar | None:
+        """What the output must match, compiled in the compiler's threads."""
         if params.grammar is None:
             return None
         # Shielded: others may wait for the same grammar.
         return await asyncio.shield(
-            asyncio.wrap_future(self._thread.facts.input_processor.grammars.submit(params.grammar))
+            asyncio.wrap_future(self._thread.facts.input_processor.grammars.submit(params.grammar, namespace))
         )
 
     # ------------------------------------------------------------------ one request
 
     async def _events(
-        self, prompt: str | TokenIds, params: SamplingParams, request_id: str | None, **options: Any
+        self,
+        prompt: str | TokenIds,
+        params: SamplingParams,
+        request_id: str | None,
+        namespace: Namespace,
+        **options: Any,
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
         checks = self._thread.facts.input_processor
@@ -300,9 +305,10 @@ class AsyncEngine:
             asked, size = params, sum(len(word) + 64 for word in params.bad_words)
             params = await self._off_loop(size, lambda: checks.encode_words(asked))
         checks.check(encoded, params)
-        grammar = await self._compile(params)
+        grammar = await self._compile(params, namespace)
         stream = Stream(request_id, asyncio.get_running_loop())
-        self._thread.submit(Add(self._streams, stream, encoded, params=params, grammar=grammar, **options))
+        options |= {"params": params, "grammar": grammar, "namespace": namespace}
+        self._thread.submit(Add(self._streams, stream, encoded, **options))
         finished = False
         try:
             while not finished:

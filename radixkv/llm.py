@@ -142,7 +142,7 @@ class LLM:
         each = [checks.encode_words(own) for own in each]
         for prompt, own in zip(encoded, each, strict=True):
             checks.check(prompt, own)
-        grammars = [checks.compile(own) for own in each]
+        grammars = [checks.compile(own, namespace) for own in each]
 
         def start(index: int) -> str:
             return self.engine.add_request(

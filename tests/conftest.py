@@ -44,6 +44,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONGEST)))
 
 
+@pytest.fixture(scope="session")
+def trial_processes() -> list[object]:
+    """The processes in which grammars are tried out: starting one takes half a second."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def trial_processes_are_kept(trial_processes: list[object]) -> Iterator[None]:
+    """Until the last test, where the next one would only start the same again."""
+    yield
+    module = sys.modules.get("radixkv.sampling.grammar.trial_process")
+    if module is not None:
+        trial_processes += [one for one in module.SHARED.values() if one not in trial_processes]
+
+
 @pytest.fixture(autouse=True)
 def nothing_was_rebuilt(request: pytest.FixtureRequest) -> Iterator[None]:
     """No engine that a test made may have rebuilt its cache, unless the test injects faults."""

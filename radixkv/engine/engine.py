@@ -38,7 +38,7 @@ from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.request import FinishReason, SamplingParams
-from radixkv.sampling.grammar.compiler import Grammar
+from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.sampler import SampledToken, sample_runs
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.policy import make_policy

@@ -21,7 +21,8 @@ from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.request import SamplingParams
-from radixkv.sampling.grammar.compiler import Grammar, GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
+from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request_state import Namespace
@@ -260,14 +261,17 @@ class InputProcessor:
             f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
         )
 
-    def compile(self, params: SamplingParams) -> Grammar | None:
+    def compile(self, params: SamplingParams, namespace: Namespace = "") -> Grammar | None:
         """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
+
+        Args:
+            namespace: whose grammar it is.
 
         Raises:
             InvalidRequestError: the grammar is refused; names what of it.
-            EngineOverloadedError: the compiler is busy.
+            EngineOverloadedError: the tenant's grammars keep the compiler busy.
         """
-        return None if params.grammar is None else self.grammars.compile(params.grammar)
+        return None if params.grammar is None else self.grammars.compile(params.grammar, namespace)
 
     def _make_vocabulary(self) -> Vocabulary:
         if self.tokenizer is None:
@@ -297,7 +301,7 @@ class InputProcessor:
         """
         encoded, params = self.encode(prompt), self.encode_words(params)
         self.check(encoded, params)
-        grammar = grammar or self.compile(params)
+        grammar = grammar or self.compile(params, namespace)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         own = params
         if params.num_samples > params.n and params.logprobs is None:

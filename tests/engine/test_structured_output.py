@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import jsonschema
@@ -35,8 +36,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["a", "b", "c"],
     "additionalProperties": False,
 }
-#: Compiles, and goes wrong after a few tokens.
-TOO_COMPLEX = {"regex": "(a?){1000}" * 99 + "a"}
+#: Compiles, and goes wrong after more tokens than are tried out.
+TOO_COMPLEX = {"regex": "x{60}" + "(a?){1000}" * 99 + "a"}
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, n] for n in range(10, 13)]
 
 
@@ -172,6 +173,23 @@ def test_one_that_becomes_too_complex_fails_alone():
     assert "grammar" in outputs[1].error
     model.engine.check()
     assert model.engine.cache.stats.held_blocks == 0
+
+
+#: Each token takes more to place than the one before.
+AMBIGUOUS = {"grammar": 'start: s\ns: s s s | s s | "a" | ""'}
+
+
+@pytest.mark.parametrize("late", ["", "/x{40}/ "])
+def test_one_that_makes_too_much_work_fails_alone(late):
+    grammar = {"grammar": AMBIGUOUS["grammar"].replace("start: ", f"start: {late}")}
+    hostile = params(structured=grammar, logit_bias={ord("a") - 33: 100.0}, max_tokens=1000)
+    model = llm(num_blocks=1024)
+    started = time.thread_time()
+    outputs = model.generate(PROMPTS[:3], [params(), hostile, params()])
+    check_all([outputs[0], outputs[2]])
+    assert outputs[1].error_code == "grammar_failed"
+    assert time.thread_time() - started < 5  # of all steps; the grammar alone would take minutes
+    model.engine.check()
 
 
 def test_a_refused_grammar_starts_nothing():

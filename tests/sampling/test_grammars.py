@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import os
+import signal
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from scripted_engine import ByteTokenizer
 
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.sampling.grammar.compiler import Grammar, GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
+from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES
 from radixkv.sampling.grammar.masks import GrammarMask
+from radixkv.sampling.grammar.tenants import Tenants
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
 
@@ -23,9 +29,13 @@ END = 257
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12.json"
 
 
+def make_compiler(**limits: Any) -> GrammarCompiler:
+    return GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END}), tenants=Tenants(**limits))
+
+
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END}))
+    return make_compiler()
 
 
 def start(compiler: GrammarCompiler, **spec: Any) -> GrammarMask:
@@ -143,6 +153,32 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         "repetition",
     ),
     "nested repetition in a Lark grammar": ({"grammar": 'start: "/" /(a{999}){999}/'}, "repetition"),
+    "joined in Lark": (
+        {"grammar": "start: X\nX: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(25))},
+        "& and ~",
+    ),
+    "joined by names": (
+        {
+            "grammar": "start: T0\n"
+            + "\n".join(f"T{i}: /.*a.{{{i}}}b.*/ & (T{i + 1} | ~T{i + 1})" for i in range(24))
+            + "\nT24: /.*c/"
+        },
+        "& and ~",
+    ),
+    "nested repetition with blanks": ({"regex": "((a{1, 1000}){ 1 , 1000 }){1,1000 }"}, "repetition"),
+    "megabytes at least": (
+        {"json": {"type": "array", "items": {"const": "x" * 1000}, "minItems": 10**6, "maxItems": 2 * 10**6}},
+        "minItems",
+    ),
+    "many alternatives": (
+        {
+            "grammar": "start: "
+            + " | ".join(f"r{i}" for i in range(3000))
+            + "".join(f'\nr{i}: "a" r{i * 7 % 3000} | "b"' for i in range(3000))
+        },
+        "big",
+    ),
+    "llguidance's own JSON": ({"grammar": '{"grammars": [{"json_schema": {}}]}'}, "llguidance"),
     "patterns in allOf": (
         {"json": {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(24)]}},
         "pattern",
@@ -171,8 +207,10 @@ def test_bombs_are_refused_by_name(compiler: GrammarCompiler, name: str) -> None
 @pytest.mark.parametrize(
     "spec",
     [
-        {"json": properties(1000)},
+        {"json": {**properties(1000), "required": [f"p{i}" for i in range(1000)]}},
+        {"json": properties(450)},
         {"json": {"enum": list(range(9_000))}},
+        {"choice": [f"the choice {i}" for i in range(9_000)]},
         {"json": {"type": "number", "multipleOf": 0.01}},
         {"json": {"type": "object", "properties": {"a": {"multipleOf": 5}, "b": {"multipleOf": 0.25}}}},
         {"json": reference_chain(400)},
@@ -266,38 +304,8 @@ def test_tools_that_are_not_strict_are_enforced_as_far_as_possible(compiler: Gra
     assert start(compiler, grammar=f"start: %json {json.dumps(schema)}").failure is None
 
 
-def test_a_watch_outlives_the_thread_that_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compile waits longer than it may compute and then ends: the clock of its thread is gone."""
-    raised: list[threading.ExceptHookArgs] = []
-    timers: list[threading.Timer] = []
-    armed_again = threading.Event()
-
-    class Timer(threading.Timer):
-        def start(self) -> None:
-            timers.append(self)
-            if len(timers) > 1:
-                armed_again.set()
-            super().start()
-
-    class Waits(Vocabulary):
-        def matcher(self, spec: StructuredOutputs) -> Any:
-            assert armed_again.wait(60)
-            return super().matcher(spec)
-
-    def make() -> Vocabulary:
-        return Waits(ByteTokenizer(), {END})
-
-    monkeypatch.setattr(threading, "excepthook", raised.append)
-    monkeypatch.setattr(threading, "Timer", Timer)
-    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.3)
-    assert GrammarCompiler(make).compile(StructuredOutputs(choice=["a"])).start().failure is None
-    for timer in timers:
-        timer.join()
-    assert not raised
-
-
 def test_exactly_one_kind_of_the_right_type() -> None:
-    for spec in (
+    wrong: tuple[dict[str, Any], ...] = (
         {},
         {"json": {}, "regex": "a"},
         {"regex": ""},
@@ -308,7 +316,8 @@ def test_exactly_one_kind_of_the_right_type() -> None:
         {"json": 3},
         {"json": {"a": float("nan")}},
         {"json_object": False},
-    ):
+    )
+    for spec in wrong:
         with pytest.raises(InvalidRequestError):
             StructuredOutputs(**spec)
     with pytest.raises(InvalidRequestError, match="structural_tag"):
@@ -350,7 +359,9 @@ def test_roll_back_restores_the_masks(compiler: GrammarCompiler) -> None:
 def test_a_grammar_that_has_become_too_complex_stays_so_when_tokens_are_taken_back(
     compiler: GrammarCompiler,
 ) -> None:
-    mask = start(compiler, regex="(a?){1000}" * 99 + "a")
+    mask = start(compiler, regex="x{60}" + "(a?){1000}" * 99 + "a")
+    for _ in range(60):
+        mask.accept(ord("x"))
     mask.accept(ord("a"))
     assert allowed(mask) == set()
     mask.roll_back(1)
@@ -377,70 +388,137 @@ def test_forced_and_allowed_tokens(compiler: GrammarCompiler) -> None:
 
 
 def test_known_grammars_are_bounded_and_compiled_once() -> None:
-    compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END}), capacity=8)
-    for i in range(300):
+    compiler = make_compiler(max_known=8)
+    for i in range(40):
         compiler.compile(StructuredOutputs(choice=[str(i)]))
     assert len(compiler) == 8
-    first = compiler.submit(StructuredOutputs(choice=["299"]))
+    first = compiler.submit(StructuredOutputs(choice=["39"]))
     assert first.done()
-    assert first is compiler.submit(StructuredOutputs(choice=["299"]))
+    assert first is compiler.submit(StructuredOutputs(choice=["39"]))
 
 
-def test_a_compile_beyond_its_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread goes on by itself; the others get another one, and a bounded number of such is allowed."""
-    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.05)
-    leave = threading.Event()
-
-    class Stuck(Vocabulary):
-        def matcher(self, spec: StructuredOutputs) -> Any:
-            if spec.regex == "stuck":
-                while not leave.is_set():  # uses the CPU
-                    pass
-            return super().matcher(spec)
-
-    compiler = GrammarCompiler(lambda: Stuck(ByteTokenizer(), {END}))
-    try:
-        waiting = compiler.submit(StructuredOutputs(regex="stuck"))
-        behind = compiler.submit(StructuredOutputs(regex="a"))
-        with pytest.raises(InvalidRequestError, match="takes longer"):
-            waiting.result(timeout=60)
-        assert behind.result(timeout=60).start().num_allowed(list(b"a")) == 1
-        with pytest.raises(InvalidRequestError, match="takes longer"):
-            compiler.compile(StructuredOutputs(regex="stuck"))
-    finally:
-        leave.set()
+def test_who_keeps_most_gives_way() -> None:
+    compiler = make_compiler(max_known=8)
+    quiet = compiler.compile(StructuredOutputs(choice=["a"]), "quiet")
+    for i in range(20):
+        compiler.compile(StructuredOutputs(choice=[str(i)]), "loud")
+    assert len(compiler) == 8
+    assert compiler.submit(StructuredOutputs(choice=["a"]), "quiet").result() is quiet
 
 
-def test_the_first_grammar_does_not_pay_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large vocabulary on a slow machine takes longer than a compile may."""
-    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.2)
+def test_what_is_known_in_one_namespace_does_not_show_in_another() -> None:
+    """Neither a grammar nor what it was refused for."""
+    compiler = make_compiler()
+    good, bad = StructuredOutputs(regex="a+b"), StructuredOutputs(**BOMBS["joined in Lark"][0])
+    namespaces: list[str | tuple[str, ...]] = ["a", "b", ("a", "salt")]
+    grammars = [compiler.compile(good, namespace) for namespace in namespaces]
+    assert len({id(grammar) for grammar in grammars}) == 3
+    assert [compiler.submit(good, namespace).result() for namespace in namespaces] == grammars
+    for namespace in namespaces:
+        before = len(compiler)
+        with pytest.raises(InvalidRequestError):
+            compiler.compile(bad, namespace)
+        assert len(compiler) == before + 1
+        with pytest.raises(InvalidRequestError):
+            compiler.submit(bad, namespace).result(timeout=0)
 
-    def slowly() -> Vocabulary:
-        begin = time.thread_time()
-        while time.thread_time() < begin + 0.4:
-            pass
+
+#: Passes every check of its text; its one derivative takes all of the time and memory there is.
+ENDLESS: dict[str, Any] = {"grammar": "start: X\nX: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(25))}
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused by its text is tried out nevertheless, by compilers made from now on."""
+    monkeypatch.setattr("radixkv.sampling.grammar.trial_process.SERVER", "unchecked_trials")
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that are under a process."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_trial_that_does_not_end_is_killed_and_nothing_of_it_stays() -> None:
+    compiler = make_compiler()
+    compiler.compile(StructuredOutputs(regex="a"))
+    server = compiler.trial_process_id
+    assert server is not None
+    size = psutil.Process(server).memory_info().rss
+    with pytest.raises(InvalidRequestError, match=r"takes (longer|more)") as caught:
+        compiler.compile(StructuredOutputs(**ENDLESS))
+    assert caught.value.code == "grammar_too_complex"
+    assert not descendants(server)
+    assert psutil.Process(server).memory_info().rss < size + 2**24
+    with pytest.raises(InvalidRequestError, match=r"takes (longer|more)"):  # at once: it is remembered
+        compiler.submit(StructuredOutputs(**ENDLESS)).result(timeout=0)
+    assert accepts(compiler.compile(StructuredOutputs(regex="b")), "b")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_tenant_does_not_wait_for_anothers_grammars() -> None:
+    compiler = make_compiler()
+    compiler.compile(StructuredOutputs(regex="a"))
+    stuck = [
+        compiler.submit(StructuredOutputs(grammar=f"{ENDLESS['grammar']}\n// {i}"), f"loud {i % 2}")
+        for i in range(4)
+    ]
+    compiler.compile(StructuredOutputs(regex="b"), "quiet")
+    assert not stuck[-1].done()
+    for future in stuck:
+        with pytest.raises(InvalidRequestError, match="takes"):
+            future.result(timeout=60)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_who_has_used_up_the_time_for_compiling_waits() -> None:
+    compiler = make_compiler(compiling=(0.1, 0.001))
+    with pytest.raises(InvalidRequestError, match="takes"):
+        compiler.compile(StructuredOutputs(**ENDLESS), "loud")
+    with pytest.raises(EngineOverloadedError, match="CPU time to compile") as caught:
+        compiler.compile(StructuredOutputs(regex="a"), "loud")
+    assert 0 < caught.value.retry_after_s < 1000
+    assert compiler.compile(StructuredOutputs(regex="a"), "quiet").start().failure is None
+
+
+def test_a_tenants_queue_is_bounded() -> None:
+    made = threading.Event()
+
+    def make() -> Vocabulary:
+        assert made.wait(60)
         return Vocabulary(ByteTokenizer(), {END})
 
-    compiler = GrammarCompiler(slowly)
-    assert start(compiler, regex="a").failure is None
+    compiler = GrammarCompiler(make, tenants=Tenants(max_waiting=3))
+    futures = [compiler.submit(StructuredOutputs(regex=f"a{i}"), "loud") for i in range(3)]
+    with contextlib.suppress(EngineOverloadedError):  # unless the first is no longer waiting
+        futures.append(compiler.submit(StructuredOutputs(regex="b"), "loud"))
+    with pytest.raises(EngineOverloadedError, match="wait to be compiled"):
+        compiler.submit(StructuredOutputs(regex="c"), "loud")
+    futures.append(compiler.submit(StructuredOutputs(regex="a"), "quiet"))
+    made.set()
+    for future in futures:
+        assert future.result(timeout=60).start().failure is None
 
 
-def test_too_many_compiles_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.sampling.grammar.compiler.MAX_COMPILE_S", 0.02)
-    leave = threading.Event()
+def test_a_lost_process_fails_whom_it_served_and_is_replaced() -> None:
+    compiler = make_compiler()
+    compiler.compile(StructuredOutputs(regex="a"))
+    server = compiler.trial_process_id
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    psutil.Process(server).wait(60)
+    for i in range(100):  # until it is noticed
+        with contextlib.suppress(EngineOverloadedError):
+            assert accepts(compiler.compile(StructuredOutputs(regex=f"b{i}")), f"b{i}")
+            break
+    assert compiler.trial_process_id not in (None, server)
 
-    class Stuck(Vocabulary):
-        def matcher(self, spec: StructuredOutputs) -> Any:
-            while not leave.is_set():
-                pass
-            return super().matcher(spec)
 
-    compiler = GrammarCompiler(lambda: Stuck(ByteTokenizer(), {END}))
-    try:
-        for i in range(2):
-            with pytest.raises(InvalidRequestError, match="takes longer"):
-                compiler.compile(StructuredOutputs(regex=f"a{i}"))
-        with pytest.raises(EngineOverloadedError):
-            compiler.compile(StructuredOutputs(regex="b"))
-    finally:
-        leave.set()
+def test_no_process_is_left_when_the_compiler_is() -> None:
+    compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END, 256}))  # as no other test's
+    compiler.compile(StructuredOutputs(regex="a"))
+    assert compiler.trial_process_id is not None
+    process = psutil.Process(compiler.trial_process_id)
+    del compiler
+    gc.collect()
+    process.wait(60)

@@ -21,7 +21,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_key import CacheKey
 from radixkv.chat import hints
 from radixkv.request import OutputDelta
-from radixkv.sampling.grammar.compiler import Grammar
+from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.text.tokenizer import Tokenizer
 
 SPECIAL = [

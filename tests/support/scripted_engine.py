@@ -37,7 +37,7 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from radixkv.sampling.grammar.compiler import Grammar
+from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
@@ -273,7 +273,7 @@ class ScriptedEngine:
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
         self._input_processor.check(encoded, self._input_processor.encode_words(params))
-        grammar = self._input_processor.compile(params)
+        grammar = self._input_processor.compile(params, self.cache.namespace(tenant, salt))
         self._raise_if_closed()
         if request_id is None:
             request_id = f"req-{next(self._ids)}"

@@ -6,7 +6,7 @@ dozen can take seconds, two dozen hours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,8 +14,12 @@ _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 _ELSEWHERE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "additionalItems")
 
 
-def joined_patterns(schema: Any) -> int:
-    """An upper bound of the patterns and formats that meet in one place. O(size of the schema).
+#: What a keyword, `pattern` or `format`, counts by its value.
+Counted = Callable[[str, str], float]
+
+
+def joined_patterns(schema: Any, counted: Counted) -> float:
+    """An upper bound of the patterns and formats that meet in one place, as counted. O(size of the schema).
 
     Alternatives don't meet, members of `allOf` and what a `$ref` stands beside do; where in them patterns
     are is not told apart.
@@ -23,28 +27,33 @@ def joined_patterns(schema: Any) -> int:
     Raises:
         RecursionError: references lead too deep.
     """
-    return _Schema(schema).weight(schema)
+    return _Schema(schema, counted).weight(schema)
 
 
 class _Schema:
     """One schema; each part of it is looked at once."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, counted: Counted) -> None:
         self._root = root
-        self._known: dict[int, int] = {}
+        self._counted = counted
+        self._known: dict[int, float] = {}
         self._named: dict[str, list[Any]] | None = None
 
-    def weight(self, schema: Any) -> int:
+    def weight(self, schema: Any) -> float:
         if not isinstance(schema, Mapping):
-            return 0
+            return 0.0
         known = self._known.get(id(schema))
         if known is None:
-            self._known[id(schema)] = 0  # where a reference leads back here, this is being counted already
+            self._known[id(schema)] = 0.0  # where a reference leads back here, this is being counted already
             known = self._known[id(schema)] = self._weight(schema)
         return known
 
-    def _weight(self, schema: Mapping[str, Any]) -> int:
-        own = sum(isinstance(schema.get(name), str) for name in ("pattern", "format"))
+    def _weight(self, schema: Mapping[str, Any]) -> float:
+        own = sum(
+            self._counted(name, schema[name])
+            for name in ("pattern", "format")
+            if isinstance(schema.get(name), str)
+        )
         inside = self._heaviest(_inside(schema))
         patterns = schema.get("patternProperties")
         if isinstance(patterns, Mapping):
@@ -59,8 +68,8 @@ class _Schema:
                 met += sum(map(self.weight, self._referenced(schema[name])))
         return max(own, inside) + met
 
-    def _heaviest(self, schemas: Iterable[Any]) -> int:
-        return max(map(self.weight, schemas), default=0)
+    def _heaviest(self, schemas: Iterable[Any]) -> float:
+        return max(map(self.weight, schemas), default=0.0)
 
     def _referenced(self, reference: str) -> list[Any]:
         """What a reference leads to; where it is no path, all that it may mean."""

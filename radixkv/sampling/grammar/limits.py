@@ -17,6 +17,9 @@ from typing import Any
 
 from radixkv.sampling.grammar.exactness import check_exactness
 from radixkv.sampling.grammar.joined_patterns import joined_patterns
+from radixkv.sampling.grammar.lark_operators import joined_ways
+from radixkv.sampling.grammar.regex_text import max_repetitions, num_atoms
+from radixkv.structured import StructuredOutputs
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_DEPTH = 64
@@ -26,10 +29,13 @@ MAX_MULTIPLE = 10_000
 MAX_PATTERN_PROPERTIES = 100
 MAX_REFERENCES = 500
 MAX_JOINED_PATTERNS = 8
+MAX_JOINED_WAYS = 5_000
+#: Bytes that an answer has at least, by one `minItems` or `minLength`; longer ones fit into no context.
+MAX_LEAST_BYTES = 2**18
 MAX_REPETITIONS = 100_000
 
-#: A bound `{m}`, `{m,}` or `{m,n}` of a regular expression.
-_BOUND = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+#: Of the ways in a format: the largest, of URIs, have some dozens of characters and classes.
+_FORMAT_BITS = 5.0
 #: What of a Lark grammar may hold any character: strings, comments, regular expressions, embedded schemas.
 _LARK_PARTS = re.compile(
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|\#[^\n]*|(?P<regex>/(?:\\.|[^/\\\n])+/)|(?P<json>%json\s*(?=\{))'
@@ -38,6 +44,20 @@ _LARK_PARTS = re.compile(
 
 class TooComplex(ValueError):
     """A grammar is beyond a limit; the message names what of it, and the limit."""
+
+
+def check_spec(spec: StructuredOutputs) -> None:
+    """Raises TooComplex where something of a spec is beyond the limits; ValueError where it can't be used."""
+    if spec.json is not None:
+        check_schema(str(spec.json))
+    if spec.regex is not None:
+        check_regex(spec.regex)
+    if spec.whitespace_pattern is not None:
+        check_regex(spec.whitespace_pattern)
+    if spec.grammar is not None:
+        check_lark(spec.grammar)
+    if spec.choice is not None:
+        check_text("".join(spec.choice))
 
 
 def check_text(text: str) -> None:
@@ -81,6 +101,7 @@ def _check_schema(schema: Any) -> None:
         if depth > MAX_DEPTH:
             raise TooComplex(f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, dict):
+            counts.array(value)
             for name, item in value.items():
                 counts.keyword(name, item)
                 stack.append((item, depth + 1))
@@ -94,14 +115,25 @@ def _check_schema(schema: Any) -> None:
 
 def _check_joined_patterns(schema: Any) -> None:
     try:
-        joined = joined_patterns(schema)
+        joined = joined_patterns(schema, lambda name, value: 1.0)
+        ways = 2 ** min(joined_patterns(schema, _bits), 60)
     except RecursionError:
         raise TooComplex("$ref: one leads to another too often") from None
     if joined > MAX_JOINED_PATTERNS:
         raise TooComplex(
-            f"pattern and format: {joined} of them are joined by allOf or $ref, but at most "
+            f"pattern and format: {joined:.0f} of them are joined by allOf or $ref, but at most "
             f"{MAX_JOINED_PATTERNS} can be"
         )
+    if ways > MAX_JOINED_WAYS:
+        raise TooComplex(
+            f"pattern and format: the characters and classes of those that are joined by allOf or $ref "
+            f"multiply to {ways:.0f}, but at most {MAX_JOINED_WAYS} are allowed"
+        )
+
+
+def _bits(keyword: str, value: str) -> float:
+    """How many ways there are in a pattern or a format, as a power of 2."""
+    return math.log2(max(2, num_atoms(value))) if keyword == "pattern" else _FORMAT_BITS
 
 
 def _is_lenient(schema: dict[str, Any]) -> bool:
@@ -117,6 +149,7 @@ class _Counts:
     properties: int = 0
     enum_values: int = 0
     pattern_properties: int = 0
+    least_bytes: int = 0
     references: set[str] = field(default_factory=set)
     multiples: set[Fraction] = field(default_factory=set)
 
@@ -133,10 +166,20 @@ class _Counts:
                 check_regex(pattern)
         elif name == "pattern" and isinstance(value, str):
             check_regex(value)
+        elif name in ("minItems", "minLength") and isinstance(value, int):
+            self.least_bytes = max(self.least_bytes, value)
         elif name == "multipleOf" and isinstance(value, int | Fraction) and value > 0:
             self.multiples.add(Fraction(value))
         elif name in ("$ref", "$dynamicRef") and isinstance(value, str):
             self.references.add(value)
+
+    def array(self, schema: dict[str, Any]) -> None:
+        """How long an array is at least, by its items that are constants."""
+        least, items = schema.get("minItems"), schema.get("items")
+        if isinstance(least, int) and isinstance(items, dict) and "const" in items:
+            self.least_bytes = max(
+                self.least_bytes, least * (len(json.dumps(items["const"], default=str)) + 1)
+            )
 
     def check(self) -> None:
         for name, count, most in (
@@ -147,6 +190,11 @@ class _Counts:
         ):
             if count > most:
                 raise TooComplex(f"{name}: {count} of them, but at most {most} are allowed")
+        if self.least_bytes > MAX_LEAST_BYTES:
+            raise TooComplex(
+                f"minItems and minLength: an answer would have {self.least_bytes} bytes at least, but at "
+                f"most {MAX_LEAST_BYTES} can be asked for"
+            )
         if self.multiples:
             # As allOf may combine them: their common multiple, counted in units of their common denominator.
             unit = math.lcm(*(multiple.denominator for multiple in self.multiples))
@@ -184,53 +232,23 @@ def check_regex(pattern: str) -> None:
         )
 
 
-def max_repetitions(pattern: str) -> int:
-    """How often the innermost part of a regular expression is repeated by its bounds. O(length).
-
-    >>> max_repetitions("((a{1,100}){2,10}b){3}"), max_repetitions("[{9}]{2}a{4,}"), max_repetitions("a+b?")
-    (3000, 4, 1)
-    """
-    groups = [1]  # the most repeated part of each open group
-    last = 1  # of the part that a bound would repeat
-    at = 0
-    while at < len(pattern):
-        character = pattern[at]
-        bound = _BOUND.match(pattern, at) if character == "{" else None
-        if bound is not None:
-            last *= max(1, int(bound[2] or bound[1]))
-            groups[-1] = max(groups[-1], last)
-            at = bound.end()
-            continue
-        if character == "(":
-            groups.append(1)
-        elif character == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] = max(groups[-1], last)
-        elif character not in "*+?":
-            last = 1
-        at = _end_of_class(pattern, at) if character == "[" else at + (2 if character == "\\" else 1)
-    return groups[0] if len(groups) == 1 else max(groups)
-
-
-def _end_of_class(pattern: str, at: int) -> int:
-    """Behind the `]` of the class that begins here; classes may hold classes."""
-    depth = 0
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            at += 1
-        elif pattern[at] == "[":
-            depth += 1
-        elif pattern[at] == "]":
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        at += 1
-    return at
-
-
 def check_lark(grammar: str) -> None:
-    """Raises TooComplex for a Lark grammar whose schemas or regular expressions are beyond the limits."""
+    """Raises TooComplex for a Lark grammar whose schemas or regular expressions are beyond the limits.
+
+    Raises ValueError for a grammar in llguidance's own JSON.
+    """
     check_text(grammar)
+    if grammar.lstrip().startswith(("{", "[")):
+        raise ValueError(
+            "it begins with { or [, but a Lark grammar begins with a rule; llguidance's own JSON is not "
+            "accepted: give a JSON Schema as json"
+        )
+    ways = joined_ways(grammar)
+    if ways > MAX_JOINED_WAYS:
+        raise TooComplex(
+            f"& and ~: the characters and classes of the terms that they join multiply to {ways}, but at "
+            f"most {MAX_JOINED_WAYS} are allowed"
+        )
     for regex, schema in _parts_of_lark(grammar):
         if regex is not None:
             check_regex(regex)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 
 from radixkv.errors import RequestFailedError
+from radixkv.sampling.grammar.trial import first_line
 from radixkv.sampling.grammar.vocabulary import Bitmasks, Vocabulary
+from radixkv.sampling.grammar.work import MAX_EXCESS_S, PROMISED_S, Effort
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
 _BITS = np.arange(32, dtype=np.int32)
@@ -22,24 +25,38 @@ _MOST = np.where(
 )
 
 
+#: What a request says that is ended for the work that its grammar makes.
+_TOO_MUCH = (
+    f"its masks take more than {PROMISED_S * 1e6:.0f} us of CPU time each, and {MAX_EXCESS_S * 1e3:.0f} ms "
+    "in all beyond that; simplify the grammar"
+)
+
+
 class GrammarMask(LogitsProcessor):
     """Rules out every token that the grammar does not allow next, and ends the output where it is complete.
 
     Args:
         matcher: at the beginning of the grammar; from now on this object's alone.
         min_tokens: tokens to avoid for a while. The grammar wins: they are avoided where others are allowed.
+        effort: counts the work that the matcher makes; too much of it is a failure.
     """
 
     stage = 4
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, min_tokens: MinTokens | None
+        self,
+        matcher: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        min_tokens: MinTokens | None,
+        effort: Effort,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._min_tokens = min_tokens
+        self._effort = effort
         self._num_ends = 0  # end tokens that came last: no matcher may get one
         self._mask: Bitmasks | None = None  # for the next token, once it is known
+        self._is_slow = False  # masks were slow that were found together with this one's
 
     @property
     def is_active(self) -> bool:
@@ -51,12 +68,17 @@ class GrammarMask(LogitsProcessor):
 
     @property
     def failure(self) -> str | None:
-        return f"the grammar can't go on: {first_line(self._matcher)}" if self._matcher.is_error() else None
+        if self._matcher.is_error():
+            return f"the grammar can't go on: {first_line(self._matcher)}"
+        return f"the grammar can't go on: {_TOO_MUCH}" if self._effort.is_too_much else None
 
     def forced_tokens(self) -> list[int]:
-        if self._num_ends:
+        if self._num_ends or self.failure is not None:
             return []
-        return [int(token) for token in self._matcher.compute_ff_tokens()]
+        started = time.thread_time()
+        forced = [int(token) for token in self._matcher.compute_ff_tokens()]
+        self._effort.add(time.thread_time() - started)
+        return forced
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         if self._num_ends:
@@ -65,20 +87,43 @@ class GrammarMask(LogitsProcessor):
             (i for i, token in enumerate(token_ids) if token in self._vocabulary.end_token_ids),
             len(token_ids),
         )
-        return int(self._matcher.validate_tokens(list(token_ids[:before_end])))
+        started = time.thread_time()
+        count = int(self._matcher.validate_tokens(list(token_ids[:before_end])))
+        self._effort.add(time.thread_time() - started)
+        return count
 
     @classmethod
     def prepare(cls, processors: Sequence[Self]) -> None:
-        """Find the masks of all processors in one call; 10 us each for JSON, up to 300 us for others."""
+        """Find the masks of all processors, in one call those that are quick.
+
+        10 us each for JSON, up to 300 us for others; what takes more is counted against its request.
+        """
         new = [processor for processor in processors if processor._mask is None]
-        if not new:
-            return
-        masks = new[0]._vocabulary.masks([processor._matcher for processor in new])
-        for processor, mask in zip(new, masks, strict=True):
-            processor._take(mask)
+        alone = [processor for processor in new if processor._is_slow or len(new) == 1]
+        together = [processor for processor in new if not (processor._is_slow or len(new) == 1)]
+        if together:
+            vocabulary = together[0]._vocabulary
+            started = time.perf_counter()
+            masks = vocabulary.masks([processor._matcher for processor in together])
+            rounds = -(-len(together) // vocabulary.masks_at_once)
+            taken = time.perf_counter() - started
+            are_slow = taken > rounds * PROMISED_S  # whose work it was shows the next time
+            for processor, mask in zip(together, masks, strict=True):
+                processor._is_slow = are_slow
+                processor._effort.add(0.0, promised_s=PROMISED_S)
+                processor._effort.automaton.grow(taken / len(together))
+                processor._take(mask)
+        if alone:
+            masks, times = alone[0]._vocabulary.timed_masks([processor._matcher for processor in alone])
+            for processor, mask, seconds in zip(alone, masks, times, strict=True):
+                processor._is_slow = seconds > PROMISED_S
+                processor._effort.add(seconds, promised_s=PROMISED_S)
+                processor._take(mask)
 
     def _take(self, mask: Bitmasks) -> None:
         if self._matcher.is_error():
+            self._effort.automaton.is_broken = True
+        if self.failure is not None:
             mask[:] = 0
         elif self._min_tokens is not None and self._min_tokens.is_active:
             without = mask.copy()
@@ -108,7 +153,12 @@ class GrammarMask(LogitsProcessor):
             self._min_tokens.accept(token_id)
         if self._num_ends or token_id in self._vocabulary.end_token_ids:
             self._num_ends += 1
-        elif not self._matcher.consume_token(token_id):
+            return
+        started = time.thread_time()
+        accepted = self._matcher.consume_token(token_id)
+        self._effort.add(time.thread_time() - started)
+        if not accepted:
+            self._effort.automaton.is_broken = True
             raise RequestFailedError(self.failure or "the grammar refuses its token", code="grammar_failed")
 
     def roll_back(self, count: int) -> None:
@@ -124,14 +174,9 @@ class GrammarMask(LogitsProcessor):
 
     def fork(self) -> Self:
         min_tokens = self._min_tokens.fork() if self._min_tokens is not None else None
-        other = type(self)(self._matcher.deep_copy(), self._vocabulary, min_tokens)
+        other = type(self)(self._matcher.deep_copy(), self._vocabulary, min_tokens, self._effort.fork())
         other._num_ends, other._mask = self._num_ends, self._mask
         return other
-
-
-def first_line(matcher: llguidance.LLMatcher) -> str:
-    """What a matcher in error says, without the state that it adds for its developers."""
-    return str(matcher.get_error()).split("\n<", 1)[0].strip()[:1000] or "unknown error"
 
 
 def _mask_on_cpu(

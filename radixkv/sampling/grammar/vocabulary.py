@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import llguidance
 import numpy as np
@@ -13,10 +17,21 @@ import numpy.typing as npt
 
 from radixkv.structured import StructuredOutputs
 
-#: Half of llguidance's: what it refuses at this takes a third of a second, not a whole one.
-_COMPILE_FUEL = 300_000
-#: A mask that needs more than this, three milliseconds or so, ends its request. Common grammars need a tenth.
-_MASK_FUEL = 30_000
+#: What a matcher may need; beyond it, it is in error. Common grammars need a tenth.
+#: - compile fuel: half of llguidance's; what it refuses at this takes a third of a second, not a whole one.
+#: - mask fuel: of one mask's regular expressions, three milliseconds or so.
+#: - row and step items: of the parser. A row is searched whole for each item that is added to it, so that the
+#:   work grows with the square; an object of 480 optional properties has 2,000.
+#: - states: about half a kilobyte of memory each; a mask within a text of bounded length makes twenty.
+#: - grammar: symbols of all its rules; 1,000 optional properties have 8,000.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 30_000,
+    "max_items_in_row": 2_000,
+    "step_max_items": 6_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 10_000,
+}
 _MAX_MASK_THREADS = 8
 
 
@@ -48,6 +63,52 @@ class GrammarTokenizer(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class PlainTokens:
+    """A tokenizer as data that another process can have; it splits text at the longest tokens."""
+
+    is_tokenizer_wrapper: ClassVar = True
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    bos_token_id: int | None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        rest = text.encode() if isinstance(text, str) else text
+        found = []
+        while rest:
+            size = next((n for n in range(min(len(rest), 32), 0, -1) if rest[:n] in self._ids), 1)
+            if rest[:size] in self._ids:
+                found.append(self._ids[rest[:size]])
+            rest = rest[size:]
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {token: i for i, token in enumerate(self.tokens)}
+
+    def grammar_source(self) -> PlainTokens:
+        return self
+
+
+@dataclass(frozen=True)
+class VocabularyRecipe:
+    """What a vocabulary is made of, as data that another process can have.
+
+    Args:
+        source: the JSON text of a tokenizer, or its tokens.
+    """
+
+    source: str | PlainTokens
+    end_token_ids: tuple[int, ...]
+
+    def grammar_source(self) -> Any:
+        return self.source
+
+    def make(self) -> Vocabulary:
+        return Vocabulary(self, self.end_token_ids)
+
+
 class Vocabulary:
     """One tokenizer's tokens. Making it takes some tenths of a second.
 
@@ -65,7 +126,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, end_token_ids: Collection[int]) -> None:
-        source = tokenizer.grammar_source()
+        source = self._source = tokenizer.grammar_source()
         self._tokens = llguidance.LLTokenizer(
             source, eos_token=sorted(end_token_ids) or None, slices=_slices()
         )
@@ -73,11 +134,24 @@ class Vocabulary:
         self.size: int = self._tokens.vocab_size
         self.scratch = np.empty((-(-self.size // 32) * 4, 8), dtype=np.float32)
         # One core stays for whoever waits for the masks.
-        threads = max(1, min((os.cpu_count() or 1) - 1, _MAX_MASK_THREADS))
-        self._executor = llguidance.LLExecutor(threads) if threads > 1 else None
-        self._limits = llguidance.LLParserLimits(
-            initial_lexer_fuel=_COMPILE_FUEL, step_lexer_fuel=_MASK_FUEL, verbose_errors=False
-        )
+        self._threads = max(1, min((os.cpu_count() or 1) - 1, _MAX_MASK_THREADS))
+        self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+
+    @cached_property
+    def _executor(self) -> llguidance.LLExecutor:
+        return llguidance.LLExecutor(self._threads)
+
+    def recipe(self) -> VocabularyRecipe:
+        """What makes the same vocabulary in another process."""
+        source = self._source
+        if not isinstance(source, str):
+            source = PlainTokens(
+                list(source.tokens),
+                list(getattr(source, "special_token_ids", ())),
+                source.eos_token_id,
+                source.bos_token_id,
+            )
+        return VocabularyRecipe(source, tuple(self.end_token_ids))
 
     def matcher(self, spec: StructuredOutputs) -> llguidance.LLMatcher:
         """A matcher at the beginning of a grammar; it may be in error. Takes a millisecond to a second."""
@@ -86,17 +160,35 @@ class Vocabulary:
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Bitmasks:
         """The tokens that each matcher allows next, a bit each: int32 [len(matchers), ceil(size / 32)].
 
-        A matcher that fails at that is in error afterwards.
+        Several at once where there are cores for it. A matcher that fails at that is in error afterwards.
         """
-        masks = np.zeros((len(matchers), -(-self.size // 32)), dtype=np.int32)
+        masks = self._no_masks(len(matchers))
         width, start = masks.strides[0], masks.ctypes.data
-        if self._executor is None or len(matchers) == 1:
+        if self._threads == 1 or len(matchers) == 1:
             for i, matcher in enumerate(matchers):
                 matcher.unsafe_compute_mask_ptr(start + i * width, width)
         else:
             rows = list(zip(matchers, range(len(matchers)), strict=True))
             self._executor.unsafe_compute_mask_ptr(rows, start, width, len(matchers))
         return masks
+
+    def timed_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> tuple[Bitmasks, list[float]]:
+        """`masks`, one after the other, and the CPU seconds of each."""
+        masks = self._no_masks(len(matchers))
+        width, start = masks.strides[0], masks.ctypes.data
+        times = [time.thread_time()]
+        for i, matcher in enumerate(matchers):
+            matcher.unsafe_compute_mask_ptr(start + i * width, width)
+            times.append(time.thread_time())
+        return masks, [after - before for before, after in itertools.pairwise(times)]
+
+    @property
+    def masks_at_once(self) -> int:
+        """How many masks are found at the same time."""
+        return self._threads
+
+    def _no_masks(self, count: int) -> Bitmasks:
+        return np.zeros((count, -(-self.size // 32)), dtype=np.int32)
 
 
 def grammar_text(spec: StructuredOutputs) -> str:
@@ -108,11 +200,9 @@ def grammar_text(spec: StructuredOutputs) -> str:
     if spec.regex is not None:
         return str(llguidance.LLMatcher.grammar_from_regex(spec.regex))
     if spec.grammar is not None:
-        return str(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
-    if spec.choice is not None:
-        return str(
-            llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, spec.choice))}")
-        )
+        return _lark(spec.grammar)
+    if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
+        return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
     schema = '{"type":"object"}' if spec.json_object else str(spec.json)
     if schema.strip() == "true":
         schema = "{}"
@@ -124,3 +214,8 @@ def grammar_text(spec: StructuredOutputs) -> str:
         },
     )
     return str(grammar)
+
+
+def _lark(grammar: str) -> str:
+    """A grammar that is Lark whatever it looks like: bare, it might be taken for llguidance's own JSON."""
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]})

@@ -1,0 +1,128 @@
+"""How much work grammars may make, one answer and one tenant at a time.
+
+A mask is promised to take no more than `PROMISED_S`. Some take more: each answer may exceed that by
+`MAX_EXCESS_S` in all, and pays it back by masks that take less. What the answers of a tenant exceed is paid
+from its account, which fills by a small part of the time that passes; with an empty one an answer may exceed
+hardly anything, and no further grammar is taken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+#: CPU time of a step's work for one row.
+PROMISED_S = 300e-6
+#: What an answer may take beyond that, in all; and with an empty account.
+MAX_EXCESS_S = 0.1
+MAX_EXCESS_UNPAID_S = 0.003
+
+
+class Account:
+    """CPU seconds that may be spent: so many at once, and then a share of the time that passes. Any thread.
+
+    Args:
+        most_s: what a full account holds; it begins full.
+        share: seconds that come in each second.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, most_s: float, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_s = most_s
+        self._share = share
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._balance_s = most_s
+        self._seen = clock()
+
+    def charge(self, seconds: float) -> None:
+        """Take from it, beyond its end if need be."""
+        with self._lock:
+            self._fill()
+            self._balance_s -= seconds
+
+    @property
+    def is_empty(self) -> bool:
+        return self.wait_s > 0.0
+
+    @property
+    def is_full(self) -> bool:
+        with self._lock:
+            self._fill()
+            return self._balance_s >= self._most_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there is something in it again."""
+        with self._lock:
+            self._fill()
+            return max(0.0, -self._balance_s / self._share)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._balance_s = min(self._most_s, self._balance_s + (now - self._seen) * self._share)
+        self._seen = now
+
+
+#: What an automaton grows by while it is followed, at most: measured, 0.1 MB in each millisecond of work.
+_BYTES_PER_S = 150e6
+
+
+class Automaton:
+    """What all answers of a compiled grammar share: it grows while they are followed.
+
+    Args:
+        num_bytes: memory that it took to compile.
+
+    Attributes:
+        is_broken: it came to a limit in one answer, and can't be followed in others either.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self._num_bytes = num_bytes
+        self._worked_s = 0.0
+        self.is_broken = False
+
+    @property
+    def num_bytes(self) -> int:
+        """An upper estimate of its memory."""
+        return self._num_bytes + int(self._worked_s * _BYTES_PER_S)
+
+    def grow(self, seconds: float) -> None:
+        self._worked_s += seconds
+
+
+class Effort:
+    """What one answer's grammar has taken beyond what is promised.
+
+    Args:
+        account: who pays; None: nobody has to.
+        automaton: what the work makes grow.
+    """
+
+    __slots__ = ("_account", "_excess_s", "automaton")
+
+    def __init__(self, account: Account | None = None, automaton: Automaton | None = None) -> None:
+        self._account = account
+        self._excess_s = 0.0
+        self.automaton = automaton if automaton is not None else Automaton()
+
+    def add(self, seconds: float, *, promised_s: float = 0.0) -> None:
+        """Count CPU seconds of which some are promised. O(1); the account is charged for what counts."""
+        self._excess_s = max(0.0, self._excess_s + seconds - promised_s)
+        self.automaton.grow(seconds)
+        if seconds > PROMISED_S and self._account is not None:
+            self._account.charge(seconds - PROMISED_S)
+
+    @property
+    def is_too_much(self) -> bool:
+        if self._excess_s <= MAX_EXCESS_UNPAID_S:
+            return False
+        return self._excess_s > MAX_EXCESS_S or (self._account is not None and self._account.is_empty)
+
+    def fork(self) -> Effort:
+        """For an answer that goes on from here."""
+        other = Effort(self._account, self.automaton)
+        other._excess_s = self._excess_s
+        return other
