@@ -27,7 +27,8 @@ help:
 	@echo "make wheel      build dist/radixkv-*.whl"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
-	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 generated requests"
+	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
+	@echo "                10,000 generated requests of the API"
 	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
 	@echo "make install    the environment in .venv only"
 	@echo "make clean      remove the environment and caches"
@@ -105,6 +106,7 @@ bench-gpu: install-test
 fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)
 	$(BIN)/python tests/cache/mutations.py
+	$(BIN)/python tests/engine/fuzz_small_pools.py --requests 5000
 	$(BIN)/python tests/server/fuzz_api.py --cases 10000
 
 soak: install-test

@@ -12,6 +12,9 @@ from hypothesis import settings
 # Two threads that share two cores with a server under test only wait for each other.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Every step of every engine, those of servers in other processes included, is proven before it runs.
+os.environ.setdefault("RADIXKV_CHECK_STEPS", "1")
+
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("default")
@@ -70,3 +73,5 @@ def nothing_was_rebuilt(request: pytest.FixtureRequest) -> Iterator[None]:
     support.MADE.clear()
     if request.node.get_closest_marker("injects_faults") is None:
         assert [engine.stats().num_rebuilds for engine in made] == [0] * len(made), "an invariant was broken"
+    for engine in made:
+        assert getattr(engine.runner, "violations", []) == [], "a step read what was not its own"

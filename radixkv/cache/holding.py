@@ -107,9 +107,13 @@ class Holding(BlockTable):
         """(source block, target block, slots) to copy, in order, before computing."""
         return [] if self.pending is None else self.pending.copies
 
-    def take_copies(self) -> list[Copy]:
-        """The pending copies; the list is empty afterwards. Their sources stay held until `copies_done`."""
-        return [] if self.pending is None else self.pending.take()
+    def take_copies(self, *, until_done: bool = False) -> list[Copy]:
+        """The pending copies; the list is empty afterwards, and their sources stay held.
+
+        Args:
+            until_done: until `copies_done`, for who commits now and copies later; else until the next commit.
+        """
+        return [] if self.pending is None else self.pending.take(until_done)
 
     def _new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
         if self.pending is None:
@@ -231,7 +235,7 @@ class Holding(BlockTable):
 
     def _commit(self, num_tokens: int) -> int:
         """Up to `num_tokens` tokens are computed; see `Lease.commit`."""
-        if self.pending is not None:
+        if self.pending is not None and not self.pending.outlasts_commit:
             self._end_copies()
         before = self.num_committed
         if num_tokens <= before:

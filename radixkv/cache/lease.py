@@ -153,9 +153,10 @@ class Lease(Holding):
         self._truncate(num_tokens)
 
     def copies_done(self) -> None:
-        """The copies have run: their source blocks need no longer be held. Implied by the next `commit`.
+        """The copies have run: their source blocks need no longer be held.
 
-        What was committed of the blocks copied to can be matched from now on.
+        Implied by the next `commit`, unless they were taken `until_done`. What was committed of the blocks
+        copied to can be matched from now on.
         """
         self._end_copies()
         if self.tree_tokens < self.num_committed and not self._is_released:

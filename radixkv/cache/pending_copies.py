@@ -1,4 +1,12 @@
-"""PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on what they read."""
+"""PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on what they read.
+
+    listed ---- take ----> part of a step ---- done ----> run
+    |   their sources are held: nobody gets these blocks  |
+
+Who makes copies later, with others' work between, takes them `until_done`: a block that is still to be read
+must not be given to anybody, who could overwrite it first. Other copies are made by the lease's user before
+its next commit, and end with it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +32,10 @@ class PendingCopies:
         copies: those that nobody has taken to make them, in order.
         nodes: (node, block) that copies read in the tree, protected until they have run.
         blocks: what they read outside the tree, with one holder more until then.
+        outlasts_commit: they have been taken `until_done`.
     """
 
-    __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes")
+    __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes", "outlasts_commit")
 
     def __init__(self, capacity: Capacity, group: QuotaGroup) -> None:
         self._capacity = capacity
@@ -34,6 +43,7 @@ class PendingCopies:
         self.copies: list[Copy] = []
         self.nodes: list[tuple[Node, int]] = []
         self.blocks: list[int] = []
+        self.outlasts_commit = False
 
     @property
     def hold_something(self) -> bool:
@@ -48,9 +58,14 @@ class PendingCopies:
         else:
             self.blocks.append(source)
 
-    def take(self) -> list[Copy]:
-        """The copies; they are listed no longer, but hold what they read until they are `done`."""
+    def take(self, until_done: bool) -> list[Copy]:
+        """The copies; they are listed no longer, but hold what they read.
+
+        Args:
+            until_done: even over a commit.
+        """
         copies, self.copies = self.copies, []
+        self.outlasts_commit = self.outlasts_commit or until_done
         return copies
 
     def for_fork(self) -> PendingCopies:
@@ -60,10 +75,12 @@ class PendingCopies:
             self._capacity.tree.protect(node)
         self._capacity.pool.share(array("i", self.blocks))
         fork.copies, fork.nodes, fork.blocks = self.copies[:], self.nodes[:], self.blocks[:]
+        fork.outlasts_commit = self.outlasts_commit
         return fork
 
     def done(self) -> None:
         """They have run, or never will: let go of what they read. O(copies)."""
+        self.outlasts_commit = False
         nodes, self.nodes = self.nodes, []
         for node, _ in nodes:
             unprotect(self._capacity, node)

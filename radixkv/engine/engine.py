@@ -19,6 +19,7 @@ disturbs another request.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from radixkv.request import FinishReason, SamplingParams
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.sampler import SampledToken, sample_runs
 from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
+
+#: Set to 1, every step's plan is proven before it runs; a few per cent of a small model's step.
+CHECK_STEPS = "RADIXKV_CHECK_STEPS"
 
 
 @dataclass(slots=True)
@@ -133,6 +138,7 @@ class Engine:
             block_size=cache.block_size,
             clock=clock,
         )
+        self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
         self._speculation = None if config.speculation == "off" else self._make_speculation(step_costs)
         self._scheduler_over = partial(
             Scheduler,
@@ -260,6 +266,8 @@ class Engine:
         self._expire()
         alone = self._faults.next_alone
         result = self.scheduler.schedule(only=alone)
+        if self._checks_steps and result.batch is not None:
+            check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
             message = (
                 f"no KV block can be had for token {request.num_tokens + 1}: the cache has "

@@ -88,8 +88,8 @@ class Batch:
         write_slots: int64 [N], slot = block * block_size + offset.
         write_rows: int64 [N], the row of T that goes to each slot; None: row i to slot i, N = T.
         logit_rows: int64 [S], rows whose logits are needed, ascending.
-        copy_groups: copies to run before the step, group after group; inside a group no
-            source is a target before it, and no block is a target twice.
+        copy_groups: copies to run before the step, group after group; inside a group no source is a target,
+            and no block is a target twice. Nothing that they read or write is written by the step.
     """
 
     entries: list[Entry]
@@ -223,33 +223,37 @@ def _resolve_copies(
 ) -> tuple[list[int], list[int], list[list[Copy]]]:
     """Split copies into those that run before the step and slots to write a second time in it.
 
-    Cases, per copied slot:
-      1. its source is computed in this step by an earlier entry -> write the same row into the target too;
-      2. its source or target is itself a target of an earlier copy of this step -> a later group;
-      3. otherwise                                               -> this group.
+    The source of a copy is held until the step has run, so whichever entry writes to it computes the very
+    tokens that are to be copied. They are the last ones of the copied slots:
 
-    Entries are in the order in which they took and committed their blocks. Only earlier entries count in
-    case 1: a later one that writes to the source has been given that block after it was evicted.
+        source   | computed before | computed in this step |
+        target   | copied          | written a second time |
+
+    A source that is itself a target of this step is read in a later group.
     """
     row_of_slot: dict[int, int] = {}
+    for entry, first in zip(entries, query_starts.tolist(), strict=False):
+        for row in range(first, first + entry.count - len(entry.draft)):
+            row_of_slot[int(slots[row])] = row
+    row_of_slot.pop(-1, None)  # what is not written
     extra_rows: list[int] = []
     extra_slots: list[int] = []
     groups: list[list[Copy]] = []
     targets: set[int] = set()
-    for r, entry in enumerate(entries):
+    for entry in entries:
         for source, target, num_slots in entry.copies:
-            if not groups or source in targets or target in targets:
-                groups.append([])
-                targets = set()
-            groups[-1].append((source, target, num_slots))
-            targets.add(target)
-            for offset in range(num_slots):
-                row = row_of_slot.get(source * block_size + offset)
-                if row is not None:
-                    slot = target * block_size + offset
-                    extra_rows.append(row)
-                    extra_slots.append(slot)
-                    row_of_slot[slot] = row
-        first, end = int(query_starts[r]), int(query_starts[r + 1])
-        row_of_slot.update(zip(slots[first:end].tolist(), range(first, end), strict=True))
+            start, goal = source * block_size, target * block_size
+            before = num_slots
+            while before and start + before - 1 in row_of_slot:
+                before -= 1
+            for offset in range(before, num_slots):
+                row = row_of_slot[goal + offset] = row_of_slot[start + offset]
+                extra_rows.append(row)
+                extra_slots.append(goal + offset)
+            if before:
+                if not groups or source in targets:
+                    groups.append([])
+                    targets = set()
+                groups[-1].append((source, target, before))
+                targets.add(target)
     return extra_rows, extra_slots, groups

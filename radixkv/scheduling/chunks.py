@@ -60,7 +60,7 @@ class Chunks:
         if entry is None:
             entry = Entry(request, start=request.num_computed, count=0)
             plan.entries[request.arrival_order] = entry
-            entry.copies = lease.take_copies()
+            entry.copies = lease.take_copies(until_done=True)
         end = entry.start + entry.count
         deferred = end - lease.num_committed  # by the decode batch: they are computed, and come first
         redundant = max(0, lease.commit(end + count) - deferred)

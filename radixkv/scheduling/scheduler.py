@@ -211,6 +211,9 @@ class Scheduler:
         """The model has run: the step's tokens have their K/V. Drafts are left to `settle`."""
         for entry in batch.entries:
             entry.request.num_computed = entry.end
+            if entry.copies and entry.request.lease is not None:
+                entry.request.lease.copies_done()
+                self._matches.touched()
 
     def settle(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.

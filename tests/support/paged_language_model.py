@@ -1,8 +1,11 @@
 """A model for engine tests: tiny, deterministic, and unforgiving about paged memory.
 
-Its "K/V" of a token is the token's id and position, written to the slot the batch names. Its next-token
-distribution is a hash of the whole context *as read back through the block table*: a wrong block, a missing
-copy or an unwritten slot changes the output, and is also reported at once by comparing with the request.
+Its "K/V" of a token is the token's id, its position and a hash of all tokens up to it (as a real layer's K/V
+depends on them), written to the slot the batch names. Its next-token distribution is a hash of the whole
+context *as read back through the block table*: a wrong block, a missing copy or an unwritten slot changes the
+output. Every entry of every step is also compared with its request at once, sampled or not; what differs is
+noted in `violations`, which `tests/conftest.py` looks at after each test: the engine itself would take it for
+a failed step, and try again.
 """
 
 from __future__ import annotations
@@ -25,6 +28,16 @@ END = 0
 
 #: Engines made by `make_engine` in the running test; `tests/conftest.py` looks at them after it.
 MADE: list[Engine] = []
+
+
+# One random odd weight a position: the hash of a prefix is the sum of (token + 1) * weight, modulo 2**64.
+_WEIGHTS = np.random.default_rng(0).integers(0, 2**63, 1 << 14, dtype=np.uint64) * 2 + 1
+
+
+def prefix_hashes(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """uint64 [n]: a hash of tokens[: i + 1] for every i."""
+    with np.errstate(over="ignore"):
+        return np.cumsum((tokens.astype(np.uint64) + 1) * _WEIGHTS[: len(tokens)], dtype=np.uint64)
 
 
 def next_logits(context: np.ndarray[Any, Any], salt: int = 0) -> np.ndarray[Any, Any]:
@@ -140,6 +153,8 @@ class PagedHashModel:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tokens = np.full(num_blocks * block_size, -1, dtype=np.int64)
         self.positions = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.hashes = np.zeros(num_blocks * block_size, dtype=np.uint64)
+        self.violations: list[str] = []
         self.fail_if = fail_if
         self.nan_for = nan_for or set()
         self.batches: list[list[tuple[str, int, int]]] = []
@@ -151,7 +166,7 @@ class PagedHashModel:
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         reads = [self._slots(source, count) for source, _, count in copies]
-        for memory in (self.tokens, self.positions):
+        for memory in (self.tokens, self.positions, self.hashes):
             values = [memory[slots].copy() for slots in reads]
             for (_, target, count), value in zip(copies, values, strict=True):
                 memory[self._slots(target, count)] = value
@@ -166,6 +181,14 @@ class PagedHashModel:
             raise RuntimeError("injected fault")
         self.tokens[batch.write_slots] = batch.token_ids[rows]
         self.positions[batch.write_slots] = batch.positions[rows]
+        expected = [self._expected(batch, r) for r in range(len(batch.entries))]
+        starts = batch.query_starts.tolist()
+        own = [e.start + np.arange(e.count) for e in batch.entries]
+        hashes = [prefix_hashes(tokens)[at] for tokens, at in zip(expected, own, strict=True)]
+        self.hashes[batch.write_slots] = np.concatenate(hashes)[rows]
+        for r, tokens in enumerate(expected):
+            assert starts[r + 1] - starts[r] == len(own[r])
+            self._compare(batch, r, tokens)
         self.batches.append([(e.request.request_id, e.start, e.count) for e in batch.entries])
         self.num_computed += batch.num_tokens
         logits = np.empty((len(batch.logit_rows), VOCAB), dtype=np.float32)
@@ -185,12 +208,29 @@ class PagedHashModel:
         table = batch.block_tables[r]
         at = np.arange(length)
         slots = table[at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
-        context = self.tokens[slots]
-        request = batch.entries[r].request
-        assert (self.positions[slots] == at).all(), f"{request!r} reads slots of other positions"
-        known = np.append(request.tokens.view(0, batch.entries[r].end), batch.entries[r].draft)
-        assert (context == known[:length]).all(), f"{request!r} reads another's tokens"
-        return context
+        return self.tokens[slots]
+
+    @staticmethod
+    def _expected(batch: Batch, r: int) -> np.ndarray[Any, Any]:
+        """The tokens of an entry's context, those that it computes in this step included."""
+        entry = batch.entries[r]
+        known = np.append(entry.request.tokens.view(0, entry.end), entry.draft).astype(np.int64)
+        return known[: entry.start + entry.count]
+
+    def _compare(self, batch: Batch, r: int, tokens: np.ndarray[Any, Any]) -> None:
+        at = np.arange(len(tokens))
+        table = batch.block_tables[r]
+        slots = table[at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
+        for what, stored, expected in (
+            ("slots of other positions", self.positions, at),
+            ("another's tokens", self.tokens, tokens),
+            ("tokens computed behind others", self.hashes, prefix_hashes(tokens)),
+        ):
+            differ = np.flatnonzero(stored[slots] != expected)
+            if len(differ):
+                text = f"{batch.entries[r]!r} reads {what} at {differ[:8].tolist()}"
+                self.violations.append(text)
+                raise AssertionError(text)
 
 
 def make_engine(

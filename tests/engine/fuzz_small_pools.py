@@ -1,0 +1,38 @@
+"""Thousands of requests in pools with hardly enough blocks.
+
+Prints what the runs were like; ends with an error at the first seed whose answers differ from those of an
+engine without guesses and with room for all, or whose invariants break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+os.environ["RADIXKV_CHECK_STEPS"] = "1"
+
+from pool_traffic import Outcome, run
+
+
+def main() -> None:
+    """Run seeds until enough requests were served."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--faults", action="store_true", help="a step in a hundred fails")
+    options = parser.parse_args()
+    total, seed, started = Outcome(), options.seed, time.monotonic()
+    while total.requests < options.requests:
+        total.add(run(seed, 60, faults=options.faults))
+        seed += 1
+        if seed % 10 == 0:
+            print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
+    print(f"{total}\nno difference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Seeded traffic for engines with hardly enough blocks: what may go wrong where features meet.
+
+Prompts come from a few families with shared beginnings that end inside blocks, in several namespaces, some of
+them with a public prefix; some are repeated word for word, so that there is much to guess. Requests have
+samples, seeds, priorities; some are beams, some are aborted, and the cache is reset, pinned and published
+meanwhile. Every answer is compared with that of an engine that has room for all and guesses nothing.
+
+`tests/engine/fuzz_small_pools.py` runs it for as long as wanted.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from paged_language_model import (
+    END,
+    VOCAB,
+    PagedHashModel,
+    make_engine,
+    next_logits,
+    run_all,
+)
+
+from radixkv.engine.engine import Engine
+from radixkv.errors import InvalidRequestError
+from radixkv.request import SamplingParams
+from radixkv.scheduling.batch import Batch
+from radixkv.speculation.step_costs import StepCosts
+
+#: Rows cost nothing: as many guesses are made as there are.
+FREE = StepCosts({1: 1.0, 2: 1.0})
+NAMESPACES = ("", "ada", ("bob", "salt"))
+POLICIES = ("prefix", "fcfs", "priority", "fair", "lpm")
+
+
+class Parrot(PagedHashModel):
+    """Goes on, mostly, as its context did after the same two tokens: guesses are often right, not always."""
+
+    def execute(self, batch: Batch) -> Any:
+        logits = super().execute(batch)
+        for i, row in enumerate(batch.logit_rows.tolist()):
+            r = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
+            favour(logits[i], self._read(batch, r, int(batch.positions[row]) + 1))
+        return logits
+
+
+def favour(logits: Any, context: np.ndarray[Any, Any]) -> None:
+    """Raise the logit of what followed the last two tokens before, in most contexts."""
+    if len(context) < 3 or int(next_logits(context[-3:], salt=1).argmax()) % 5 == 0:
+        return
+    same = np.flatnonzero((context[:-2] == context[-2]) & (context[1:-1] == context[-1]))
+    if len(same):
+        logits[int(context[same[-1] + 2])] += 12.0
+
+
+@dataclass
+class Ask:
+    """One request of the traffic."""
+
+    prompt: list[int]
+    params: SamplingParams
+    namespace: Any
+    priority: int
+    aborted_after: int | None = None
+
+
+@dataclass
+class Outcome:
+    """What a run was like; tests assert that what they are about has happened."""
+
+    requests: int = 0
+    preemptions: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    partial_hits: int = 0
+    evicted_blocks: int = 0
+    aborted: int = 0
+    num_samples: int = 0
+    namespaces: set[Any] = field(default_factory=set)
+
+    def add(self, other: Outcome) -> None:
+        """Sum up another run."""
+        for name in ("requests", "preemptions", "accepted", "rejected", "partial_hits", "evicted_blocks"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.aborted += other.aborted
+        self.num_samples += other.num_samples
+        self.namespaces |= other.namespaces
+
+
+class Traffic:
+    """The requests of one seed.
+
+    Args:
+        longest: most tokens of prompt and answer.
+    """
+
+    def __init__(self, seed: int, longest: int) -> None:
+        self.random = random = np.random.default_rng(seed)
+        self._longest = longest
+        phrases = [random.integers(1, VOCAB, int(random.integers(3, 9))).tolist() for _ in range(6)]
+        self._families = []
+        for _ in range(int(random.integers(2, 6))):
+            family: list[int] = []
+            while len(family) < longest:
+                family += phrases[int(random.integers(len(phrases)))]
+            self._families.append(family)
+        self._asked: list[Ask] = []
+
+    def family(self) -> list[int]:
+        """One of the shared texts."""
+        return self._families[int(self.random.integers(len(self._families)))]
+
+    def next(self) -> Ask:
+        """Another request: a new one, or one asked before."""
+        random = self.random
+        if self._asked and random.random() < 0.3:
+            before = self._asked[int(random.integers(len(self._asked)))]
+            return Ask(before.prompt, before.params, self._namespace(), 0)
+        tail = random.integers(1, VOCAB, int(random.integers(0, 6))).tolist()
+        room = self._longest - len(tail) - 2
+        prompt = self.family()[: int(random.integers(1, room))] + tail
+        n = int(random.choice([1, 1, 1, 1, 2, 3]))
+        sampled = random.random() < 0.3
+        params = SamplingParams(
+            temperature=0.7 if sampled else 0.0,
+            seed=int(random.integers(1 << 20)) if sampled else None,
+            n=n,
+            max_tokens=int(random.integers(1, min(28, self._longest - len(prompt)))),
+            ignore_eos=bool(random.random() < 0.5),
+            repetition_penalty=1.2 if random.random() < 0.1 else 1.0,
+            prompt_logprobs=1 if random.random() < 0.03 else None,
+        )
+        ask = Ask(prompt, params, self._namespace(), int(random.integers(0, 3)))
+        if random.random() < 0.1:
+            ask.aborted_after = int(random.integers(0, 12))
+        else:
+            self._asked.append(ask)
+        return ask
+
+    def _namespace(self) -> Any:
+        return NAMESPACES[int(self.random.integers(len(NAMESPACES)))]
+
+
+class Oracle:
+    """Answers of an engine that has room for everything, and guesses nothing."""
+
+    def __init__(self, block_size: int) -> None:
+        self._engine, _ = make_engine(
+            model=Parrot(600, block_size),
+            num_blocks=600,
+            block_size=block_size,
+            budget=256,
+            speculation="off",
+        )
+        self._known: dict[Any, Any] = {}
+
+    def answer(self, ask: Ask) -> list[list[int]]:
+        """The tokens of all samples."""
+        key = (tuple(ask.prompt), ask.params)
+        if key not in self._known:
+            request_id = self._engine.add_request(ask.prompt, ask.params)
+            output = run_all(self._engine, check=False)[request_id]
+            self._known[key] = [sample.token_ids for sample in output.outputs]
+        return self._known[key]
+
+
+def run(seed: int, num_requests: int, *, check_every: int = 1, faults: bool = False) -> Outcome:
+    """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong."""
+    setup = np.random.default_rng(seed + 10**6)
+    block_size = int(setup.choice([8, 16]))
+    num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
+    longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
+    failing = iter(setup.random(10**5) < 0.01)
+    model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
+    engine, _ = make_engine(
+        model=model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        budget=int(setup.choice([8, 24, 64, 200])),
+        max_model_len=longest,
+        max_num_seqs=int(setup.choice([3, 8, 32])),
+        max_tokens_per_request=int(setup.choice([5, 40])) if setup.random() < 0.4 else None,
+        scheduling_policy=str(setup.choice(POLICIES)),
+        max_overtake=int(setup.choice([0, 2, 32])),
+        eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
+        max_draft_tokens=int(setup.choice([4, 16])),
+        step_costs=FREE if setup.random() < 0.7 else None,
+    )
+    traffic, oracle = Traffic(seed, longest), Oracle(block_size)
+    at_once = int(setup.choice([2, 6, 16]))
+    outcome, running, step = Outcome(), {}, 0
+    while outcome.requests < num_requests or engine.has_work:
+        while outcome.requests < num_requests and len(running) < at_once:
+            ask = traffic.next()
+            request_id = engine.add_request(
+                ask.prompt, ask.params, namespace=ask.namespace, priority=ask.priority
+            )
+            running[request_id] = [ask, 0]
+            outcome.requests += 1
+            outcome.namespaces.add(ask.namespace)
+            outcome.num_samples += ask.params.n
+        _disturb(engine, traffic, setup)
+        result = engine.step()
+        step += 1
+        if step % check_every == 0:
+            engine.check()
+        for output in result.finished:
+            ask, _ = running.pop(output.request_id)
+            outcome.partial_hits += bool(output.num_cached_tokens % block_size)
+            outcome.accepted += output.accepted_draft_tokens
+            outcome.rejected += output.rejected_draft_tokens
+            _compare(seed, ask, output, oracle, may_fail=faults)
+        for request_id, entry in list(running.items()):
+            entry[1] += 1
+            if entry[0].aborted_after is not None and entry[1] > entry[0].aborted_after:
+                engine.abort(request_id)
+                outcome.aborted += 1
+                entry[0].aborted_after = None
+        assert step < 400 * num_requests + 1000, f"seed {seed}: the engine does not come to an end"
+    stats = engine.stats()
+    outcome.preemptions = stats.num_preemptions
+    outcome.evicted_blocks = stats.cache.evicted_blocks
+    engine.check()
+    assert stats.cache.held_blocks == 0, f"seed {seed}: blocks are held when nothing runs"
+    assert stats.num_rebuilds == 0, f"seed {seed}: an invariant was broken"
+    assert not model.violations, f"seed {seed}: {model.violations}"
+    return outcome
+
+
+def _disturb(engine: Engine, traffic: Traffic, random: np.random.Generator) -> None:
+    """Now and then what administrators and other clients do."""
+    chance = random.random()
+    namespace = NAMESPACES[int(random.integers(len(NAMESPACES)))]
+    text = traffic.family()[: int(random.integers(1, 40))]
+    if chance < 0.003:
+        engine.cache.reset()
+    elif chance < 0.01:
+        engine.cache.publish(text)
+    elif chance < 0.014:
+        engine.cache.unpublish(text)
+    elif chance < 0.03:
+        with suppress(InvalidRequestError):
+            engine.cache.pin(text, namespace, ttl=0.001)
+    elif chance < 0.04:
+        engine.cache.evict(int(random.integers(1, 10)))
+    elif chance < 0.06:
+        engine.cache.explain(text, namespace)
+
+
+def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_fail: bool) -> None:
+    reasons = {sample.finish_reason for sample in output.outputs}
+    if may_fail and "error" in reasons:
+        return
+    expected = oracle.answer(ask)
+    for sample, tokens in zip(output.outputs, expected, strict="abort" not in reasons):
+        if sample.finish_reason == "abort":
+            tokens = tokens[: len(sample.token_ids)]
+        assert sample.token_ids == tokens, (
+            f"seed {seed}: {output.request_id} in {ask.namespace!r} with {ask.params}: "
+            f"{sample.token_ids} instead of {tokens}"
+        )
+    assert END not in [token for sample in output.outputs for token in sample.token_ids[:-1]] or (
+        ask.params.ignore_eos
+    )
