@@ -150,6 +150,21 @@ class AsyncEngine:
 
     # ------------------------------------------------------------------ requests
 
+    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+        """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
+
+        Raises:
+            ContextLengthExceededError: one of them leaves no room for a single token.
+        """
+        namespace = self.cache.namespace(tenant, salt)
+        encoded = [await self._encode(prompt) for prompt in prompts]
+
+        def check(engine: Engine) -> None:
+            for prompt in encoded:
+                engine.input_processor.check_quota(prompt, namespace)
+
+        await self.call(check)
+
     async def stream(
         self,
         prompt: str | TokenIds,

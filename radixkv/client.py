@@ -362,6 +362,16 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+        """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
+
+        For several prompts of which none may begin where one is refused.
+
+        Raises:
+            ContextLengthExceededError: one of them leaves no room for a single token.
+        """
+        ...
+
     def stream(
         self,
         prompt: str | TokenIds,

@@ -200,7 +200,7 @@ class LLM:
                 params,
                 generate=partial(self.generate, namespace=namespace, progress=False),
                 end_token_ids=self.engine.end_token_ids,
-                room_after=checks.room_after,
+                room_after=partial(checks.room_after, namespace=namespace),
                 decode=tokenizer.decode if tokenizer is not None else None,
                 on_progress=lambda num_done: bar.update(task, completed=num_done),
             )

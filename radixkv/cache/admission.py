@@ -65,10 +65,10 @@ class Admission:
         group = space.group
         if needed > state.capacity.pool.num_free or group.ceiling is not None:
             room = state.room
-            if slots and needed > room.beside(group, walk, source):
+            if slots and needed > min(room.beside(group, walk, source)):
                 source, slots, cached = None, 0, depth
             whole = source  # held to its end, because it is copied from or taken over
-            room.check(needed, space, total, lambda: room.beside(group, walk, whole))
+            room.check(needed, space, total, (node, depth), lambda: room.beside(group, walk, whole))
         due: DueReport | None = None
         if state.explains:  # before anything is evicted or split
             if skip is not None:

@@ -251,6 +251,24 @@ class PrefixCache:
         ceiling = self._groups.of(frame_namespace(namespace)).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
+    def most_blocks(self, token_ids: TokenIds, namespace: Namespace = "") -> int:
+        """Most blocks that a request which begins with these tokens may have, whatever else runs.
+
+        The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
+        public prefixes, else O(1).
+        """
+        ceiling = self._groups.of(frame_namespace(namespace)).ceiling
+        if ceiling is None:
+            return self.num_blocks
+        public = self._state.public
+        if public.prefixes:
+            ceiling += public.length_in(encode_tokens(token_ids)) // self._capacity.tree.block_bytes
+        return min(ceiling, self.num_blocks)
+
+    def shares_quota(self, one: Namespace, other: Namespace) -> bool:
+        """Whether the blocks of two namespaces count for the same quota, or for none. O(1)."""
+        return self._groups.of(frame_namespace(one)) is self._groups.of(frame_namespace(other))
+
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
         if self._pinned:

@@ -46,11 +46,15 @@ class Room:
         capacity, group = self._capacity, lease.space.group
         if count > capacity.pool.num_free or group.ceiling is not None:
             total = lease.num_blocks + count
-            self.check(count, lease.space, total, lambda: capacity.available(group), lease)
+            path = (lease.node, lease.tree_tokens)
+            self.check(count, lease.space, total, path, lambda: capacity.room(group), lease)
         return capacity.allocate(count, group)
 
-    def beside(self, group: QuotaGroup, walk: Walk, source: Node | None) -> int:
-        """Blocks that could be had while a match is held, and all of `source` if given. O(path)."""
+    def beside(self, group: QuotaGroup, walk: Walk, source: Node | None) -> tuple[int, int]:
+        """Blocks that could be had while a match is held, and all of `source` if given. O(path).
+
+        What the pool could give, and what the group's ceiling leaves it, as `Capacity.room` says.
+        """
         locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
         node = walk.node
         if source is not None and not source.refs:
@@ -69,31 +73,42 @@ class Room:
                 shared += count
             current = current.parent
         end, depth = (node, walk.depth) if source is None else (source, source.end)
-        return self._capacity.available(group, locked, shared, end, depth)
+        return self._capacity.room(group, locked, shared, end, depth)
 
     def check(
-        self, needed: int, space: Space, total: int, room: Callable[[], int], lease: Holding | None = None
+        self,
+        needed: int,
+        space: Space,
+        total: int,
+        path: tuple[Node, int],
+        room: Callable[[], tuple[int, int]],
+        lease: Holding | None = None,
     ) -> None:
         """Make sure that `needed` blocks can be had; pins give way to what could never fit.
 
         Args:
             total: blocks of the whole request.
-            room: how many can be had.
+            path: those of them that are in the tree: the node where they end, and at which token.
+            room: how many can be had, from the pool and below the ceiling.
             lease: the lease that grows; None: a new one.
 
         Raises:
             OutOfBlocks: they can't; nothing was changed.
         """
-        available = room()
+        available = min(room())
         if needed <= available:
             return
         pins = self._pins
-        pins_yield = len(pins) > 0 and self._pins_must_yield(space, total, lease)
-        while pins_yield and len(pins):
-            pins.give_way()
-            available = room()
-            if needed <= available:
-                return
+        if len(pins) and not (lease is not None and lease.has_pending_copies):
+            own = total - self._public_blocks(space.group, *path)
+            if space.group.ceiling is None or own <= space.group.ceiling:
+                available = self._end_own_pins(needed, space.group, room, lease)
+                pins_yield = needed > available and self._pins_must_yield(space.group, total, lease)
+                while pins_yield and needed > available and len(pins):
+                    pins.give_way()
+                    available = min(room())
+                if needed <= available:
+                    return
         self.refused += 1
         tree = self._capacity.tree
         tree.drop_empty_root(space)
@@ -106,12 +121,39 @@ class Room:
             available=available,
         )
 
-    def _pins_must_yield(self, space: Space, total: int, lease: Holding | None) -> bool:
+    def _end_own_pins(
+        self,
+        needed: int,
+        group: QuotaGroup,
+        room: Callable[[], tuple[int, int]],
+        lease: Holding | None,
+    ) -> int:
+        """End pins of the group, if nothing else can make room for the request below its ceiling.
+
+        Nothing else can where no other lease of the group is left, whatever other groups hold. Returns what
+        is available then.
+        """
+        pool, below = room()
+        if needed <= below or group.ceiling is None:
+            return min(pool, below)
+        if any(other is not lease and other.space.group is group for other in self._leases):
+            return min(pool, below)
+        for pin in self._pins.of_group(group):
+            self._pins.give_way(pin)
+            pool, below = room()
+            if needed <= below:
+                break
+        return min(pool, below)
+
+    def _public_blocks(self, group: QuotaGroup, end: Node, depth: int) -> int:
+        """The blocks of a path up to token `depth` that count for another group: public ones. O(path)."""
+        node: Node | None = end
+        while node is not None and node.space.group is group:
+            node = node.parent
+        return 0 if node is None else min(node.end, depth) // self._capacity.tree.block_size
+
+    def _pins_must_yield(self, group: QuotaGroup, total: int, lease: Holding | None) -> bool:
         """Whether waiting can't help a request of `total` blocks: it is alone, and fits but for the pins."""
         if len(self._leases) > (lease is not None):
             return False
-        if lease is not None and lease.has_pending_copies:
-            return False
-        num_blocks, group = self._capacity.pool.num_blocks, space.group
-        attainable = num_blocks - self._capacity.kept_by_floors(group)
-        return total <= min(attainable, group.ceiling or num_blocks)
+        return total <= self._capacity.pool.num_blocks - self._capacity.kept_by_floors(group)

@@ -31,13 +31,18 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
-from radixkv.engine.input_processor import InputProcessor, Prompt
+from radixkv.engine.input_processor import EncodedPrompt, InputProcessor, Prompt
 from radixkv.engine.output_processor import OutputProcessor, StepResult
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
 from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
-from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
+from radixkv.errors import (
+    ENDS_PROCESS,
+    ContextLengthExceededError,
+    EngineOverloadedError,
+    InvalidRequestError,
+)
 from radixkv.request import FinishReason, SamplingParams
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.sampler import SampledToken, sample_runs
@@ -136,6 +141,7 @@ class Engine:
             end_token_ids=self.end_token_ids,
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
+            most_blocks=lambda prompt, namespace: self.cache.most_blocks(prompt, namespace),
             clock=clock,
         )
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
@@ -269,14 +275,31 @@ class Engine:
         if self._checks_steps and result.batch is not None:
             check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
-            message = (
-                f"no KV block can be had for token {request.num_tokens + 1}: the cache has "
-                f"{self.cache.stats.total_blocks} blocks, {self.cache.stats.pinned_blocks} of them pinned"
-            )
-            self._fail(sample_of(request), Failure(message, "out_of_kv_blocks"))
+            self._end_stuck(sample_of(request))
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
         return result.batch
+
+    def _end_stuck(self, request: Sample) -> None:
+        """End a request for which no block can be had: an answer that has begun is as long as it can be."""
+        if request.is_finished:
+            return
+        if request.num_tokens > request.num_prompt_tokens:
+            self._end(request, "length")
+            return
+        try:  # its ceiling may have been lowered since it came
+            self.input_processor.check_quota(EncodedPrompt(request.tokens.encoded), request.namespace)
+        except ContextLengthExceededError as error:
+            failure = Failure(str(error), str(error.code))
+        else:
+            stats = self.cache.stats
+            failure = Failure(
+                f"the prompt needs {-(-request.num_tokens // self.cache.block_size)} KV blocks, and so many "
+                f"can't be had now: of {stats.total_blocks}, {stats.pinned_blocks} are pinned, and others' "
+                "quotas keep theirs (floor_blocks); try again later, or shorten it",
+                "out_of_kv_blocks",
+            )
+        self._fail(request, failure, discard=False)
 
     def _run(self, batch: Batch) -> _StepOutcome:
         """Runner and sampler: what they gave, or why they failed. Nothing of a request changes in here."""

@@ -91,6 +91,8 @@ class InputProcessor:
         vocab_size: token ids must be below it; None: unchecked.
         end_token_ids: the model's end-of-sequence tokens.
         num_blocks: blocks in the pool, of `block_size` tokens each.
+        most_blocks: how many of them a request of these tokens may have, in this namespace; see
+            `PrefixCache.most_blocks`.
         clock: seconds, monotonic.
 
     Attributes:
@@ -107,6 +109,7 @@ class InputProcessor:
         end_token_ids: frozenset[int],
         num_blocks: int,
         block_size: int,
+        most_blocks: Callable[[TokenIds, Namespace], int],
         clock: Callable[[], float],
     ) -> None:
         self.config = config
@@ -116,6 +119,7 @@ class InputProcessor:
         self.end_token_ids = end_token_ids
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._most_blocks = most_blocks
         self._clock = clock
         self.grammars = GrammarCompiler(self._make_vocabulary)
         self._ids = itertools.count()
@@ -261,6 +265,22 @@ class InputProcessor:
             f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
         )
 
+    def check_quota(self, prompt: EncodedPrompt, namespace: Namespace) -> None:
+        """Raise if the prompt can never run below its namespace's ceiling, whatever else runs.
+
+        On the engine's thread: it looks at the cache.
+
+        Raises:
+            ContextLengthExceededError: it leaves no room for a single token.
+        """
+        most = self._most_blocks(prompt.tokens, namespace)
+        if len(prompt) >= most * self.block_size:
+            raise ContextLengthExceededError(
+                f"the prompt has {len(prompt)} tokens, with at least one to generate, but your quota of the "
+                f"KV cache (ceiling_blocks) is {most} blocks of {self.block_size} tokens; shorten the prompt "
+                f"to {most * self.block_size - 1} tokens, or ask for a larger quota"
+            )
+
     def compile(self, params: SamplingParams, namespace: Namespace = "") -> Grammar | None:
         """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
 
@@ -294,13 +314,16 @@ class InputProcessor:
         family: str = "",
         grammar: Grammar | None = None,
     ) -> RequestGroup:
-        """A request for samples; raises what `encode`, `check` and `compile` raise.
+        """A request for samples; raises what `encode`, `check`, `check_quota` and `compile` raise.
+
+        On the engine's thread: it looks at the cache.
 
         Args:
             grammar: what `compile` gave for the parameters; None: it is compiled now, if there is one.
         """
         encoded, params = self.encode(prompt), self.encode_words(params)
         self.check(encoded, params)
+        self.check_quota(encoded, namespace)
         grammar = grammar or self.compile(params, namespace)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         own = params
@@ -332,7 +355,7 @@ class InputProcessor:
             )
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)
-            fork.output = self._output(fork)
+            fork.output = self._output(fork, parent.output.max_output_tokens)
             fork.times.first_scheduled = parent.times.first_scheduled
             fork.family = parent.family
             fork.num_cached_tokens = parent.num_cached_tokens
@@ -359,7 +382,10 @@ class InputProcessor:
             priority=priority,
             arrival_s=self._clock(),
         )
-        request.output = self._output(request)
+        room = self.room_after(prompt.tokens, namespace)
+        request.output = self._output(
+            request, room if params.max_tokens is None else min(params.max_tokens, room)
+        )
         return request
 
     @staticmethod
@@ -367,16 +393,13 @@ class InputProcessor:
         group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
         return group
 
-    def room_after(self, num_prompt_tokens: int) -> int:
-        """Tokens that can be generated after a prompt, in the context and in the pool."""
-        return min(self.max_model_len, self.num_blocks * self.block_size) - num_prompt_tokens
+    def room_after(self, prompt: TokenIds, namespace: Namespace) -> int:
+        """Tokens that can be generated after a prompt, in the context, the pool and the namespace's quota.
 
-    def _output(self, request: Sample) -> SampleOutput:
+        On the engine's thread: it looks at the cache.
+        """
+        return min(self.max_model_len, self._most_blocks(prompt, namespace) * self.block_size) - len(prompt)
+
+    def _output(self, request: Sample, max_output_tokens: int) -> SampleOutput:
         params = request.params
-        room = self.room_after(request.num_prompt_tokens)
-        return SampleOutput(
-            params,
-            self.tokenizer,
-            self._ends(params),
-            room if params.max_tokens is None else min(params.max_tokens, room),
-        )
+        return SampleOutput(params, self.tokenizer, self._ends(params), max_output_tokens)

@@ -262,7 +262,7 @@ def search_beams(
     *,
     generate: Generate,
     end_token_ids: Collection[int],
-    room_after: Callable[[int], int],
+    room_after: Callable[[TokenArray], int],
     decode: Callable[[list[int]], str] | None,
     on_progress: Callable[[int], None] = lambda num_done: None,
 ) -> list[RequestOutput]:
@@ -272,7 +272,7 @@ def search_beams(
         prompts: token ids of each, int32.
         generate: completes prompts; what it raises for a bad prompt goes through.
         end_token_ids: tokens that end a beam.
-        room_after: how many tokens can follow a prompt of so many.
+        room_after: how many tokens can follow a prompt.
         decode: token ids to text; None: outputs have no text.
         on_progress: called after each step with the number of searches that are done.
 
@@ -282,7 +282,7 @@ def search_beams(
     """
     searches = []
     for prompt in prompts:
-        most = min(params.max_tokens, room_after(len(prompt)))
+        most = min(params.max_tokens, room_after(prompt))
         search = BeamSearch(params, end_token_ids=end_token_ids, max_new_tokens=most)
         searches.append(_RunningSearch(prompt, search))
     going = searches

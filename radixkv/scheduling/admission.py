@@ -147,7 +147,12 @@ class Admission:
                 request.tokens.encoded, request.namespace, match=match, skip=skip, family=request.family
             )
         except OutOfBlocks:
-            return self._matches.refusal(request)
+            result = self._matches.refusal(request)
+            if result is AdmissionResult.AT_CEILING and not self._running.num_of(
+                tenant_of(request.namespace)
+            ):
+                plan.add_stuck(request)  # nobody else's end would give it a block
+            return result
         self._waiting.remove(request)
         request.match = request.producer = None
         request.lease = lease

@@ -21,16 +21,14 @@ MOST_RENEWED = 256
 
 
 class RoomLeft(NamedTuple):
-    """Blocks that a new request may take, and its forks with it.
+    """Blocks that a new request may take, its forks included.
 
     Attributes:
-        pool: forks included, its ceiling aside.
-        with_forks: forks included; under a ceiling only while others of the tenant run.
-        most: without them.
+        pool: its ceiling aside.
+        most: as its ceiling allows, too, while others of the tenant run.
     """
 
     pool: int
-    with_forks: int
     most: int
 
 
@@ -86,16 +84,17 @@ class MatchCache:
     def _room(self, namespace: Namespace, freed: int = 0) -> RoomLeft:
         """What an admission would find, with a block of headroom kept for each request that runs.
 
-        Under a ceiling only for those of its own tenant: others take nothing of what it leaves.
+        Under a ceiling only for those of its own tenant: others take nothing of what it leaves. Where none of
+        these runs, the ceiling is left to the cache: the tenant's pins give way to what could never fit.
         """
         running = self._running
         pool, below = self._cache.room(namespace)
         pool += freed - len(running)
-        if below is None:
-            return RoomLeft(pool, pool, pool)
         own = running.num_of(tenant_of(namespace))
+        if below is None or not own:
+            return RoomLeft(pool, pool)
         below = min(below + freed, self._cache.ceiling(namespace)) - own
-        return RoomLeft(pool, min(pool, below) if own else pool, min(pool, below))
+        return RoomLeft(pool, min(pool, below))
 
     def _needed(self, request: Request) -> int:
         """Blocks for all its tokens that are not cached."""
@@ -124,14 +123,10 @@ class MatchCache:
             room = self._room(request.namespace, freed)
             if not freed:
                 self._rooms[request.namespace] = room
-        needed = self._needed(request)
-        if needed <= room.most and needed + request.num_forks <= room.with_forks:
+        needed = self._needed(request) + request.num_forks
+        if needed <= room.most:
             return AdmissionResult.ADMITTED
-        return (
-            AdmissionResult.AT_CEILING
-            if needed + request.num_forks <= room.pool
-            else AdmissionResult.NO_BLOCKS
-        )
+        return AdmissionResult.AT_CEILING if needed <= room.pool else AdmissionResult.NO_BLOCKS
 
     def refusal(self, request: Request) -> AdmissionResult:
         """Why the cache has refused it blocks: `NO_BLOCKS` or `AT_CEILING`."""
@@ -154,6 +149,6 @@ class MatchCache:
             room = rooms.get(request.namespace)
             if room is None:
                 room = rooms[request.namespace] = self._room(request.namespace)
-            if needed <= room.most and needed + request.num_forks <= room.with_forks:
+            if needed + request.num_forks <= room.most:
                 return True
         return False

@@ -49,17 +49,18 @@ class Room:
                 rivals = self._rivals(request, error)
                 victim = choose_victim(rivals, plan.entries, self._policy)
                 if victim is request and len(rivals) == 1:
-                    plan.stuck.append(request)
+                    plan.add_stuck(request)
                     return False
                 self.preempt(plan, victim)
         return request.lease is not None
 
     def _rivals(self, request: Request, error: OutOfBlocks) -> list[Request]:
-        """The running requests whose blocks could serve this one: under a quota, those of its namespace."""
-        stats = self._cache.stats
-        if stats.free_blocks + stats.cached_blocks >= error.needed:
-            return [other for other in self._running if other.namespace == request.namespace]
-        return list(self._running)
+        """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
+        _, below = self._cache.room(request.namespace)
+        if below is None or below >= error.needed:
+            return list(self._running)
+        shares_quota, own = self._cache.shares_quota, request.namespace
+        return [other for other in self._running if shares_quota(other.namespace, own)]
 
     def preempt(self, plan: StepPlan, request: Request) -> None:
         """Release the lease and queue the request again; what it computed stays cached."""

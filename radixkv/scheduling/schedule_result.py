@@ -40,7 +40,7 @@ class ScheduleResult:
     Attributes:
         batch: the step's work, or None when there is nothing to run.
         preempted: requests that lost their lease and wait again.
-        stuck: running requests that need a block which can't be had even alone; the engine ends them.
+        stuck: requests that need a block which can't be had even alone; the engine ends them.
     """
 
     batch: Batch | None

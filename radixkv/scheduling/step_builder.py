@@ -173,7 +173,7 @@ class StepBuilder:
         order = self._waiting.in_order_of_trial(self._matches.matched_tokens)
         self._admission.admit_in_order(plan, order)
         if plan.is_empty and order:
-            plan.stuck.append(order[0])  # it does not fit, and nothing else runs
+            plan.add_stuck(order[0])  # it does not fit, and nothing else runs
 
     def _promote_unserved(self, plan: StepPlan) -> None:
         """Promote running requests to which others have left no token of the budget for too long."""

@@ -61,6 +61,11 @@ class StepPlan:
         """Keep a quarter of what is left for waiting prompts, at least a worthwhile chunk, at most half."""
         self.reserve = min(max(MIN_CHUNK, self.budget // 4), self.budget // 2)
 
+    def add_stuck(self, request: Request) -> None:
+        """No block can be had for the request, now or later."""
+        if request not in self.stuck:
+            self.stuck.append(request)
+
     def leave_decodes(self) -> None:
         """One of the decode batch is no part of it any more: its token is in the budget again."""
         self.num_decodes -= 1

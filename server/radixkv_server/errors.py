@@ -19,6 +19,16 @@ from radixkv.errors import (
     RequestFailedError,
 )
 
+#: By their codes, requests that failed while they ran and through no fault of the server's: statuses.
+_FAILED = {
+    "timeout": 504,
+    "grammar_failed": 400,
+    "no_token_left": 400,
+    "context_length_exceeded": 400,
+    "out_of_kv_blocks": 503,
+}
+_RETRY = {"Retry-After": "1"}
+
 
 class ApiError(Exception):
     """An error with everything its HTTP answer needs.
@@ -79,10 +89,11 @@ def to_api_error(error: BaseException) -> ApiError:
         headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
         return ApiError(503, str(error) or "the engine has stopped", code="engine_stopped", headers=headers)
     if isinstance(error, OutOfBlocks):
-        return ApiError(503, str(error), code="out_of_kv_blocks", headers={"Retry-After": "1"})
+        return ApiError(503, str(error), code="out_of_kv_blocks", headers=_RETRY)
     if isinstance(error, RequestFailedError):
-        status = {"timeout": 504, "grammar_failed": 400, "no_token_left": 400}.get(error.code or "", 500)
-        return ApiError(status, str(error), code=error.code or "request_failed")
+        failed = error.code or "request_failed"
+        status = _FAILED.get(failed, 500)
+        return ApiError(status, str(error), code=failed, headers=_RETRY if status == 503 else None)
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)

@@ -13,6 +13,7 @@ from scripted_engine import ScriptedEngine
 
 from radixkv.async_engine import AsyncEngine
 from radixkv.cache.insight.events import Residency
+from radixkv.cache.retention.quota import Quota
 from radixkv.cache_key import CacheKey
 from radixkv.client import CacheClient, EngineClient, PinnedPrefix
 from radixkv.engine.counters import EngineStats
@@ -98,6 +99,18 @@ async def test_text_and_chats_become_ids(engine):
     assert await engine.render_chat(messages) == tokenizer.apply_chat_template(messages)
     assert tokenizer.decode(tokenizer.encode(text))
     assert tokenizer.has_chat_template
+
+
+async def test_a_ceiling_refuses_one_prompt_or_several_before_any_begins(engine):
+    await engine.cache.set_quotas({"small": Quota(0, 2)})
+    short, long = to_ids(engine, list(range(1, 32))), to_ids(engine, list(range(1, 33)))
+    owner = {"tenant": "small", "salt": "x"}
+    await engine.check_quota([short, short], **owner)
+    await engine.check_quota([short, long], tenant="other")
+    for refused in (engine.check_quota([short, long], **owner), engine.generate(long, PARAMS, **owner)):
+        with pytest.raises(ContextLengthExceededError, match=r"32 tokens.*2 blocks of 16"):
+            await refused
+    assert engine.stats().num_waiting in (0, 3), "the scripted engine says 3"
 
 
 async def test_a_stream_adds_up_to_the_output(engine):

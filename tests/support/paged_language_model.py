@@ -98,7 +98,11 @@ class LetterTokenizer:
         return LetterGrammarSource()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: object = None, **options: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: object = None,
+        add_generation_prompt: bool = True,
+        **options: object,
     ) -> list[int]:
         return self.encode("".join(message["content"] for message in messages))
 

@@ -201,6 +201,7 @@ class ScriptedEngine:
             end_token_ids=frozenset({257}),
             num_blocks=max_model_len,
             block_size=16,
+            most_blocks=self.prefix_cache.most_blocks,
             clock=time.monotonic,
         )
         self._ids = itertools.count()
@@ -260,6 +261,11 @@ class ScriptedEngine:
         if self.closed.is_set():
             raise EngineStoppedError("the engine has been closed")
 
+    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+        for prompt in prompts:
+            encoded = self._input_processor.encode(prompt)
+            self._input_processor.check_quota(encoded, self.cache.namespace(tenant, salt))
+
     async def stream(
         self,
         prompt: str | TokenIds,
@@ -273,6 +279,7 @@ class ScriptedEngine:
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
         self._input_processor.check(encoded, self._input_processor.encode_words(params))
+        self._input_processor.check_quota(encoded, self.cache.namespace(tenant, salt))
         grammar = self._input_processor.compile(params, self.cache.namespace(tenant, salt))
         self._raise_if_closed()
         if request_id is None:

@@ -62,9 +62,18 @@ class Capacity:
                 request itself would protect:
             end, depth: the path to `end` up to token `depth`.
         """
-        total = self.in_pool(group, locked, shared, end, depth)
+        return min(self.room(group, locked, shared, end, depth))
+
+    def room(
+        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
+    ) -> tuple[int, int]:
+        """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
+
+        Arguments and time as of `available`, which is the smaller one.
+        """
         below = self.below_ceiling(group, locked)
-        return total if below is None else min(total, below)
+        total = self.in_pool(group, locked, shared, end, depth)
+        return total, self.pool.num_blocks if below is None else below
 
     def in_pool(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0

@@ -15,6 +15,7 @@ from math import isinf
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.quota import QuotaGroup
 from radixkv.cache.tree_nodes import Walk
 
 PinKey = tuple[NamespaceKey, bytes]  # namespace, digest of the tokens it was set with
@@ -270,9 +271,13 @@ class PinBoard:
                 return pin
         return None
 
-    def give_way(self) -> None:
-        """End the pin that would expire first, for a request that could never run beside it."""
-        pin = self._soonest()
+    def of_group(self, group: QuotaGroup) -> list[Pin]:
+        """The pins of a quota's namespaces, those first that would expire first. O(pins log pins)."""
+        return sorted((pin for pin in self if pin.space.group is group), key=lambda pin: pin.expires)
+
+    def give_way(self, pin: Pin | None = None) -> None:
+        """End a pin, or the one that would expire first, for a request that could never run beside it."""
+        pin = pin or self._soonest()
         assert pin is not None
         self.drop(pin, lapsed=True)
         self.given_way += 1

@@ -85,8 +85,10 @@ async def respond(
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
     body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
-    visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     generation = Generation(context.engine, context.metrics, record, wanted, context.activity)
+    if len(wanted.jobs) > 1 and context.tenants.has_ceiling(record.caller):
+        await generation.check_quota()
+    visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     if wanted.stream:
         frames = _frames(generation, wanted, renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)

@@ -55,6 +55,19 @@ class Generation:
     def usage(self) -> Usage:
         return self.meter.usage
 
+    async def check_quota(self) -> None:
+        """Make sure, before the first of several prompts begins, that the tenant's ceiling lets all run.
+
+        Raises:
+            ContextLengthExceededError: one of them never can.
+        """
+        prompts = [job.prompt_ids for job in self._request.jobs]
+        salt = self._request.cache_salt or ""
+        try:
+            await self._engine.check_quota(prompts, tenant=self._record.tenant, salt=salt)
+        except InvalidRequestError as error:
+            raise self._named(error) from None
+
     async def run(self) -> list[RequestOutput]:
         """Generate all jobs to their end, at once.
 

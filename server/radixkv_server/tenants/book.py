@@ -75,6 +75,11 @@ class TenantBook:
             limiter = self._limiters[tenant.name] = Limiter(limits, self._clock)
         return limiter
 
+    def has_ceiling(self, tenant: Tenant) -> bool:
+        """Whether there is a most that the tenant may have of the cache. O(1)."""
+        account = self._accounts.get(tenant.name)
+        return account is not None and account.quota.ceiling is not None
+
     @property
     def quotas(self) -> dict[str, Quota]:
         """What each tenant may keep in the cache."""
