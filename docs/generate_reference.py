@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md and docs/reference/cli.md from the code.
+"""Writes the pages of docs/reference from the code.
 
     python docs/generate_reference.py [--check]        (or: make docs)
 
@@ -20,6 +20,8 @@ from typer.models import ArgumentInfo
 from radixkv.config import EngineConfig
 from radixkv.tools.cli import command_tree
 from radixkv.tools.cli_options import ENGINE_PANEL, setting_helps
+from radixkv_server.app import APIS
+from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "reference"
@@ -177,6 +179,39 @@ def command_line(commands: dict[str, Callable[..., Any]]) -> str:
     return "\n".join([*lines, *options_table(engine), ""])
 
 
+def body_fields() -> str:
+    """What becomes of each field of each route's body."""
+    lines = [
+        "# Fields of requests",
+        "",
+        f"Written by `{COMMAND}` from the declarations that check the bodies. What the fields mean is told",
+        "in [the HTTP API](../http_api.md), [the Messages API](../anthropic_api.md) and",
+        "[the cache API](../cache_api.md),",
+        "and how those that are not supported are treated under",
+        "[known and unknown fields](../http_api.md#known-and-unknown-fields).",
+    ]
+    told: dict[type, str] = {}
+    for operation, model in ((item, model) for api in APIS for item, model in api.bodies.items()):
+        lines += ["", f"## {operation}", ""]
+        if model in told:
+            lines.append(f"As {told[model]}.")
+            continue
+        rows = field_rows(model)
+        base = next((kind for kind in model.__mro__[1:] if kind in told), None)
+        if base is not None:
+            known = {(row.path, row.state) for row in field_rows(base)}
+            rows = [row for row in rows if (row.path, row.state) not in known]
+            lines += [f"Those of {told[base]}, and:" if rows else f"Those of {told[base]}.", ""]
+        told[model] = code(operation)
+        supported = [code(row.path) for row in rows if row.state == "supported"]
+        if supported:
+            lines += [f"Supported: {', '.join(supported)}.", ""]
+        others = [(code(row.path), row.state, cell(row.why)) for row in rows if row.state != "supported"]
+        if others:
+            lines += table(("field", "", ""), others)
+    return "\n".join([*lines, ""])
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages should contain."""
     tree = command_tree()
@@ -191,6 +226,7 @@ def pages() -> dict[Path, str]:
     return {
         FOLDER / "configuration.md": configuration(parameters(commands["serve"])),
         FOLDER / "cli.md": command_line(commands),
+        FOLDER / "fields.md": body_fields(),
     }
 
 

@@ -55,7 +55,11 @@ class ServerContext:
         return cls(
             engine=engine,
             settings=settings,
-            bodies=BodyReader(settings.max_json_depth, settings.max_json_parts),
+            bodies=BodyReader(
+                settings.max_json_depth,
+                settings.max_json_parts,
+                takes_unknown=settings.unknown_fields == "warn",
+            ),
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format),
             metrics=ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics),

@@ -20,6 +20,7 @@ from radixkv_server.tenants.api_keys import (
 )
 
 MIB = 1024 * 1024
+UNKNOWN_FIELDS = ("refuse", "warn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class ServerSettings:
         max_header_bytes: largest request line plus headers.
         max_json_depth: deepest nesting of arrays and objects in a body.
         max_json_parts: most arrays, objects and members of objects in a body.
+        unknown_fields: what to do with fields that no API of this server knows: `refuse` the request, or
+            leave them out and `warn` in the answer's `warning` header.
         max_messages: most messages in a chat.
         max_prompts: most prompts in one completions request.
         max_samples: most samples (prompts x best_of) in one request.
@@ -84,6 +87,7 @@ class ServerSettings:
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
     max_json_parts: int = 200_000
+    unknown_fields: str = "refuse"
     max_messages: int = 8192
     max_prompts: int = 256
     max_samples: int = 1024
@@ -141,6 +145,9 @@ class ServerSettings:
         is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
         require(is_file, "response_store", "a file in a folder that exists")
         require(self.chat_format in FORMAT_NAMES, "chat_format", "one of " + ", ".join(FORMAT_NAMES))
+        require(
+            self.unknown_fields in UNKNOWN_FIELDS, "unknown_fields", "one of " + ", ".join(UNKNOWN_FIELDS)
+        )
         for name in ("shutdown_delay_s", "shutdown_grace_s"):
             value = getattr(self, name)
             require(_is_number(value) and value >= 0, name, "a number of seconds of at least 0")

@@ -11,13 +11,16 @@ import difflib
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
 from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
 from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
+from radixkv_server.http.request_record import record_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -90,15 +93,17 @@ class BodyReader:
         max_depth: deepest nesting of arrays and objects.
         max_parts: most arrays, objects and members of objects. Each is an object of Python's, which takes
             memory, and time of everybody's in the garbage collector.
+        takes_unknown: leave unknown fields out, with a warning, and do not refuse them.
     """
 
-    def __init__(self, max_depth: int, max_parts: int) -> None:
+    def __init__(self, max_depth: int, max_parts: int, *, takes_unknown: bool = False) -> None:
         self._max_depth = max_depth
         self._max_parts = max_parts
+        self._takes_unknown = takes_unknown
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
-        """Read, parse and validate the body of `request`.
+        """Read, parse and validate the body of `request`; its record notes what of it is ignored.
 
         Raises:
             ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, and what
@@ -107,18 +112,22 @@ class BodyReader:
         _check_media_type(request)
         body = await _read(request, max_bytes)
         if len(body) <= INLINE_BYTES:
-            return self._parse(body, model)
-        if len(body) <= HUGE_BYTES:
-            return await asyncio.to_thread(self._parse, body, model)
-        async with self._one_at_a_time:
-            return await asyncio.to_thread(self._parse, body, model)
+            parsed, ignored = self._parse(body, model)
+        elif len(body) <= HUGE_BYTES:
+            parsed, ignored = await asyncio.to_thread(self._parse, body, model)
+        else:
+            async with self._one_at_a_time:
+                parsed, ignored = await asyncio.to_thread(self._parse, body, model)
+        record_of(request.scope).ignored += ignored
+        return parsed
 
-    def _parse(self, body: bytes, model: type[Model]) -> Model:
+    def _parse(self, body: bytes, model: type[Model]) -> tuple[Model, list[str]]:
         value = parse_json(body, self._max_depth, self._max_parts)
         if not isinstance(value, dict):
             raise bad_request("The request body must be a JSON object.", code="invalid_json")
+        ignored = Ignored(self._takes_unknown)
         try:
-            return model.model_validate(value)
+            return model.model_validate(value, context=ignored), ignored.words(value)
         except ValidationError as error:
             raise validation_error(error, model) from None
 
@@ -168,17 +177,14 @@ def validation_error(error: ValidationError, model: type[BaseModel]) -> ApiError
     first = error.errors(include_url=False, include_context=True)[0]
     param = _param(first["loc"])
     kind = first["type"]
-    if kind == "extra_forbidden":
-        name = str(first["loc"][-1])[:100]
-        close = difflib.get_close_matches(name, model.model_fields, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        message = f"Unrecognized request argument supplied: {name}.{hint}"
-        return bad_request(message, param=name, code="unknown_parameter")
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return bad_request(message, param=param, code="missing_required_parameter")
     if kind == "value_error":
         inner = first["ctx"]["error"]
+        if isinstance(inner, FieldError):
+            path = f"{param}.{inner.field}" if param else inner.field
+            return bad_request(inner.message(path), param=path, code=inner.code)
         if isinstance(inner, ParamError):
             return bad_request(str(inner), param=inner.param or param, code=inner.code)
         return bad_request(f"Invalid value for '{param}': {inner}", param=param)
@@ -212,10 +218,77 @@ def unsupported(param: str, what: str) -> ParamError:
     return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
 
 
+class FieldError(ValueError):
+    """A complaint about a field, wherever in the body it is: it is unknown, or refused.
+
+    Args:
+        field: its name in the object that it belongs to, whose place pydantic knows.
+        what: is not supported; None: the field is unknown.
+        known: names of fields that it may have been meant to be.
+    """
+
+    def __init__(self, field: str, what: str | None, known: Iterable[str] = ()) -> None:
+        super().__init__(field)
+        self.field = field[:100]
+        self._what = what
+        self._known = known
+        self.code = "unknown_parameter" if what is None else "unsupported_parameter"
+
+    def message(self, path: str) -> str:
+        """What to tell, with the field's place in the whole body."""
+        if self._what is not None:
+            return f"{path}: {self._what} is not supported by this server."
+        close = difflib.get_close_matches(self.field, self._known, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        return f"Unrecognized request argument supplied: {path}.{hint}"
+
+
 class StrictModel(BaseModel):
-    """A body: no coercion (`"0.5"` is not a number, `true` is not 1) and no unknown fields."""
+    """A body or a part of one: no coercion (`"0.5"` is not a number, `true` is not 1), and each field is one
+    that works, has no effect, is refused or is unknown; see `fields`.
+
+    A subclass with `extra="allow"` also takes the names in its `PASSED_ON` as they come; without that, any.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        ignored = info.context if isinstance(info.context, Ignored) else Ignored()
+        rules, others = rules_of(cls), passed_on(cls)
+        left_out = []
+        for name, given in value.items():
+            rule = rules.get(name)
+            if rule is not None:
+                if given is not None and _check_field(value, name, rule, given, ignored):
+                    left_out.append(name)
+            elif others is not None and name not in others:
+                if not ignored.takes_unknown:
+                    raise FieldError(name, None, rules)
+                ignored.note(value, name, is_unknown=True)
+                left_out.append(name)
+        return {name: given for name, given in value.items() if name not in left_out} if left_out else value
+
+
+def _check_field(owner: dict[str, Any], name: str, rule: Rule, given: Any, ignored: Ignored) -> bool:
+    """Whether a known field is to be left out: its value asks for nothing, in no form that its type knows.
+
+    Raises:
+        FieldError: it asks for what is refused.
+    """
+    marker = rule.marker
+    if marker is None:
+        return type(given) in rule.drops and asks_for_nothing(given)
+    if asks_for_nothing(given):
+        return True
+    if given not in marker.usual:
+        if isinstance(marker, Refused):
+            raise FieldError(name, marker.what)
+        ignored.note(owner, name)
+    return False
 
 
 def as_data(value: Any) -> Any:

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv_server.dialect import Dialects
+from radixkv_server.http.fields import warning_header
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, attach_record
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing
@@ -68,6 +69,8 @@ class ObserveMiddleware:
                 headers = MutableHeaders(scope=message)
                 for name in REQUEST_ID_HEADERS:
                     headers[name] = record.request_id
+                if record.ignored:
+                    headers["warning"] = warning_header(record.ignored)
                 limits = record.limits()
                 if limits:
                     headers.update(self.dialects.of(scope["path"]).limit_headers(limits))

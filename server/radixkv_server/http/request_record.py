@@ -32,6 +32,7 @@ class RequestRecord:
         times: of its first prompt.
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: of the error that was answered or sent; empty: none, or one without a code.
+        ignored: what of the body has no effect, for the `warning` header.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class RequestRecord:
     times: RequestTimes | None = None
     failed: bool = False
     error_code: str = ""
+    ignored: list[str] = field(default_factory=list)
     _limiter: Limiter | None = None
     _visit: Visit | None = None
 

@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
 from radixkv_server.chat.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
-
-NoOp = Any
+from radixkv_server.http.fields import NoOp, Refused
 
 
 class TextBlock(StrictModel):
@@ -101,6 +100,8 @@ class InputMessage(StrictModel):
     """One message; a string is short for one text block."""
 
     role: Literal["user", "assistant", "system"]
+    clear_at: Annotated[Any, Refused("a message that is shown for one turn", usual=("never",))] = None
+    output_config: Annotated[Any, Refused("an effort of one turn")] = None
     content: Annotated[
         Annotated[str, Tag("[text]")] | Annotated[list[Block], FAIL_FAST, Tag("[blocks]")],
         _text_or("[blocks]"),

@@ -1,7 +1,6 @@
 """The bodies of the Messages routes: pydantic models of the requests, checked strictly.
 
-As in OpenAI's dialect: fields work, or are documented and change nothing here (NoOp), or are refused because
-ignoring them would change what the answer means; all others are unknown.
+How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from radixkv_server.apis.anthropic.blocks import InputMessage, NoOp, Texts
+from radixkv_server.apis.anthropic.blocks import InputMessage, Texts
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
 from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
+from radixkv_server.http.fields import Refused, WithoutEffect
+
+_Attribution = Annotated[Any, WithoutEffect("only says who asks")]
+_Format = Annotated[dict[str, Any], Field(min_length=1)]
+_Billing = Annotated[Any, WithoutEffect("nothing is billed")]
 
 MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
@@ -29,14 +33,14 @@ class Tool(StrictModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     input_schema: dict[str, Any]
-    type: str | None = None
+    type: Literal["custom"] | None = None
     description: str | None = None
     cache_control: CacheControl | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
-    eager_input_streaming: NoOp = None
-    input_examples: NoOp = None
+    defer_loading: Annotated[Any, Refused("defer_loading")] = None
+    allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
+    eager_input_streaming: Annotated[Any, WithoutEffect("input comes as it is written anyway")] = None
+    input_examples: Annotated[Any, WithoutEffect("templates show no examples")] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -44,14 +48,6 @@ class Tool(StrictModel):
         if isinstance(value, dict) and value.get("type") not in (None, "custom"):
             raise unsupported("tools", f"a tool of type {str(value['type'])[:40]!r} (only 'custom')")
         return value
-
-    @model_validator(mode="after")
-    def _only_what_works(self) -> Tool:
-        if self.defer_loading:
-            raise unsupported("tools", "defer_loading")
-        if self.allowed_callers not in (None, ["direct"]):
-            raise unsupported("tools", "a caller other than 'direct'")
-        return self
 
     def for_template(self) -> dict[str, Any]:
         """The tool in the form that chat templates expect."""
@@ -82,7 +78,7 @@ class Thinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
-    block_binding: NoOp = None
+    block_binding: Annotated[Any, WithoutEffect("thinking blocks are taken from anywhere")] = None
 
     @model_validator(mode="after")
     def _budget(self) -> Thinking:
@@ -96,8 +92,8 @@ class Thinking(StrictModel):
 
 class OutputConfig(StrictModel):
     effort: Effort | None = None
-    format: dict[str, Any] | None = None
-    task_budget: NoOp = None
+    format: _Format | None = None
+    task_budget: Annotated[Any, WithoutEffect("templates tell models of no budget")] = None
 
     @model_validator(mode="after")
     def _schemas_only(self) -> OutputConfig:
@@ -133,10 +129,16 @@ class CountTokensRequest(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
+    output_format: _Format | None = None
     context_management: ContextEdits | None = None
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
+    betas: Annotated[Any, WithoutEffect("what works here needs no opting in")] = None
+    billing_policy: _Billing = None
+    compaction: Annotated[Any, Refused("summaries made by the server")] = None
+    mcp_servers: Annotated[Any, Refused("connecting to MCP servers", usual=([],))] = None
+    user_profile_id: _Attribution = None
+    workspace_id: _Attribution = None
 
     @property
     def continues(self) -> bool:
@@ -211,11 +213,16 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: NoOp = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    inference_geo: NoOp = None
-    container: Any = None
-    diagnostics: Any = None
+    metadata: _Attribution = None
+    service_tier: Annotated[
+        Literal["auto", "standard_only"] | None,
+        WithoutEffect("there is one tier", usual=("auto", "standard_only")),
+    ] = None
+    inference_geo: Annotated[Any, WithoutEffect("it runs where it runs")] = None
+    fallback_credit_token: _Billing = None
+    fallbacks: Annotated[Any, WithoutEffect("this server declines nothing")] = None
+    container: Annotated[Any, Refused()] = None
+    diagnostics: Annotated[Any, Refused()] = None
     thread: (
         Annotated[
             Annotated[CreateThread, Tag("[create]")] | Annotated[ContinueThread, Tag("[continue]")],
@@ -239,9 +246,6 @@ class MessagesRequest(CountTokensRequest):
 
     @model_validator(mode="after")
     def _only_what_works(self) -> MessagesRequest:
-        for name in ("container", "diagnostics"):
-            if getattr(self, name) is not None:
-                raise unsupported(name, "this field")
         if self.temperature is not None and not 0 <= self.temperature <= 1:
             raise ParamError("temperature must be from 0 to 1.", "temperature")
         if self.priority is not None and not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:

@@ -1,7 +1,6 @@
 """The fields that OpenAI's routes share, chat and text completions as well as responses, and their checks.
 
-A field works, or it is a documented one that changes nothing here (NoOp), or it is refused by name because
-ignoring it would change what the answer means.
+How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.fields import Refused, WithoutEffect
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -48,7 +48,13 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 _KEPT_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-NoOp = Any
+# Told apart from other answers' by nobody here.
+ForOpenAI = Annotated[Any, WithoutEffect("only says who asks")]
+ServiceTier = Annotated[Any, WithoutEffect("there is one tier", usual=("auto", "default"))]
+Verbosity = Annotated[Any, Refused("anything but 'medium'", usual=("medium",))]
+Asynchronous = Annotated[Any, Refused("calling in the background"), Field(alias="async")]
+Caller = Annotated[Any, WithoutEffect("the model is the only caller", usual=({"type": "direct"},))]
+IncludeObfuscation = Annotated[Any, WithoutEffect("a stream's events have no padding")]
 
 
 class SamplingFields(StrictModel):
@@ -63,7 +69,7 @@ class SamplingFields(StrictModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    user: NoOp = None
+    user: ForOpenAI = None
     # Beyond OpenAI.
     top_k: int | None = None
     min_p: float | None = None
@@ -154,22 +160,55 @@ def check_logprobs(value: int | None, param: str) -> None:
         raise ParamError(f"{param} must be from 0 to {MAX_LOGPROBS}.", param)
 
 
+class _Named(StrictModel):
+    name: Any = None
+
+
+class _Choosable(StrictModel):
+    type: Any = None
+    name: Any = None
+    function: _Named | None = None
+    custom: _Named | None = None
+    server_label: Annotated[Any, Refused("calling MCP servers")] = None
+
+
+class _Choosables(StrictModel):
+    mode: Any = None
+    tools: list[_Choosable] | None = None
+
+
+class ToolChoice(_Choosable, _Choosables):
+    """Which tools an answer calls, as chats or responses have it; `chat.structured` says what may be."""
+
+    allowed_tools: _Choosables | None = None
+
+    def given(self) -> dict[str, Any]:
+        """As plain data, as the client gave it."""
+        return self.model_dump(exclude_unset=True)
+
+
+AnyToolChoice = Annotated[
+    Annotated[str, Tag("[name]")] | Annotated[ToolChoice, Tag("[choice]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[choice]"),
+]
+
+
+def plain_choice(given: str | ToolChoice | None) -> str | dict[str, Any] | None:
+    """A body's `tool_choice` as plain data."""
+    return given.given() if isinstance(given, ToolChoice) else given
+
+
 class PromptCacheOptions(StrictModel):
     """`mode` and breakpoints change nothing: every prefix is found, wherever it ends."""
 
-    mode: Literal["implicit", "explicit"] | None = None
+    mode: Annotated[
+        Literal["implicit", "explicit"] | None, WithoutEffect("every prefix is found", usual=("implicit",))
+    ] = None
     ttl: Literal["30m", "12h"] | None = None
-    prewarm: bool | None = None
-    comparison_response_id: str | None = None
-
-    @model_validator(mode="after")
-    def _only_what_works(self) -> PromptCacheOptions:
-        if self.prewarm:
-            raise unsupported("prompt_cache_options.prewarm", "a request without an answer (max 1 token)")
-        if self.comparison_response_id is not None:
-            name = "prompt_cache_options.comparison_response_id"
-            raise unsupported(name, "comparing (usage says as cache_miss why tokens were not cached)")
-        return self
+    prewarm: Annotated[Any, Refused("a request without an answer (max 1 token)")] = None
+    comparison_response_id: Annotated[
+        Any, Refused("comparing (usage says as cache_miss why tokens were not cached)")
+    ] = None
 
 
 class CacheFields(StrictModel):

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from radixkv.structured import StructuredOutputs
 from radixkv_server.chat.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import StrictModel
+from radixkv_server.http.fields import asks_for_nothing
 
 _GUIDED = {
     "guided_json": "json",
@@ -22,13 +23,29 @@ _GUIDED = {
 }
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class SchemaFields(StrictModel):
+    """What a JSON Schema comes with; checked where the grammar is made."""
+
+    name: Any = None
+    description: Any = None
+    schema_: Annotated[Any, Field(alias="schema")] = None
+    strict: Any = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that the client gave, by their names in the API."""
+        return {name.rstrip("_"): getattr(self, name) for name in self.model_fields_set if name in _SCHEMA}
+
+
+_SCHEMA = frozenset(SchemaFields.model_fields)
+
+
+class ResponseFormat(StrictModel):
     type: str
+    json_schema: SchemaFields | None = None
 
     def grammar(self) -> StructuredOutputs | None:
-        extra = self.model_extra or {}
-        return format_grammar({"type": self.type}, extra.get("json_schema"), "response_format")
+        schema = None if self.json_schema is None else self.json_schema.given()
+        return format_grammar({"type": self.type}, schema, "response_format")
 
 
 class GrammarFields(StrictModel):
@@ -51,7 +68,8 @@ class GrammarFields(StrictModel):
         found: list[tuple[StructuredOutputs, str]] = []
         if self.response_format is not None and (wanted := self.response_format.grammar()) is not None:
             found.append((wanted, "response_format"))
-        if self.structured_outputs is not None:
+        if not asks_for_nothing(self.structured_outputs):
+            assert self.structured_outputs is not None
             found.append((grammar_of(self.structured_outputs, "structured_outputs"), "structured_outputs"))
         more = {"whitespace_pattern": self.guided_whitespace_pattern}
         for name, kind in _GUIDED.items():

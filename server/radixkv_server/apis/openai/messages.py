@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from radixkv.text.json_text import read_json_text
 from radixkv_server.chat.breakpoints import CacheControl, Place
 from radixkv_server.errors import bad_request
-from radixkv_server.http.body import FAIL_FAST, ParamError
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
-_TEXT_PARTS = {"text": "text", "refusal": "refusal"}
+CacheBreakpoint = Annotated[Any, WithoutEffect("every prefix is found, wherever it ends")]
+_Media = Annotated[Any, Refused("all but text")]
 
 
-class ContentPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: str
+class ContentPart(StrictModel):
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
     cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint = None
+    annotations: Annotated[Any, WithoutEffect("they are of an answer's text, which is there")] = None
+    logprobs: Annotated[Any, WithoutEffect("they are of an answer's text, which is there")] = None
+    id: NoOp = None
+    image_url: _Media = None
+    input_audio: _Media = None
+    file: _Media = None
 
-    @model_validator(mode="after")
-    def _text_only(self) -> ContentPart:
-        if self.type not in _TEXT_PARTS:
-            raise ParamError(
-                f"content parts of type {self.type[:40]!r} are not supported: this server takes text, and "
-                "fetches nothing.",
-                code="unsupported_content",
-            )
-        if not isinstance(self.text, str):
-            raise ParamError(f"a content part of type {self.type!r} needs its text.")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _text_only(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
+            if kind not in ("text", "refusal"):
+                raise ParamError(
+                    f"content parts of type {kind[:40]!r} are not supported: this server takes text, and "
+                    "fetches nothing.",
+                    code="unsupported_content",
+                )
+            if not isinstance(value.get(kind), str):
+                raise ParamError(f"a content part of type {kind!r} needs its text.")
+        return value
 
     @property
-    def text(self) -> Any:
-        return (self.model_extra or {}).get(_TEXT_PARTS[self.type])
+    def words(self) -> str:
+        """What it says."""
+        return (self.text if self.type == "text" else self.refusal) or ""
 
 
 # Tagged by hand: a plain union reports the errors of the branch that the client did not mean. Tags in
@@ -47,23 +60,29 @@ Content = Annotated[
 ]
 
 
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class CalledFunction(StrictModel):
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: Annotated[Any, WithoutEffect("calls are in the order of the list")] = None
+    custom: Annotated[Any, Refused("a call of a custom tool")] = None
+    cache_control: Annotated[Any, WithoutEffect("set it on the message")] = None
+    extra_content: Annotated[Any, WithoutEffect("it is another provider's")] = None
+    provider_specific_fields: Annotated[Any, WithoutEffect("they are another provider's")] = None
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(StrictModel):
     """One message. Fields that are not listed (`reasoning_content`, ...) reach the template as they are."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
+    FOR_TEMPLATES: ClassVar = frozenset(
+        {"refusal", "function_call", "reasoning_content", "reasoning", "thinking"}
+    )
 
     role: Role
     content: Content | None = None
@@ -71,6 +90,7 @@ class ChatMessage(BaseModel):
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FAIL_FAST] | None = None
     tool_call_id: str | None = None
     cache_control: CacheControl | None = None
+    audio: Annotated[Any, Refused("an answer as sound")] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +120,7 @@ class ChatMessage(BaseModel):
         """
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+            content = "\n".join(part.words for part in content)
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": content if content is not None else "",
@@ -115,7 +135,8 @@ class ChatMessage(BaseModel):
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    plain = call.model_dump(mode="json", exclude_none=True)
+    plain: dict[str, Any] = {} if call.id is None else {"id": call.id}
+    plain |= {"type": "function", "function": {"name": call.function.name}}
     try:
         plain["function"]["arguments"] = read_json_text(call.function.arguments or "{}")
     except (ValueError, RecursionError):
@@ -135,7 +156,7 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
     for index, message in enumerate(messages):
         chars = -1
         for part in message.content if isinstance(message.content, list) else ():
-            chars += 1 + len(part.text)
+            chars += 1 + len(part.words)
             if part.cache_control is not None:
                 place = Place(part.cache_control.seconds, message=index, chars=chars)
                 found.append((part.cache_control, place))

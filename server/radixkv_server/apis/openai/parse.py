@@ -10,6 +10,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
+from radixkv_server.apis.openai.fields import plain_choice
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
@@ -93,7 +94,7 @@ def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if body.continue_final_message:
         options["continue_final_message"] = True
-    choice, allowed = tool_choice(body.tool_choice)
+    choice, allowed = tool_choice(plain_choice(body.tool_choice))
     return Chat(
         source=body.messages,
         convert=lambda: template_messages(body.messages),

@@ -1,30 +1,32 @@
 """The bodies of the OpenAI routes: pydantic models of the requests, checked strictly.
 
-Three kinds of fields: those that work; documented OpenAI fields that change nothing here and are
-accepted (NO-OP below); and those that would change the meaning of the answer if they were ignored, which
-are refused with a 400 unless they hold a value that asks for what happens anyway. Fields that are none of
-these are refused as unknown, as OpenAI does.
+How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from radixkv_server.apis.openai.fields import (
+    AnyToolChoice,
     CacheFields,
     ChatTemplateFields,
-    NoOp,
+    ForOpenAI,
+    IncludeObfuscation,
     SamplingFields,
+    ServiceTier,
+    Verbosity,
     check_logprobs,
     check_stream_options,
 )
 from radixkv_server.apis.openai.grammars import GrammarFields
-from radixkv_server.apis.openai.messages import ChatMessage, breakpoints_in
+from radixkv_server.apis.openai.messages import CacheBreakpoint, ChatMessage, breakpoints_in
 from radixkv_server.apis.openai.token_details import TokenDetailFields
 from radixkv_server.chat.breakpoints import CacheControl, Place, check_breakpoints
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data, unsupported
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
+from radixkv_server.http.fields import Refused, WithoutEffect
 
 MAX_TOOLS = 1024
 
@@ -32,7 +34,7 @@ MAX_TOOLS = 1024
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: NoOp = None
+    include_obfuscation: IncludeObfuscation = None
 
 
 class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
@@ -60,13 +62,16 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
         return options if self.n is None else {**options, "n": self.n}
 
 
-class FunctionTool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class FunctionTool(StrictModel):
+    """A function; what is not declared here but passed on is printed by templates as it came."""
+
+    model_config = ConfigDict(extra="allow")
+    PASSED_ON: ClassVar = frozenset({"description", "parameters", "strict", "return"})
+
     name: Annotated[str, Field(min_length=1, max_length=256)]
 
     @model_validator(mode="after")
     def _known_extras(self) -> FunctionTool:
-        # Not declared as fields: templates print a tool as it came.
         extra = self.model_extra or {}
         if not isinstance(extra.get("parameters"), dict | None):
             raise ParamError("the parameters of a function must be a JSON Schema, an object.")
@@ -75,15 +80,14 @@ class FunctionTool(BaseModel):
         return self
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class Tool(StrictModel):
     type: Literal["function"]
     function: FunctionTool
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The tool as templates expect it, without what is meant for the cache."""
-        return {name: value for name, value in as_data(self).items() if name != "cache_control"}
+        return {"type": self.type, "function": as_data(self.function)}
 
 
 class TemplateFields(ChatTemplateFields):
@@ -126,6 +130,7 @@ class TemplateFields(ChatTemplateFields):
 class PredictionPart(StrictModel):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint = None
 
 
 class Prediction(StrictModel):
@@ -146,31 +151,26 @@ class ChatCompletionRequest(TemplateFields, CacheFields, CommonFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: AnyToolChoice | None = None
     reasoning_effort: str | None = None
-    modalities: list[str] | None = None
-    verbosity: str | None = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
+    modalities: Annotated[Any, Refused("anything but ['text']", usual=(["text"],))] = None
+    verbosity: Verbosity = None
+    functions: Annotated[Any, Refused("the older form of tools (use tools)")] = None
+    function_call: Annotated[
+        Any, Refused("the older form of tool_choice (use tool_choice)", usual=("auto", "none"))
+    ] = None
+    audio: Annotated[Any, Refused("an answer as sound")] = None
+    web_search_options: Annotated[Any, Refused("searching the web")] = None
+    moderation: Annotated[Any, Refused("moderation")] = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    safety_identifier: NoOp = None
-    service_tier: NoOp = None
-    store: NoOp = None
-    metadata: NoOp = None
+    safety_identifier: ForOpenAI = None
+    service_tier: ServiceTier = None
+    store: Annotated[Any, WithoutEffect("chats are not kept; responses are")] = None
+    metadata: Annotated[Any, WithoutEffect("chats are not kept; responses are")] = None
 
     @model_validator(mode="after")
     def _only_what_works(self) -> ChatCompletionRequest:
-        if self.modalities not in (None, ["text"]):
-            raise unsupported("modalities", "anything but ['text']")
-        if self.verbosity not in (None, "medium"):
-            raise unsupported("verbosity", "anything but 'medium'")
-        for name in ("functions", "function_call", "audio", "web_search_options", "moderation"):
-            if getattr(self, name) is not None:
-                raise unsupported(name, "this field")
         if self.top_logprobs is not None:
             if not self.logprobs:
                 raise ParamError("top_logprobs needs logprobs to be true.", "top_logprobs")
@@ -192,7 +192,7 @@ class CompletionRequest(CommonFields):
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: Any = None
+    suffix: Annotated[Any, Refused("text insertion", usual=("",))] = None
 
     @field_validator("prompt")
     @classmethod
@@ -211,8 +211,6 @@ class CompletionRequest(CommonFields):
 
     @model_validator(mode="after")
     def _only_what_works(self) -> CompletionRequest:
-        if self.suffix not in (None, ""):
-            raise unsupported("suffix", "text insertion")
         check_logprobs(self.logprobs, "logprobs")
         samples = self.best_of
         if self.stream and samples is not None and samples > (self.n or 1):

@@ -9,45 +9,68 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from radixkv.text.json_text import read_json_text
+from radixkv_server.apis.openai.fields import Asynchronous, Caller
+from radixkv_server.apis.openai.messages import CacheBreakpoint
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
-from radixkv_server.http.body import FAIL_FAST, ParamError
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 
-_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_PARTS = ("input_text", "output_text", "text", "refusal")
 MAX_ID = 128
 
 Id = Annotated[str, Field(max_length=MAX_ID)]
+_OfAnswer = Annotated[Any, WithoutEffect("it is of an answer's text, which is there")]
+_Media = Annotated[Any, Refused("all but text")]
 
 
-class _Item(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
+class _Item(StrictModel):
     id: Id | None = None
     status: str | None = None
+    created_by: NoOp = None
+    internal_chat_message_metadata_passthrough: NoOp = None
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+class TextPart(StrictModel):
     type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: _OfAnswer = None
+    logprobs: _OfAnswer = None
+    prompt_cache_breakpoint: CacheBreakpoint = None
+    image_url: _Media = None
+    input_audio: _Media = None
+    file_id: _Media = None
+    file_data: _Media = None
+    file_url: _Media = None
+    filename: _Media = None
+    detail: _Media = None
 
-    @model_validator(mode="after")
-    def _text_only(self) -> TextPart:
-        if self.type not in _PARTS:
-            raise ParamError(
-                f"content of type {self.type[:40]!r} is not supported: this server takes text, and fetches "
-                "nothing.",
-                code="unsupported_content",
-            )
-        if not isinstance((self.model_extra or {}).get(_PARTS[self.type]), str):
-            raise ParamError(f"content of type {self.type!r} needs its text.")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _text_only(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
+            if kind not in _PARTS:
+                raise ParamError(
+                    f"content of type {kind[:40]!r} is not supported: this server takes text, and fetches "
+                    "nothing.",
+                    code="unsupported_content",
+                )
+            if not isinstance(value.get(_text_field(kind)), str):
+                raise ParamError(f"content of type {kind!r} needs its text.")
+        return value
 
     @property
-    def text(self) -> str:
-        return str((self.model_extra or {})[_PARTS[self.type]])
+    def words(self) -> str:
+        """What it says."""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+def _text_field(kind: str) -> str:
+    return "refusal" if kind == "refusal" else "text"
 
 
 # Tags in brackets are left out of the field names in error messages.
@@ -58,13 +81,14 @@ _Text = Annotated[
 
 
 def _join(text: str | list[TextPart]) -> str:
-    return text if isinstance(text, str) else "\n".join(part.text for part in text)
+    return text if isinstance(text, str) else "\n".join(part.words for part in text)
 
 
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: _Text
+    phase: Annotated[Any, WithoutEffect("templates know no phases of an answer")] = None
 
     def plain(self, item_id: str) -> Json:
         text = _join(self.content)
@@ -84,6 +108,9 @@ class FunctionCallItem(_Item):
     call_id: Id
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
+    async_: Asynchronous = None
+    caller: Caller = None
+    namespace: Annotated[Any, Refused("a namespace of tools")] = None
 
     def plain(self, item_id: str) -> Json:
         return function_call(item_id, self.call_id, self.name, self.arguments, "completed")
@@ -93,6 +120,8 @@ class FunctionOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: Id
     output: _Text
+    caller: Caller = None
+    namespace: Annotated[Any, Refused("a namespace of tools")] = None
 
     def plain(self, item_id: str) -> Json:
         return {
@@ -104,8 +133,8 @@ class FunctionOutputItem(_Item):
         }
 
 
-class ReasoningText(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+class ReasoningText(StrictModel):
+    type: str | None = None
     text: str
 
 
@@ -113,6 +142,8 @@ class ReasoningItem(_Item):
     """What the assistant thought. Its summary, and what is encrypted of it, tell this model nothing."""
 
     type: Literal["reasoning"]
+    summary: Any = None
+    encrypted_content: Any = None
     content: Annotated[list[ReasoningText], FAIL_FAST] | None = None
 
     def plain(self, item_id: str) -> Json:

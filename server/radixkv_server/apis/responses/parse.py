@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv_server.apis.openai.fields import plain_choice
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.parse import template_options
 from radixkv_server.apis.responses.errors import ResponsesDialect
@@ -19,7 +20,6 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.request import GenerationRequest
-from radixkv_server.http.body import as_data
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 
@@ -104,7 +104,7 @@ def _chat_of(context: ServerContext, body: ResponseRequest, conversation: Sequen
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning is not None and body.reasoning.effort is not None:
         options.setdefault("reasoning_effort", body.reasoning.effort)
-    choice, allowed = tool_choice(body.tool_choice)
+    choice, allowed = tool_choice(plain_choice(body.tool_choice))
     return Chat(
         source=[body.instructions, *conversation],
         convert=lambda: messages_of(body.instructions, conversation),
@@ -119,7 +119,7 @@ def _chat_of(context: ServerContext, body: ResponseRequest, conversation: Sequen
 
 def _function_of(tool: FunctionTool) -> Json:
     """A function in the form of chat completions, which templates know."""
-    return {name: value for name, value in as_data(tool).items() if name != "type" and value is not None}
+    return {name: value for name, value in tool.plain().items() if name != "type" and value is not None}
 
 
 def _sampling_of(body: ResponseRequest) -> dict[str, Any]:

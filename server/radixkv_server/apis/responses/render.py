@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from radixkv.chat.answer import ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv_server.apis.openai.fields import plain_choice
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import usage_details
 from radixkv_server.apis.responses.errors import error_json, frame
@@ -59,8 +60,8 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "store": body.store is not False,
         "temperature": params.temperature,
         "text": {"format": text_format.plain() if text_format else {"type": "text"}, "verbosity": "medium"},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": [tool.model_dump(mode="json") for tool in body.tools or ()],
+        "tool_choice": plain_choice(body.tool_choice) or "auto",
+        "tools": [tool.plain() for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",

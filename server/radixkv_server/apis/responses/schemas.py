@@ -1,28 +1,34 @@
 """The body of POST /v1/responses: a pydantic model of the request, checked strictly.
 
-As in the other OpenAI routes, a field works, or it is a documented one that changes nothing here (NoOp), or
-it is refused by name because ignoring it would change what the answer means.
+How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from radixkv.structured import StructuredOutputs
 from radixkv_server.apis.openai.fields import (
+    AnyToolChoice,
+    Asynchronous,
     CacheFields,
     ChatTemplateFields,
-    NoOp,
+    ForOpenAI,
+    IncludeObfuscation,
     SamplingFields,
+    ServiceTier,
+    Verbosity,
     check_logprobs,
     check_stream_options,
 )
+from radixkv_server.apis.openai.grammars import SchemaFields
 from radixkv_server.apis.openai.schemas import MAX_TOOLS
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.chat.structured import format_grammar
-from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.fields import Refused, WithoutEffect
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -44,67 +50,75 @@ _INCLUDABLE = frozenset(
     }
 )
 
-_REFUSED = {
-    "access_programs": "this field",
-    "context_management": "compaction (leave out old items yourself)",
-    "conversation": "a stored conversation (use previous_response_id)",
-    "image": "image input",
-    "moderation": "moderation",
-    "prompt": "a stored prompt template (send input and instructions)",
-}
 
-
-class FunctionTool(BaseModel):
+class FunctionTool(StrictModel):
     """A function that the client runs."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: str
+    type: Literal["function"]
     name: Annotated[str, Field(min_length=1, max_length=256)] = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: Any = None
+    allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
+    defer_loading: Annotated[Any, Refused("loading tools later (they are all in the prompt)")] = None
+    output_schema: Annotated[Any, WithoutEffect("templates show no schema of outputs")] = None
+    async_: Asynchronous = None
 
-    @model_validator(mode="after")
-    def _is_function(self) -> FunctionTool:
-        if self.type != "function":
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
             raise ParamError(
-                f"tools of type {self.type[:40]!r} are not supported: this server runs no tools itself; give "
+                f"tools of type {kind[:40]!r} are not supported: this server runs no tools itself; give "
                 "functions, which your program runs.",
                 code="unsupported_parameter",
             )
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> FunctionTool:
         if not self.name:
             raise ParamError("a function needs its name.", code="missing_required_parameter")
         return self
 
+    def plain(self) -> dict[str, Any]:
+        """As it is told in the response."""
+        shown: dict[str, Any] = {"type": self.type, "name": self.name}
+        shown |= {"description": self.description, "parameters": self.parameters}
+        return shown if "strict" not in self.model_fields_set else {**shown, "strict": self.strict}
 
-class TextFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+
+class TextFormat(SchemaFields):
     type: str
 
     def grammar(self) -> StructuredOutputs | None:
         """What the text must look like; None: anything."""
-        return format_grammar({"type": self.type}, self.model_extra or {}, "text.format")
+        return format_grammar({"type": self.type}, self.given(), "text.format")
 
     def plain(self) -> dict[str, Any]:
         """As it is told in the response."""
-        return {"type": self.type, **(self.model_extra or {})}
+        return {"type": self.type, **self.given()}
 
 
 class TextConfig(StrictModel):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity = None
+
+
+_InFull = Annotated[Any, WithoutEffect("reasoning is given in full", usual=("auto",))]
 
 
 class Reasoning(StrictModel):
     effort: str | None = None
-    summary: NoOp = None
-    generate_summary: NoOp = None
-    context: NoOp = None
-    mode: NoOp = None
+    summary: _InFull = None
+    generate_summary: _InFull = None
+    context: Annotated[Any, WithoutEffect("the template decides", usual=("auto",))] = None
+    mode: Annotated[Any, WithoutEffect("the model has one", usual=("standard",))] = None
 
 
 class StreamOptions(StrictModel):
-    include_obfuscation: NoOp = None
+    include_obfuscation: IncludeObfuscation = None
 
 
 #: Input items of one response; the conversation before comes on top.
@@ -114,12 +128,12 @@ MAX_INPUT_ITEMS = 8192
 class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
     """Body of POST /v1/responses."""
 
-    input: Annotated[list[InputItem], Field(min_length=1), FAIL_FAST] | str | None = None
+    input: Annotated[list[InputItem], FAIL_FAST] | str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     include: list[str] | None = None
@@ -127,18 +141,21 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    background: bool | None = None
+    truncation: Annotated[
+        Any, Refused("'auto' (leave out old items yourself, and see usage)", usual=("disabled",))
+    ] = None
+    background: Annotated[Any, Refused("answering in the background (stream the answer instead)")] = None
     stream_options: StreamOptions | None = None
-    access_programs: Any = None
-    context_management: Any = None
-    conversation: Any = None
-    image: Any = None
-    moderation: Any = None
-    prompt: Any = None
-    max_tool_calls: NoOp = None
-    safety_identifier: NoOp = None
-    service_tier: NoOp = None
+    access_programs: Annotated[Any, Refused()] = None
+    context_management: Annotated[Any, Refused("compaction (leave out old items yourself)")] = None
+    conversation: Annotated[Any, Refused("a stored conversation (use previous_response_id)")] = None
+    image: Annotated[Any, Refused("image input")] = None
+    moderation: Annotated[Any, Refused("moderation")] = None
+    prompt: Annotated[Any, Refused("a stored prompt template (send input and instructions)")] = None
+    max_tool_calls: Annotated[Any, WithoutEffect("this server runs no tools itself")] = None
+    safety_identifier: ForOpenAI = None
+    service_tier: ServiceTier = None
+    client_metadata: Annotated[Any, WithoutEffect("only says who asks")] = None
 
     @field_validator("input", mode="before")
     @classmethod
@@ -146,7 +163,7 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
         # By hand: a union reports the errors of the branch that the client did not mean.
         if value is not None and not isinstance(value, str | list):
             raise ParamError("input must be a string or a list of items.", "input", "invalid_type")
-        if value == "":
+        if value in ("", []):
             raise ParamError("input must not be empty.", "input")
         if isinstance(value, list) and len(value) > MAX_INPUT_ITEMS:
             # Before they are looked at one by one, which nobody else is served meanwhile.
@@ -180,15 +197,6 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
             raise ParamError(
                 "Missing required parameter: 'input'.", "input", code="missing_required_parameter"
             )
-        for name, what in _REFUSED.items():
-            if getattr(self, name) is not None:
-                raise unsupported(name, what)
-        if self.background:
-            raise unsupported("background", "answering in the background (stream the answer instead)")
-        if self.truncation == "auto":
-            raise unsupported("truncation", "'auto' (leave out old items yourself, and see usage)")
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise unsupported("text.verbosity", "anything but 'medium'")
         check_stream_options(self, self.stream_options)
         check_logprobs(self.top_logprobs, "top_logprobs")
         return self
