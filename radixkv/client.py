@@ -44,6 +44,14 @@ class TextTokenizer(Protocol):
         """The text of the chat template; None: there is none, or nobody can read it."""
         ...
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a tokenizer_config.json tells of it, as JSON data: class, special tokens, added tokens.
+
+        `bos_token`, `eos_token`, `pad_token` and `unk_token` are always there, null where there is none.
+        """
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

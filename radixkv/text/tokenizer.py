@@ -44,6 +44,15 @@ _RESERVED_ARGUMENTS = frozenset(
 )
 
 
+_NAMED_TOKENS = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+)
+_TOLD_OPTIONS = (
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces"),
+    *("padding_side", "truncation_side"),
+)
+
+
 class Tokenizer:
     """A fast tokenizer with its chat template. Methods may be called from several threads.
 
@@ -104,6 +113,27 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The template that `apply_chat_template` uses when it is given tools; None: there is none."""
         return self._template(None, [{}]) if self.has_chat_template else None
+
+    @functools.cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """See `TextTokenizer`. No paths are among them."""
+        hf = self._hf
+        tokens = {
+            name: None if (token := getattr(hf, name, None)) is None else str(token) for name in _NAMED_TOKENS
+        }
+        fields = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+        added = {
+            str(i): {field: getattr(token, field) for field in fields}
+            for i, token in sorted(self._backend.get_added_tokens_decoder().items())
+        }
+        options = {name: getattr(hf, name) for name in _TOLD_OPTIONS if hasattr(hf, name)}
+        return {
+            "tokenizer_class": type(hf).__name__,
+            **tokens,
+            "added_tokens_decoder": added,
+            **{name: value for name, value in options.items() if isinstance(value, bool | str)},
+            "chat_template": self.chat_template,
+        }
 
     # -- text to ids ------------------------------------------------------------------------------------
 

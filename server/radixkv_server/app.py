@@ -32,6 +32,7 @@ from radixkv.client import EngineClient
 from radixkv.config import EngineConfig
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache.routes import API as CACHE_API
+from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
@@ -51,7 +52,7 @@ from radixkv_server.tenants.book import TenantBook
 
 OnReady = Callable[[str, int], None]
 
-APIS = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, SERVICE_API, CACHE_API)
+APIS = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, SERVICE_API, LLAMA_CPP_API, CACHE_API)
 
 
 def create_app(

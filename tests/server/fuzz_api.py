@@ -46,6 +46,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "POST /v1/messages/count_tokens": {"messages": CHAT},
     "POST /tokenize": {"prompt": "hello"},
     "POST /detokenize": {"tokens": [104, 105]},
+    "POST /apply-template": {"messages": CHAT},
     "POST /v1/cache/explain": {"prompt": TEXT},
     "POST /v1/cache/pins": {"prompt": TEXT},
     "POST /v1/cache/public": {"prompt": TEXT},

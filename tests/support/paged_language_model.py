@@ -81,6 +81,10 @@ class LetterTokenizer:
         self.on_encode(text)
         return [1 + ord(letter) % (VOCAB - 1) for letter in text]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"))
+
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
 

@@ -54,6 +54,11 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.threads: set[str] = set()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        named = {"bos_token": None, "eos_token": CONTROLS[257], "pad_token": None, "unk_token": None}
+        return {"tokenizer_class": "ByteTokenizer", **named, "chat_template": self.chat_template}
+
     def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
         return list(text.encode("utf-8"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENIZERS, byte_level_tokenizer
+from transformers import AutoTokenizer
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.text.text_size import text_size
@@ -339,3 +342,24 @@ def test_the_size_of_a_conversation() -> None:
     assert text_size(messages, {"a": [1, None]}, limit=1000) == len("roleusercontenthelloa") + 6
     assert text_size(["x"] * 1000, limit=10) == 11, "looking ends where it is too much"
     assert text_size(limit=10) == 0
+
+
+class TestFacts:
+    def test_are_json_with_the_special_tokens_by_name(self) -> None:
+        hf = byte_level_tokenizer()
+        facts = Tokenizer(hf, chat_template="{{ messages }}").facts
+        assert json.loads(json.dumps(facts)) == facts
+        assert facts["tokenizer_class"] == type(hf).__name__
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            assert facts[name] == (None if getattr(hf, name) is None else str(getattr(hf, name)))
+        assert facts["eos_token"] is not None
+        assert facts["chat_template"] == "{{ messages }}"
+        added = facts["added_tokens_decoder"]
+        assert added[str(hf.eos_token_id)]["content"] == facts["eos_token"]
+        assert added[str(hf.eos_token_id)]["special"] is True
+
+    def test_tell_no_path(self, tmp_path: Path) -> None:
+        byte_level_tokenizer().save_pretrained(tmp_path)
+        facts = Tokenizer(AutoTokenizer.from_pretrained(tmp_path)).facts
+        assert str(tmp_path) not in json.dumps(facts)
+        assert facts["chat_template"] is None

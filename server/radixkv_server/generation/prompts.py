@@ -36,15 +36,22 @@ class PromptEncoder:
         """
         return self.check_length(await self.tokenize(text, param=param), param)
 
-    async def tokenize(self, text: str, *, param: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(
+        self, text: str, *, param: str, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
         """Token ids of a text; their number is not checked.
+
+        Args:
+            allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
 
         Raises:
             InvalidRequestError: the text can't be tokenised.
             ContextLengthExceededError: it is far too long for the context; it was not tokenised.
         """
         await self.check_size(text, param=param)
-        return await self._engine.tokenize(text, add_special_tokens=add_special_tokens)
+        return await self._engine.tokenize(
+            text, add_special_tokens=add_special_tokens, allow_special=allow_special
+        )
 
     async def render_chat(
         self,

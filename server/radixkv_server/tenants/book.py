@@ -67,6 +67,12 @@ class TenantBook:
         """The tenant who owns a key, or None; in the same time whatever the key is."""
         return self._keys.tenant_of(secret)
 
+    def num_running(self, tenant: Tenant) -> int:
+        """Requests to generate that run or wait: a tenant's own; of all, for an admin."""
+        if tenant.is_admin:
+            return sum(limiter.num_running for limiter in self._limiters.values())
+        return self.limiter_of(tenant).num_running
+
     def limiter_of(self, tenant: Tenant) -> Limiter:
         """What the tenant has used of its limits. O(1)."""
         limiter = self._limiters.get(tenant.name)

@@ -100,6 +100,11 @@ class Limiter:
         self._tokens: TokenBucket | None = None
         self.change(limits)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that have entered and not left."""
+        return self._running
+
     def change(self, limits: Limits) -> None:
         """Other limits from now on; what was used counts on."""
         self._limits = limits

@@ -36,7 +36,7 @@ async def parse_chat(
         options["prediction"] = await context.prompts.tokenize(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
-    chat = _chat_of(context, body)
+    chat = chat_of(context, body)
     job, readers = await chat_job(context, chat, options, renamed=renamed)
     places = [place for _, place in body.breakpoints]
     if places:
@@ -87,7 +87,7 @@ def _request(
     )
 
 
-def _chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
+def chat_of(context: ServerContext, body: ChatCompletionRequest) -> Chat:
     """The conversation of a body, with what its template is told."""
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning_effort is not None:

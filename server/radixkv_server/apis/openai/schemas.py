@@ -5,6 +5,7 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -113,18 +114,17 @@ class TemplateFields(ChatTemplateFields):
 
     @model_validator(mode="after")
     def _one_ending(self) -> TemplateFields:
-        if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise ParamError(
-                    "add_generation_prompt and continue_final_message exclude each other.",
-                    "continue_final_message",
-                )
-            if self.messages[-1].role != "assistant":
-                raise ParamError(
-                    "continue_final_message needs a last message of the assistant's.",
-                    "continue_final_message",
-                )
+        check_ending(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
+
+
+def check_ending(messages: Sequence[ChatMessage], adds_prompt: bool | None, continues: bool | None) -> None:
+    """Raise ParamError where a chat's last message is to be continued and can't be."""
+    param = "continue_final_message"
+    if continues and adds_prompt:
+        raise ParamError(f"add_generation_prompt and {param} exclude each other.", param)
+    if continues and messages[-1].role != "assistant":
+        raise ParamError(f"{param} needs a last message of the assistant's.", param)
 
 
 class PredictionPart(StrictModel):

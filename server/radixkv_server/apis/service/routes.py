@@ -1,14 +1,16 @@
-"""The routes around the service: tokenize, detokenize, health, metrics."""
+"""The routes around the service: tokenizer, health, load, metrics."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 import radixkv
+from radixkv.client import TextTokenizer
 from radixkv_server.apis.openai.messages import template_messages
+from radixkv_server.apis.openai.parse import template_options
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.chat.chat import Chat, chat_prompt
-from radixkv_server.context import context_of
+from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.exchange import json_response, long_json_response
 from radixkv_server.http.request_record import record_of
@@ -19,24 +21,27 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of a chat as the model gets it."""
+    """Token ids of a text, or of a chat as the model gets it; of `content` in llama.cpp's form."""
     context = context_of(request)
     body = await context.bodies.read(request, TokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
     prompts, tokenizer = context.prompts, context.engine.tokenizer
+    if body.content is not None:
+        ids = await prompts.tokenize(
+            body.content,
+            param="content",
+            add_special_tokens=bool(body.add_special),
+            allow_special=body.parse_special is not False,
+        )
+        pieces = bool(body.with_pieces)
+        return await long_json_response(
+            lambda: {"tokens": [_piece(tokenizer, token) for token in ids] if pieces else ids}, size=len(ids)
+        )
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         ids = await prompts.tokenize(body.prompt, param="prompt", add_special_tokens=special)
     else:
-        messages = body.messages
-        assert messages is not None
-        chat = Chat(
-            source=messages,
-            convert=lambda: template_messages(messages),
-            tools=[tool.for_template() for tool in body.tools or ()],
-            add_generation_prompt=body.add_generation_prompt is not False,
-        )
-        ids = (await chat_prompt(context, chat)).ids
+        ids = (await chat_prompt(context, _chat(context, body))).ids
 
     def answer() -> Json:
         told: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
@@ -45,6 +50,30 @@ async def tokenize(request: Request) -> Response:
         return told
 
     return await long_json_response(answer, size=len(ids))
+
+
+def _chat(context: ServerContext, body: TokenizeRequest) -> Chat:
+    messages = body.messages
+    assert messages is not None
+    options = template_options(context, body.chat_template_kwargs, body.chat_template)
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    return Chat(
+        source=messages,
+        convert=lambda: template_messages(messages),
+        tools=[tool.for_template() for tool in body.tools or ()],
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        options=options,
+    )
+
+
+def _piece(tokenizer: TextTokenizer, token: int) -> Json:
+    """A token with its text; with its bytes where they are not whole characters."""
+    raw = tokenizer.token_bytes(token)
+    try:
+        return {"id": token, "piece": raw.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}
 
 
 @router.post("/detokenize")
@@ -75,6 +104,27 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "draining" if context.is_draining else "unavailable"}, 503)
 
 
+@router.api_route("/ping", methods=["GET", "HEAD"])
+@router.post("/ping", include_in_schema=False)
+async def ping(request: Request) -> Response:
+    """As /health, with no body. Needs no key."""
+    return Response(status_code=200 if context_of(request).engine.is_healthy else 503)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """Requests to generate that run or wait: the caller's, and of all tenants for an admin."""
+    tenants, caller = context_of(request).tenants, record_of(request.scope).caller
+    return json_response({"server_load": tenants.num_running(caller)})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """What the model's tokenizer_config.json says, with the chat template."""
+    engine = context_of(request).engine
+    return json_response({**engine.tokenizer.facts, "model_max_length": engine.context_length})
+
+
 @router.get("/version")
 async def version() -> Response:
     """The server's version."""
@@ -92,5 +142,5 @@ async def metrics(request: Request) -> Response:
 API = Api(
     router,
     bodies={"POST /tokenize": TokenizeRequest, "POST /detokenize": DetokenizeRequest},
-    open_paths=frozenset({"/health", "/health/ready"}),  # what balancers and supervisors ask
+    open_paths=frozenset({"/health", "/health/ready", "/ping"}),  # what balancers and supervisors ask
 )

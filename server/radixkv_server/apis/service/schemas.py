@@ -6,26 +6,41 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from radixkv_server.apis.openai.fields import ChatTemplateFields
 from radixkv_server.apis.openai.messages import ChatMessage
-from radixkv_server.apis.openai.schemas import MAX_TOOLS, Tool
+from radixkv_server.apis.openai.schemas import MAX_TOOLS, Tool, check_ending
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 
-class TokenizeRequest(StrictModel):
-    """Body of POST /tokenize: a `prompt`, or `messages` as for a chat."""
+class TokenizeRequest(ChatTemplateFields):
+    """Body of POST /tokenize: a `prompt`, or `messages` as for a chat; or `content`, in llama.cpp's form."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _one_input(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ParamError("give either prompt or messages.", "prompt")
+        inputs = {"prompt": self.prompt, "messages": self.messages, "content": self.content}
+        given = [name for name, value in inputs.items() if value is not None]
+        if len(given) != 1:
+            raise ParamError("give either prompt or messages (or content, as llama.cpp does).", "prompt")
+        ours = ("return_token_strs", "add_special_tokens")
+        theirs = ("add_special", "parse_special", "with_pieces")
+        for name in ours if given == ["content"] else theirs:
+            if getattr(self, name) is not None:
+                raise ParamError(f"{name} does not go with {given[0]}.", name)
+        if self.messages is not None:
+            check_ending(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
 

@@ -1,0 +1,1 @@
+"""What llama.cpp's clients ask of a server beside OpenAI's routes."""
