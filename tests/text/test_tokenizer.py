@@ -362,4 +362,4 @@ class TestFacts:
         byte_level_tokenizer().save_pretrained(tmp_path)
         facts = Tokenizer(AutoTokenizer.from_pretrained(tmp_path)).facts
         assert str(tmp_path) not in json.dumps(facts)
-        assert facts["chat_template"] is None
+        assert facts["chat_template"] == Tokenizer(byte_level_tokenizer()).facts["chat_template"]
