@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.closed_objects import close_objects
 from radixkv.errors import InvalidRequestError
 
 #: The kinds of grammar, each a field of `StructuredOutputs`; a request has one of them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
-#: The same names in a body or in `structured={...}`, with what changes the whitespace.
-FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace")
+#: The same names in a body or in `structured={...}`, with what changes how JSON is written.
+FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,9 @@ class StructuredOutputs:
         whitespace_pattern: a regular expression for the whitespace between the tokens of JSON; None: none is
             allowed, which is what models are quickest at.
         disable_any_whitespace: False: any whitespace is allowed between the tokens of JSON.
+        disable_additional_properties: objects of the JSON Schema have the properties that are listed, and no
+            others, unless it says something of others (see `radixkv.closed_objects`). None: as where it is
+            used has it; by itself, False.
 
     Raises:
         InvalidRequestError: none or several of the five, or a value of the wrong type; names the field.
@@ -41,6 +45,7 @@ class StructuredOutputs:
     json_object: bool | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = True
+    disable_additional_properties: bool | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if self._has(name)]
@@ -52,6 +57,8 @@ class StructuredOutputs:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _refused(f"{name} must be a text that is not empty, not {value!r:.80}")
+        if not isinstance(self.disable_additional_properties, bool | None):
+            raise _refused("disable_additional_properties must be true, false or null")
         if self.json is not None:
             object.__setattr__(self, "json", _as_text(self.json))
         if self.choice is not None:
@@ -88,7 +95,7 @@ class StructuredOutputs:
         if self.kind not in ("json", "json_object"):
             return None
         try:
-            schema = json.loads(str(self.json)) if self.json is not None else {"type": "object"}
+            schema = json.loads(self.schema_text)
         except (ValueError, RecursionError):
             return None
         if not isinstance(schema, dict):
@@ -98,6 +105,23 @@ class StructuredOutputs:
             "whitespace_pattern": self.whitespace_pattern,
         }
         return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+    @property
+    def schema_text(self) -> str:
+        """The JSON Schema as it is enforced, of `json` and `json_object`: with its objects closed, if wanted.
+
+        Text that is no schema stays as it is.
+        """
+        if self.json is None:
+            return '{"type":"object"}'
+        text = str(self.json)
+        if not self.disable_additional_properties:
+            return text
+        try:
+            schema = json.loads(text)
+            return json.dumps(close_objects(schema), ensure_ascii=False, separators=(",", ":"))
+        except (ValueError, RecursionError):
+            return text
 
     @property
     def kind(self) -> str:

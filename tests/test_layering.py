@@ -25,7 +25,7 @@ PACKAGE_EXCEPTIONS = {("radixkv.tools.serve", "radixkv_server")}
 #: neighbours. The files beside the rooms that are not named here are the entry points.
 FLOORS = (
     ("errors",),
-    ("config", "thread_priority", "structured"),
+    ("config", "thread_priority", "structured", "closed_objects"),
     ("cache", "text"),
     ("chat",),
     ("request",),

@@ -17,10 +17,13 @@ from typing import Any
 
 from radixkv.chat.calls import NAME, CallSyntax
 from radixkv.chat.format import ChatFormat
+from radixkv.closed_objects import close_objects
 
 #: Between the tokens of arguments: none is needed, one is what most models are used to.
 _WHITESPACE = " ?"
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+#: What a schema without properties says at most.
+_WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class AnswerGrammar:
         token_of: the token that a text is, if it is one.
         prompt_end: how the prompt ends; it may have opened the thinking.
         others: the prompt shows other tools, too, which must not be called.
+        closes_objects: arguments have the properties that are listed, and no others, unless a tool's schema
+            says something of others; those of strict tools, and of tools without properties, always.
     """
 
     format: ChatFormat
@@ -50,6 +55,7 @@ class AnswerGrammar:
     token_of: Callable[[str], MarkToken | None]
     prompt_end: str = ""
     others: bool = False
+    closes_objects: bool = False
 
     def required(self, name: str | None = None) -> str | None:
         """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
@@ -125,7 +131,8 @@ class AnswerGrammar:
         )
 
     def _arguments(self) -> list[str]:
-        return [f"args_{i}: %json {json.dumps(_schema(tool))}" for i, tool in enumerate(self.tools)]
+        schemas = [_schema(tool, self.closes_objects) for tool in self.tools]
+        return [f"args_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
 
     def _trigger(self) -> str | None:
         """What of a call's writing tells that it is one; None: not known without a look at what is around."""
@@ -198,10 +205,13 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
     return tool["function"].get("strict") is True
 
 
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(tool: Mapping[str, Any], closes_objects: bool) -> dict[str, Any]:
     """The schema of a tool's arguments, an object; unless it is strict, as far as it can be enforced."""
-    parameters = tool["function"].get("parameters") or {}
+    parameters = {**(tool["function"].get("parameters") or {}), **_ANY_ARGUMENTS}
+    lists_none = not parameters.get("properties") and parameters.keys() <= _WITHOUT_PROPERTIES
+    if closes_objects or _is_strict(tool) or lists_none:
+        parameters = close_objects(parameters, is_closed=True)
     options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
     if not _is_strict(tool):
         options |= {"lenient": True, "coerce_one_of": True}
-    return {**parameters, **_ANY_ARGUMENTS, "x-guidance": options}
+    return {**parameters, "x-guidance": options}

@@ -60,6 +60,9 @@ class ServerSettings:
             (all text is content).
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
+        structured_additional_properties: whether objects of a JSON Schema that lists properties and says
+            nothing of others may have others: `closed`, or `open`, as JSON Schema has it. Closed under
+            `strict`, and for tools without properties, in any case.
         response_store: file that keeps the answers of the Responses API, for `previous_response_id` and
             retrieval; None: memory does.
         max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
@@ -100,6 +103,7 @@ class ServerSettings:
     shutdown_grace_s: float = 30.0
     chat_format: str = AUTO
     trust_request_chat_template: bool = False
+    structured_additional_properties: str = "closed"
     response_store: str | None = None
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * MIB
@@ -144,6 +148,12 @@ class ServerSettings:
         store = self.response_store
         is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
         require(is_file, "response_store", "a file in a folder that exists")
+        kinds = ("closed", "open")
+        require(
+            self.structured_additional_properties in kinds,
+            "structured_additional_properties",
+            "closed or open",
+        )
         require(self.chat_format in FORMAT_NAMES, "chat_format", "one of " + ", ".join(FORMAT_NAMES))
         require(
             self.unknown_fields in UNKNOWN_FIELDS, "unknown_fields", "one of " + ", ".join(UNKNOWN_FIELDS)
@@ -158,6 +168,11 @@ class ServerSettings:
     def asks_for_keys(self) -> bool:
         """Whether nobody is let in without a key."""
         return bool(self.api_keys or self.admin_keys or self.keys_file)
+
+    @property
+    def closes_objects(self) -> bool:
+        """Whether objects have no properties but those that a schema lists, if it says nothing of others."""
+        return self.structured_additional_properties == "closed"
 
     @property
     def has_several_tenants(self) -> bool:

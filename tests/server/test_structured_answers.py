@@ -241,3 +241,96 @@ def test_a_format_without_calls_refuses_them(http: httpx.Client) -> None:
     answer = ask(http, CHAT, tools=TOOLS, tool_choice="required")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "tool_choice"
+
+
+#: Says nothing of further properties; the model begins with one.
+OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SAID = 'say:{"a":1,"zz":1}'
+
+
+def asked_for(path: str, schema: Any, **more: Any) -> dict[str, Any]:
+    """A body with a schema, as the route spells it."""
+    messages = [{"role": "user", "content": SAID}]
+    wanted = {"name": "n", "schema": schema, **more}
+    if path == RESPONSES:
+        return {"input": SAID, "text": {"format": {"type": "json_schema", **wanted}}}
+    if path == TEXT:
+        return {"prompt": SAID, "max_tokens": 200, "structured_outputs": {"json": schema, **more}}
+    if path == CHAT:
+        return {"messages": messages, "response_format": {"type": "json_schema", "json_schema": wanted}}
+    wanted = {"type": "json_schema", "schema": schema}
+    return {"max_tokens": 200, "messages": messages, "output_config": {"format": wanted}}
+
+
+@pytest.fixture(scope="module")
+def open_http() -> Iterator[httpx.Client]:
+    options = {"chat_format": "hermes", "structured_additional_properties": "open"}
+    with live_server(ScriptedEngine(), **options) as running, running.http() as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, "/v1/messages"])
+def test_objects_are_closed_by_default(http: httpx.Client, open_http: httpx.Client, path: str) -> None:
+    assert "zz" not in http.post(path, json=asked_for(path, OPEN)).raise_for_status().text
+    assert "zz" in open_http.post(path, json=asked_for(path, OPEN)).raise_for_status().text
+    for more in ({"additionalProperties": True}, {"patternProperties": {"^z": {"type": "integer"}}}):
+        assert "zz" in http.post(path, json=asked_for(path, {**OPEN, **more})).raise_for_status().text
+
+
+def test_who_says_so_has_them_closed_or_open(http: httpx.Client, open_http: httpx.Client) -> None:
+    for path in (CHAT, RESPONSES):
+        assert "zz" not in open_http.post(path, json=asked_for(path, OPEN, strict=True)).text
+    for client in (http, open_http):
+        for closed in (True, False):
+            fields = asked_for(TEXT, OPEN, disable_additional_properties=closed)
+            assert ("zz" in client.post(TEXT, json=fields).raise_for_status().text) != closed
+    fields = asked_for(TEXT, OPEN, disable_additional_properties="yes")
+    assert "disable_additional_properties" in http.post(TEXT, json=fields).json()["error"]["message"]
+
+
+def test_arguments_of_tools_are_closed(hermes: httpx.Client, open_http: httpx.Client) -> None:
+    def arguments(client: httpx.Client, parameters: Any, **more: Any) -> Any:
+        tool = {"type": "function", "function": {"name": "wait", "parameters": parameters, **more}}
+        said = '<tool_call>\n{"name": "wait", "arguments": {"a": 1, "zz": 1}}\n</tool_call>'
+        messages = [{"role": "user", "content": f"say:{said}"}]
+        body = {"messages": messages, "tools": [tool], "tool_choice": "required", "max_tokens": 300}
+        answer = client.post(CHAT, json=body).raise_for_status().json()
+        return calls_of(answer)[0][1]
+
+    for client in (hermes, open_http):
+        assert arguments(client, {"type": "object", "properties": {}}) == {}
+        assert arguments(client, {"type": "object"}) == {}
+        assert arguments(client, None) == {}
+        assert arguments(client, {"type": "object", "additionalProperties": True}) == {"a": 1, "zz": 1}
+        assert "zz" not in arguments(client, OPEN, strict=True)
+    assert "zz" not in arguments(hermes, OPEN)
+    assert "zz" in arguments(open_http, OPEN)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+@pytest.mark.parametrize("fields", [case[1] for case in GRAMMARS if case[0] != "text"], ids=str)
+def test_a_grammar_beside_a_call_that_must_be_made(
+    hermes: httpx.Client, fields: dict[str, Any], choice: Any
+) -> None:
+    answer = ask(hermes, CHAT, tools=TOOLS, tool_choice=choice, **fields)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "tool_choice" in message
+    assert next(iter(fields)) in message
+    assert ask(hermes, CHAT, tools=TOOLS[:1], tool_choice="auto", **fields).is_success
+
+
+def test_a_grammar_beside_a_call_in_other_apis(hermes: httpx.Client) -> None:
+    tool = {"type": "function", "name": "look", "parameters": SCHEMA}
+    body = {**asked_for(RESPONSES, OPEN), "tools": [tool], "tool_choice": "required"}
+    answer = hermes.post(RESPONSES, json=body)
+    assert answer.status_code == 400
+    assert "tool_choice" in answer.text
+    assert "text.format" in answer.text
+    tools = [{"name": "look", "input_schema": SCHEMA}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "look"}):
+        body = {**asked_for("/v1/messages", OPEN), "tools": tools, "tool_choice": choice}
+        answer = hermes.post("/v1/messages", json=body)
+        assert answer.status_code == 400
+        assert "tool_choice" in answer.text
+        assert "output_config.format" in answer.text

@@ -203,7 +203,7 @@ def grammar_text(spec: StructuredOutputs) -> str:
         return _lark(spec.grammar)
     if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
         return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
-    schema = '{"type":"object"}' if spec.json_object else str(spec.json)
+    schema = spec.schema_text
     if schema.strip() == "true":
         schema = "{}"
     grammar = llguidance.LLMatcher.grammar_from_json_schema(

@@ -20,6 +20,7 @@ from radixkv.client import TextTokenizer
 from radixkv.request import CompletionOutput, OutputDelta
 from radixkv.structured import StructuredOutputs
 from radixkv_server.chat.message_places import place_name
+from radixkv_server.chat.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import Job, sampling_params
@@ -167,8 +168,12 @@ async def chat_job(
     tokenizer = context.engine.tokenizer
     ids = context.prompts.check_length(prompt.ids, chat.param)
     end = tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
-    structured, grammar_param = _grammar(chat, prompt.format, tokenizer, sampling.get("structured"), end)
     renamed = renamed or {}
+    wanted = with_default(sampling.get("structured"), context.settings)
+    if wanted is not None:
+        _check_free(chat, renamed.get("structured", "structured_outputs"))
+    closes_objects = context.settings.closes_objects
+    structured, grammar_param = _grammar(chat, prompt.format, tokenizer, wanted, end, closes_objects)
     params = sampling_params(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
         defaults=context.engine.default_sampling,
@@ -193,14 +198,33 @@ async def chat_job(
     return job, AnswerReaders(make_parser)
 
 
+def _check_free(chat: Chat, param: str) -> None:
+    """Refuses a call that must be made where the answer must look like something else."""
+    if chat.tool_choice not in ("none", "auto"):
+        named = (
+            chat.tool_choice if chat.tool_choice == "required" else f"of the function {chat.tool_choice!r}"
+        )
+        raise bad_request(
+            f"tool_choice {named:.80} and {param} exclude each other: an answer that must call a tool can't "
+            "be anything else. Leave one of them out, or use tool_choice 'auto'.",
+            param=param,
+        )
+
+
 def _grammar(
-    chat: Chat, chat_format: ChatFormat, tokenizer: TextTokenizer, wanted: StructuredOutputs | None, end: str
+    chat: Chat,
+    chat_format: ChatFormat,
+    tokenizer: TextTokenizer,
+    wanted: StructuredOutputs | None,
+    end: str,
+    closes_objects: bool,
 ) -> tuple[StructuredOutputs | None, str | None]:
     """What the answer must look like, and the field to blame for it where that is not the one of `wanted`.
 
     Args:
         wanted: what the body says of the answer itself.
         end: how the prompt ends.
+        closes_objects: see AnswerGrammar.
 
     Raises:
         ApiError: a call is wanted that can't be.
@@ -214,6 +238,7 @@ def _grammar(
         functools.partial(_token_of, tokenizer),
         end,
         others=allowed is not None,
+        closes_objects=closes_objects,
     )
     if allowed is not None or chat.tool_choice not in ("none", "auto"):
         _check_choice(chat)

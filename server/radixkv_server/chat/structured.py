@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.structured import StructuredOutputs
 from radixkv_server.errors import bad_request
+from radixkv_server.settings import ServerSettings
 
 #: What a JSON Schema may come with; nothing of it but the schema changes what is enforced.
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
@@ -37,7 +39,15 @@ def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
     schema = given.get("schema", {"type": "object"})
     if not isinstance(schema, dict):
         raise bad_request(f"{param}.schema must be a JSON Schema, an object.", param=param)
-    return grammar_of({"json": schema}, param)
+    closed = True if given.get("strict") else None
+    return grammar_of({"json": schema, "disable_additional_properties": closed}, param)
+
+
+def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> StructuredOutputs | None:
+    """With what the server says of properties that a schema does not list, where the request does not."""
+    if wanted is None or wanted.json is None or wanted.disable_additional_properties is not None:
+        return wanted
+    return replace(wanted, disable_additional_properties=settings.closes_objects)
 
 
 def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> StructuredOutputs | None:

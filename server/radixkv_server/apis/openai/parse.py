@@ -17,7 +17,7 @@ from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRender
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.chat.breakpoints import kept_prefixes
 from radixkv_server.chat.chat import Chat, chat_job
-from radixkv_server.chat.structured import tool_choice
+from radixkv_server.chat.structured import tool_choice, with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import GenerationRequest, Job, new_id, sampling_params
@@ -196,6 +196,7 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
     if body.best_of is not None:
         options["best_of"] = body.best_of
     _add_grammar(options, body)
+    options["structured"] = with_default(options.get("structured"), context.settings)
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     options["prompt_logprobs"] = _prompt_logprobs(body)
