@@ -24,8 +24,8 @@ PACKAGE_EXCEPTIONS = {("radixkv.tools.serve", "radixkv_server")}
 #: Rooms of radixkv, from the ground up: a room imports from lower floors and from itself, not from its
 #: neighbours. The files beside the rooms that are not named here are the entry points.
 FLOORS = (
-    ("errors",),
-    ("config", "thread_priority", "structured", "closed_objects"),
+    ("errors", "closed_objects"),
+    ("config", "thread_priority", "structured"),
     ("cache", "text"),
     ("chat",),
     ("request",),

@@ -181,6 +181,8 @@ _KEYWORDS = (
     ("Failed to generate regex for float range", "minimum and maximum: "),
     ("Unable to determine if regex is empty", "pattern, format or multipleOf, joined by allOf: "),
     ("schema too large", "allOf and anyOf: "),
+    ("its answers can't be followed: lexer error", "pattern, patternProperties, format or maxLength: "),
+    ("its answers can't be followed", "properties, enum, anyOf or items: "),
 )
 
 

@@ -32,11 +32,14 @@ MAX_CALL_S = 0.025
 _WALKS = 4
 _WALK_TOKENS = 32
 #: CPU time after which no further walk begins; a grammar's first masks take longest.
-_ENOUGH_S = 0.006
+_ENOUGH_S = 0.03
 
 
 #: How llguidance says that something is beyond one of its limits.
 _TOO_MUCH = re.compile(r"too (many|big|large)|fuel|max is|increase", re.IGNORECASE)
+
+#: How it says so of the automaton of all regular expressions.
+_BROKEN = "lexer error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         num_walks += 1
         if failure is not None:
             failures.append(failure)
+        # All answers share the automaton: once it has come to a limit, none can be followed any more.
+        is_broken = failure is not None and failure.startswith(_BROKEN)
+        if is_broken or 2 * len(failures) > _WALKS:
+            raise TooComplex(f"its answers can't be followed: {failures[0]}")
     if 2 * len(failures) > num_walks:
         raise TooComplex(f"its answers can't be followed: {failures[0]}")
 
