@@ -19,7 +19,8 @@ from radixkv_server.insight.cache_feed import CacheFeed
 from radixkv_server.insight.node_names import NodeNames
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
-from radixkv_server.response_store import ResponseStore, make_store
+from radixkv_server.response_file import make_store
+from radixkv_server.response_store import ResponseStore
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.book import TenantBook
 

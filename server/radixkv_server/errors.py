@@ -18,6 +18,7 @@ from radixkv.errors import (
     OutOfBlocks,
     RequestFailedError,
 )
+from radixkv_server.response_store import StoreError
 
 #: By their codes, requests that failed while they ran and through no fault of the server's: statuses.
 _FAILED = {
@@ -90,13 +91,16 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error) or "the engine has stopped", code="engine_stopped", headers=headers)
     if isinstance(error, OutOfBlocks):
         return ApiError(503, str(error), code="out_of_kv_blocks", headers=_RETRY)
+    if isinstance(error, StoreError):
+        code = "response_store_busy" if error.may_pass else "response_store_failed"
+        return ApiError(503, str(error), code=code, headers=_RETRY if error.may_pass else None)
     if isinstance(error, RequestFailedError):
         failed = error.code or "request_failed"
         status = _FAILED.get(failed, 500)
         return ApiError(status, str(error), code=failed, headers=_RETRY if status == 503 else None)
     if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+        known = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        return ApiError(error.status_code, str(error.detail), code=known, headers=error.headers)
     return ApiError(500, "The server failed on this request; its log has the details.", code="internal_error")
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -19,6 +23,8 @@ from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv_server.apis.responses import parse
 from radixkv_server.chat.chat import AnswerReaders, chat_job
 from radixkv_server.generation.request import Job
+from radixkv_server.response_file import SqliteStore
+from radixkv_server.response_store import StoreError
 
 URL = "/v1/responses"
 
@@ -410,6 +416,89 @@ def test_a_store_in_a_file_outlives_the_server(tmp_path: Any) -> None:
         assert client.responses.retrieve(answer.id) == answer
         client.responses.create(model="scripted", input="say:two", previous_response_id=answer.id)
         assert messages_in(last_asked(two))[1] == "assistant\none<|im_end|>"
+
+
+def test_a_locked_store_costs_each_answer_a_bounded_wait_and_nobody_else_anything(tmp_path: Any) -> None:
+    path = str(tmp_path / "responses.db")
+    with (
+        live_server(ScriptedEngine(max_model_len=4096), response_store=path) as server,
+        server.http() as http,
+    ):
+        kept = http.post(URL, json={"input": "say:one"}).json()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            started = time.monotonic()
+            with ThreadPoolExecutor(12) as threads:
+                bodies = [{"input": "say:two", "stream": number % 2 == 0} for number in range(12)]
+                answers = list(threads.map(lambda body: http.post(URL, json=body), bodies))
+            assert time.monotonic() - started < 8, "they waited side by side, not one after another"
+            assert [answer.status_code for answer in answers] == [200] * 12
+            assert answers[1].json()["store"] is False
+            assert '"store":false' in answers[0].text.rpartition("event: response.completed")[2]
+            assert http.get(f"{URL}/{kept['id']}").json() == kept, "what is stored is read meanwhile"
+            refused = http.delete(f"{URL}/{kept['id']}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "response_store_busy")
+            assert refused.headers["Retry-After"] == "1"
+            other.execute("ROLLBACK")
+        again = http.post(URL, json={"input": "say:three", "previous_response_id": kept["id"]}).json()
+        assert again["store"] is True
+        assert http.get(f"{URL}/{again['id']}").json() == again
+        assert http.delete(f"{URL}/{kept['id']}").json()["deleted"] is True
+
+
+async def fill_store(path: Any, number: int) -> None:
+    store = SqliteStore(str(path), number, 10**9)
+    for i in range(number):
+        await store.put("", f"resp_{i}", b"{}" * 1000)
+    await store.close()
+
+
+def test_a_damaged_store_is_an_error_and_serving_goes_on(tmp_path: Any) -> None:
+    path = tmp_path / "responses.db"
+    asyncio.run(fill_store(path, 100))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 3 * 4096] + b"damaged!" * ((len(whole) - 3 * 4096) // 8))
+    with (
+        live_server(ScriptedEngine(max_model_len=4096), response_store=str(path)) as server,
+        server.http() as http,
+    ):
+        for ask in (
+            lambda: http.get(f"{URL}/resp_7"),
+            lambda: http.get(f"{URL}/resp_7/input_items"),
+            lambda: http.delete(f"{URL}/resp_7"),
+            lambda: http.post(URL, json={"input": "x", "previous_response_id": "resp_7"}),
+        ):
+            refused = ask()
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "response_store_failed")
+        for stream in (False, True):
+            answer = http.post(URL, json={"input": "say:two", "stream": stream})
+            assert (answer.status_code, '"store":false' in answer.text) == (200, True)
+            assert '"text":"two"' in answer.text
+        message = {"max_tokens": 9, "messages": [{"role": "user", "content": "say:hi"}]}
+        assert http.post("/v1/messages", json={**message, "thread": {"type": "create"}}).status_code == 200
+
+
+def test_a_damaged_response_is_an_error(tmp_path: Any) -> None:
+    path = tmp_path / "responses.db"
+    asyncio.run(fill_store(path, 1))  # no response
+    with (
+        live_server(ScriptedEngine(max_model_len=4096), response_store=str(path)) as server,
+        server.http() as http,
+    ):
+        refused = http.get(f"{URL}/resp_0")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "response_store_failed")
+
+
+async def test_a_full_store_is_an_error_and_can_be_read(tmp_path: Any) -> None:
+    store = SqliteStore(str(tmp_path / "responses.db"), 100, 10**9)
+    await store.put("ada", "one", b"1")
+    await store._writer.run(lambda db: db.execute("PRAGMA max_page_count = 1"))
+    with pytest.raises(StoreError, match="full") as caught:
+        await store.put("ada", "two", b"2" * 10**6)
+    assert not caught.value.may_pass
+    assert await store.get("ada", "one") == b"1"
+    assert await store.get("ada", "two") is None
+    await store.close()
 
 
 # ---------------------------------------------------------------------- retention

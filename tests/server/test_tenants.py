@@ -335,6 +335,51 @@ def test_quotas_reach_the_cache_and_change_on_a_signal(
         asyncio.run(main())
 
 
+WHOLE = """[tenants.alice]
+keys = ["KEY(alice)"]
+[tenants.boss]
+role = "admin"
+keys = ["KEY(boss)"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "flags"),
+    [
+        ("", {}),
+        ("", {"api_keys": ["carol=key-carol"]}),
+        ("\n# nothing\n", {}),
+        ("[tenants]\n", {}),
+        ("[tenants.alice]\n", {}),
+        ("[tenants.alice]\n", {"api_keys": ["carol=key-carol"]}),
+        ('[tenants.alice]\nkeys = ["sha256:ab', {}),
+        ("[tenants.alice]\nkeys = []\n[tenants.boss]\nconcurrency = 3\n", {}),
+        ("\0" * 100, {}),
+    ],
+)
+async def test_what_is_left_of_a_keys_file_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str, flags: dict[str, list[str]]
+) -> None:
+    path = keys_file(tmp_path, WHOLE)
+    book = TenantBook(ServerSettings(keys_file=path, **flags))
+    engine = ScriptedEngine()
+    keys_file(tmp_path, left)
+    for expected in (left, WHOLE):
+        keys_file(tmp_path, expected)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="radixkv.server"):
+            await book.reload(engine.cache)
+        (record,) = caplog.records
+        assert (record.levelno == logging.ERROR) == (expected == left)
+        assert path in record.getMessage()
+        assert book.tenant_of("key-alice") == Tenant("alice")
+        assert book.tenant_of("key-boss") == Tenant("boss", "admin")
+    keys_file(tmp_path, '[tenants.alice]\nkeys = []\n[tenants.bob]\nkeys = ["KEY(bob)"]')
+    await book.reload(engine.cache)
+    assert book.tenant_of("key-alice") is book.tenant_of("key-boss") is None
+    assert "gone: boss" in caplog.records[-1].getMessage()
+
+
 def test_floors_above_the_pool_are_an_error_in_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,12 +68,12 @@ async def respond(
     parse: Parse[Body],
     *,
     takes_many_prompts: bool = False,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: Callable[[Usage], Awaitable[None]] | None = None,
 ) -> Response:
     """Serve a request of a generation route.
 
     Args:
-        before_end: run once the whole answer is rendered, before the client can see its end.
+        before_end: run once the answer is complete, before the client can see its end.
 
     Raises:
         ApiError, RadixKVError: the request is refused, or failed before its answer began.
@@ -99,18 +99,23 @@ async def respond(
         raise
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens
-    answer = await long_json_response(lambda: renderer.answer(outputs, usage), size=size)
+    answer = await _make(lambda: renderer.answer(outputs, usage), size=size)
     generation.meter.close()
     if before_end is not None:
-        await before_end()
-    return answer
+        await before_end(usage)
+    return await long_json_response(lambda: answer, size=size)
+
+
+async def _make(make: Callable[[], Json], *, size: int) -> Json:
+    """What `make` gives, in a thread where there may be much of it; see `long_json_response`."""
+    return make() if size <= INLINE_TOKENS else await asyncio.to_thread(make)
 
 
 async def _frames(
     generation: Generation,
     wanted: GenerationRequest,
     renderer: Renderer,
-    before_end: Callable[[], Awaitable[None]] | None,
+    before_end: Callable[[Usage], Awaitable[None]] | None,
 ) -> AsyncGenerator[bytes, None]:
     begun: set[tuple[int, int]] = set()
     try:
@@ -123,10 +128,9 @@ async def _frames(
                 frames = renderer.chunk(job, delta, generation.usage)
             if frames:
                 yield frames
-        ending = renderer.ending(generation.usage)
         if before_end is not None:
-            await before_end()
-        yield ending
+            await before_end(generation.usage)
+        yield renderer.ending(generation.usage)
     except (GeneratorExit, asyncio.CancelledError):
         generation.meter.close(left=True)
         raise

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from radixkv.cache.retention.quota import Quota, check_floors
 from radixkv.client import CacheClient
-from radixkv.errors import RadixKVError
+from radixkv.errors import ConfigError, RadixKVError
 from radixkv_server.tenants.api_keys import KeyRing
 from radixkv_server.tenants.keys_file import KeysFile, read_keys_file
 from radixkv_server.tenants.rate_limits import Limiter
@@ -54,7 +54,7 @@ class TenantBook:
         return file, self._own_keys.with_keys(file.keys)
 
     def _take(self, file: KeysFile, keys: KeyRing) -> None:
-        self._accounts, self._keys = file.accounts, keys
+        self._file, self._accounts, self._keys = file, file.accounts, keys
         for name, limiter in self._limiters.items():
             limiter.change(self._accounts.get(name, Account()).limits)
 
@@ -118,14 +118,30 @@ class TenantBook:
         if self._path is not None:
             await cache.set_quotas(self.quotas)
 
+    def _check_follows(self, file: KeysFile, keys: KeyRing) -> None:
+        try:
+            file.check_follows(self._file)
+            if keys.is_open and not self._keys.is_open:
+                raise ConfigError("with it nobody would have a key any more; keep one, at least an admin's")
+        except ConfigError as error:
+            raise ConfigError(f"--keys-file {self._path}: {error}") from None
+
     async def reload(self, cache: CacheClient) -> None:
         """Read the keys file again: keys, limits and quotas. If anything is wrong, all stays as it was."""
-        before = self._accounts
+        before = self._file
         try:
             file, keys = self._read()
+            self._check_follows(file, keys)
             await cache.set_quotas(self._quotas(file.accounts))
         except RadixKVError as error:
             logger.error("the keys are not reloaded and stay as they were: %s", error)
             return
         self._take(file, keys)
-        logger.warning("%s is read again: %d tenants, before %d", self._path, len(file.accounts), len(before))
+        gone = ", ".join(sorted(before.accounts.keys() - file.accounts.keys()))
+        logger.warning(
+            "%s is read again: %d tenants, before %d%s",
+            self._path,
+            len(file.accounts),
+            len(before.accounts),
+            f"; gone: {gone}" if gone else "",
+        )

@@ -36,10 +36,30 @@ _NAMES = ("keys", "role", *_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class KeysFile:
-    """What a keys file says: the keys, and what each tenant is granted."""
+    """What a keys file says: the keys, and what each tenant is granted.
+
+    Attributes:
+        bare: tenants whose tables are empty.
+    """
 
     keys: tuple[ApiKey, ...] = ()
     accounts: Mapping[str, Account] = field(default_factory=dict)
+    bare: frozenset[str] = frozenset()
+
+    def check_follows(self, before: KeysFile) -> None:
+        """Make sure that it is a later version of `before`, and not what is left of it after an accident.
+
+        Raises:
+            ConfigError: it is empty now, or ends with the mere name of a tenant that had keys.
+        """
+        if before.accounts and not self.accounts:
+            raise ConfigError("it is empty now; to take all keys away, leave the tenants with keys = []")
+        cut = sorted(self.bare & {key.tenant.name for key in before.keys})
+        if cut:
+            raise ConfigError(
+                f"[tenants.{cut[0]}] is empty now, as if the file had been cut; to take its keys away, write "
+                "keys = []"
+            )
 
 
 def read_keys_file(path: str | Path) -> KeysFile:
@@ -75,7 +95,7 @@ def _parse(tables: Mapping[str, Any]) -> KeysFile:
         _refuse_unknown(table, _NAMES, where)
         keys += _keys(table, name, where)
         accounts[name] = _account(table, where)
-    return KeysFile(tuple(keys), accounts)
+    return KeysFile(tuple(keys), accounts, frozenset(name for name, table in tenants.items() if not table))
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

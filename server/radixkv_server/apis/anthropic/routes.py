@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.anthropic.errors import AnthropicDialect
@@ -13,9 +15,13 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
 from radixkv_server.generation.exchange import json_response, respond
 from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import record_of
+from radixkv_server.response_store import StoreError
 
 router = APIRouter()
+
+logger = logging.getLogger("radixkv.server")
 
 ANTHROPIC = AnthropicDialect()
 
@@ -35,9 +41,12 @@ async def create_message(request: Request) -> Response:
         asked.append((whole, renderer))
         return wanted, renderer
 
-    async def keep() -> None:
+    async def keep(_: Usage) -> None:
         ((whole, renderer),) = asked
-        await threads.keep(renderer.message_id, whole, renderer.content)
+        try:
+            await threads.keep(renderer.message_id, whole, renderer.content)
+        except StoreError as error:  # the answer goes out; whoever builds on it is told that it is not there
+            logger.error("the thread of %s is not kept: %s", renderer.message_id, error)
 
     return await respond(request, ANTHROPIC, MessagesRequest, parse, before_end=keep)
 

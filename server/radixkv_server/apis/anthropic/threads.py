@@ -92,8 +92,8 @@ class Threads:
             raise ApiError(
                 404,
                 f"thread: there is no thread with the message {message_id[:200]!r}: it was not created by "
-                "thread, or others have been used since and took its place. Send the whole conversation with "
-                'thread {"type": "create"}.',
+                "thread, or could not be kept, or others have been used since and took its place. Send the "
+                'whole conversation with thread {"type": "create"}.',
                 param="thread",
                 code="thread_not_found",
             )

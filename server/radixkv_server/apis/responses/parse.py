@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,10 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.usage import Usage
+from radixkv_server.response_store import StoreError
+
+logger = logging.getLogger("radixkv.server")
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 
@@ -89,11 +94,18 @@ class Creation(ResponsesDialect):
                 items.append(item.plain(item.id or item_id(response_id, item.type, number)))
         return items
 
-    async def keep(self) -> None:
-        """Store the response, unless the client does not want that."""
+    async def keep(self, usage: Usage) -> None:
+        """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
         assert self._renderer is not None
-        if self._is_stored:
-            await self._stored.add(StoredResponse(self._renderer.response, self._conversation))
+        if not self._is_stored:
+            return
+        self._renderer.conclude(usage)
+        response = self._renderer.response
+        try:
+            await self._stored.add(StoredResponse(response, self._conversation))
+        except StoreError as error:
+            logger.error("%s was answered and is not stored: %s", response["id"], error)
+            response["store"] = False
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         assert self._renderer is not None, "a stream begins with its first event"

@@ -111,7 +111,7 @@ class ResponseRenderer:
             pass
         if self._reasoning_tokens:
             self._reasoning_tokens = self._count_reasoning_tokens(sample)
-        self._conclude(usage)
+        self.conclude(usage)
         return self.response
 
     def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -124,7 +124,7 @@ class ResponseRenderer:
         return self._frames([*begin, *self._events_of(delta)])
 
     def ending(self, usage: Usage) -> bytes:
-        self._conclude(usage)
+        self.conclude(usage)
         return self._frames([{"type": f"response.{self.response['status']}", "response": self.response}])
 
     def failure(self, error: ApiError) -> bytes:
@@ -163,8 +163,10 @@ class ResponseRenderer:
             missing -= len(decoder.push([token_id]))
         return len(sample.token_ids)
 
-    def _conclude(self, usage: Usage) -> None:
-        """The response as it is now that the answer is complete."""
+    def conclude(self, usage: Usage) -> None:
+        """Make `response` what it is now that the answer is complete. May be called again."""
+        if self.response["usage"] is not None:
+            return
         is_cut = self._finish_reason == "length"
         self.response |= {
             "status": "incomplete" if is_cut else "completed",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from radixkv_server.apis.responses.items import response_of
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.response_store import ResponseStore
+from radixkv_server.response_store import ResponseStore, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,11 @@ class StoredResponses:
         self._tenant = tenant
 
     async def add(self, stored: StoredResponse) -> None:
-        """Keep it under its id."""
+        """Keep it under its id.
+
+        Raises:
+            StoreError: the store fails.
+        """
         await self._store.put(self._tenant, stored.response["id"], stored.encode())
 
     async def get(self, response_id: str, param: str | None = None) -> StoredResponse:
@@ -53,11 +57,12 @@ class StoredResponses:
 
         Raises:
             ApiError: 404; there is none, or no longer.
+            StoreError: the store fails.
         """
         data = await self._read(response_id)
         if data is None:
             raise _not_found("Response", response_id, param)
-        return StoredResponse(**json.loads(data))
+        return _decode(data)
 
     async def item(self, item_id: str) -> Json:
         """An item of one of the tenant's responses.
@@ -66,7 +71,7 @@ class StoredResponses:
             ApiError: 404; there is none, or no longer.
         """
         data = await self._read(response_of(item_id))
-        item = None if data is None else StoredResponse(**json.loads(data)).find(item_id)
+        item = None if data is None else _decode(data).find(item_id)
         if item is None:
             raise _not_found("Item", item_id, "input")
         return item
@@ -87,6 +92,18 @@ class StoredResponses:
 def _is_id(response_id: str) -> bool:
     """Whether it may be a response's: the store also keeps what is none."""
     return response_id.startswith("resp_")
+
+
+def _decode(data: bytes) -> StoredResponse:
+    """What `encode` gave.
+
+    Raises:
+        StoreError: it did not: the store's file is damaged.
+    """
+    try:
+        return StoredResponse(**json.loads(data))
+    except (ValueError, TypeError):
+        raise StoreError("The store of responses has it, but damaged.", may_pass=False) from None
 
 
 def _not_found(what: str, name: str, param: str | None) -> ApiError:

@@ -1,0 +1,190 @@
+"""SqliteStore: responses in a file, read and written in threads of its own, within bounded waits.
+
+    event loop -- read --> reader's thread, its connection    goes on while another process holds the lock
+               -- write -> writer's thread, its connection    waits for that lock, at most `MOST_WAIT_S`
+
+A call has `MOST_WAIT_S` from when it is asked for, its turn in the queue included: what has not begun by then
+is left out. So a file that is locked for long costs each caller so much and no more, however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from radixkv.errors import ConfigError
+from radixkv_server.response_store import MemoryStore, ResponseStore, StoreError
+
+logger = logging.getLogger("radixkv.server")
+
+T = TypeVar("T")
+
+MOST_WAIT_S = 1.0
+OPENING_WAIT_S = 10.0  # a server that is ending may still hold the lock
+MOST_WAITING = 256
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS responses (
+    tenant TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (tenant, id))
+"""
+_INDEX = "CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used, size)"
+_NOW = "(SELECT IFNULL(MAX(used), 0) + 1 FROM responses WHERE tenant = :tenant)"
+_GET = "SELECT data FROM responses WHERE tenant = :tenant AND id = :key"
+_PUT = f"INSERT OR REPLACE INTO responses VALUES (:tenant, :key, {_NOW}, :size, :data)"
+_USE = f"UPDATE responses SET used = {_NOW} WHERE tenant = :tenant AND id = :key"
+_DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :key"
+# What lies behind the bounds, counted from the latest used on.
+_TRIM = """
+DELETE FROM responses WHERE tenant = :tenant AND id IN (
+    SELECT id FROM (
+        SELECT id, ROW_NUMBER() OVER latest AS number, SUM(size) OVER latest AS total
+        FROM responses WHERE tenant = :tenant WINDOW latest AS (ORDER BY used DESC))
+    WHERE number > :most OR total > :most_bytes)
+"""
+
+_LOCKS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_BUSY = "The store of responses is busy (another program may hold its file); try again."
+
+
+class SqliteStore:
+    """Responses in a file, which outlive the process.
+
+    Args:
+        path: of the file; made, readable by its owner alone, if it is not there.
+        most: responses of one tenant.
+        most_bytes: bytes of all of them.
+
+    Raises:
+        ConfigError: the file can't be made or opened, or is no store of responses.
+    """
+
+    def __init__(self, path: str, most: int, most_bytes: int) -> None:
+        self._bounds = {"most": most, "most_bytes": most_bytes}
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._writer = _Connection(path, "writes")
+            self._reader = _Connection(path, "reads")
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"--response-store {path}: {error}; give a file in a folder that can be written, new or made "
+                "by this flag"
+            ) from error
+
+    async def put(self, tenant: str, key: str, data: bytes) -> None:
+        values = {"tenant": tenant, "key": key, "size": len(data), "data": data, **self._bounds}
+        await self._writer.run(lambda db: [db.execute(_PUT, values), db.execute(_TRIM, values)])
+
+    async def get(self, tenant: str, key: str) -> bytes | None:
+        values = {"tenant": tenant, "key": key}
+        row = await self._reader.run(lambda db: db.execute(_GET, values).fetchone())
+        if row is None:
+            return None
+        with contextlib.suppress(StoreError):  # what can't be written is read all the same
+            self._writer.submit(lambda db: db.execute(_USE, values))
+        return bytes(row[0])
+
+    async def delete(self, tenant: str, key: str) -> bool:
+        values = {"tenant": tenant, "key": key}
+        return await self._writer.run(lambda db: db.execute(_DELETE, values).rowcount > 0)
+
+    async def close(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self._writer.run(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+        for connection in (self._reader, self._writer):
+            await connection.close()
+
+
+class _Connection:
+    """One connection to the file, and the thread that uses it.
+
+    Args:
+        name: what it is for, to name its thread.
+
+    Raises:
+        sqlite3.Error: it can't be opened.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"radixkv-response-{name}")
+        self._places = threading.BoundedSemaphore(MOST_WAITING)
+        try:
+            self._db = self._thread.submit(_open, path).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Have it done in the thread; the future may end with a `StoreError`.
+
+        Raises:
+            StoreError: too much waits to be done.
+        """
+        if not self._places.acquire(blocking=False):
+            raise StoreError(_BUSY, may_pass=True)
+        future = self._thread.submit(self._do, work, time.monotonic() + MOST_WAIT_S)
+        future.add_done_callback(lambda _: self._places.release())
+        return future
+
+    def _do(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreError(_BUSY, may_pass=True)
+        try:
+            self._db.execute(f"PRAGMA busy_timeout = {max(1, int(left * 1000))}")
+            return work(self._db)
+        except sqlite3.Error as error:
+            logger.error("the store of responses: %s", error)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKS:
+                raise StoreError(_BUSY, may_pass=True) from error
+            raise StoreError(
+                f"The store of responses fails: {error}. Its operator can repair or replace the file.",
+                may_pass=False,
+            ) from error
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Have it done in the thread, and wait for it.
+
+        Raises:
+            StoreError: it can't be done, or not in time.
+        """
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self.submit(work)), 2 * MOST_WAIT_S)
+        except TimeoutError:  # the disk does not answer
+            raise StoreError(_BUSY, may_pass=True) from None
+
+    async def close(self) -> None:
+        """Close it, unless the disk does not answer."""
+        closing = asyncio.wrap_future(self._thread.submit(self._db.close))
+        await asyncio.wait([closing], timeout=MOST_WAIT_S)
+        self._thread.shutdown(wait=False)
+
+
+def _open(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=OPENING_WAIT_S)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(_TABLE)
+        db.execute(_INDEX)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def make_store(path: str | None, most: int, most_bytes: int) -> ResponseStore:
+    """A store in memory, or in the file at `path`.
+
+    Raises:
+        ConfigError: see `SqliteStore`.
+    """
+    return MemoryStore(most, most_bytes) if path is None else SqliteStore(path, most, most_bytes)
