@@ -22,7 +22,7 @@ class CacheStats:
         evicted_by_age: of these, by the seconds since their latest use; see `AGE_BOUNDS`.
         evicted_age_s: sum of those seconds over the evicted blocks.
         out_of_blocks: how often OutOfBlocks was raised.
-        ghost_blocks: removed blocks that are remembered; one removed several times may count as often.
+        ghost_blocks: removed blocks that are remembered; one that a reset removed again may count twice.
     """
 
     total_blocks: int

@@ -29,6 +29,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container
 
+from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.forgetting import discard_from, drop_covered, release, unprotect
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
@@ -96,6 +97,13 @@ class Holding(BlockTable):
     def private_blocks(self) -> array[int]:
         """The part of the block table that is not in the tree."""
         return self.blocks(-(-self.tree_tokens // self._tree.block_size), self.num_blocks)
+
+    @property
+    def cached_identity(self) -> tuple[bytes, int]:
+        """Identity of its whole blocks in the tree (of none, the seed), and their tokens. O(1)."""
+        node = self.node if self.node.ids else self.node.parent
+        assert node is not None
+        return bytes(node.ids[-IDENTITY_BYTES:]), self.tree_tokens - self.tree_tokens % self._tree.block_size
 
     @property
     def has_pending_copies(self) -> bool:

@@ -125,6 +125,11 @@ class Lookup:
         root = self._tree.root(self._public.space if is_public else space)
         return Walk(root, 0, 0, None, None, b"")
 
+    def identity(self, match: Match) -> tuple[bytes, int]:
+        """As `PrefixCache.identity`."""
+        walk = match.walk
+        return (b"", 0) if walk is None else (self._tree.identity_of_match(walk, walk.node.space), walk.depth)
+
     def following(self, data: bytes, space: Space | None, most: int) -> bytes:
         """What is cached behind these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
         if space is None or not self._enabled:

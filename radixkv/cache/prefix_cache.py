@@ -179,6 +179,13 @@ class PrefixCache:
             space = self._namespaces.known(match.namespace)
         return self._lookup.is_current(match, space)
 
+    def identity(self, match: Match) -> tuple[bytes, int]:
+        """The identity of a match's whole blocks (of none, the seed), and their tokens. O(1).
+
+        The match must be current; empty where nothing has been cached in its namespace.
+        """
+        return self._lookup.identity(match)
+
     # ------------------------------------------------------------------ acquire
 
     def acquire(

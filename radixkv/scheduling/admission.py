@@ -63,7 +63,7 @@ class Admission:
             found = self._matches.fits(request)
         if found is not AdmissionResult.ADMITTED and not self._waiting.is_aged(request):
             return found
-        if self._in_flight.is_coming(request, self._matches.match(request).num_tokens):
+        if self._in_flight.is_coming(request, self._matches.match(request)):
             return AdmissionResult.IN_FLIGHT
         return found
 
@@ -176,6 +176,8 @@ class Admission:
 
     def _share_decodes(self, plan: StepPlan, request: Request) -> None:
         """Let a request about to be admitted share what the decode batch has added to its prefix."""
-        other = self._running.continuation(request, self._matches.match(request).num_tokens)
+        match = self._matches.match(request)
+        identity, num_whole = self._cache.identity(match)
+        other = self._running.continuation(request, match.num_tokens, identity, num_whole)
         if other is not None:
             self._chunks.take_from_decodes(plan, self._running, other)

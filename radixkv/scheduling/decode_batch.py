@@ -23,15 +23,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from radixkv.cache.keys import frame_namespace
 from radixkv.scheduling.batch import DecodeRows, Entry
 from radixkv.scheduling.request_state import Namespace, Request, TokenBuffer
 
-# Where a member's committed tokens end: namespace, number, and a hash of the last KEY_TOKENS of them.
-Key = tuple[tuple[str, ...], int, int]
-KEY_TOKENS = 64
+# Where a member's committed tokens end: namespace, identity of their whole blocks, tokens behind these.
+Key = tuple[tuple[str, ...], bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ class DecodeBatch:
         self._buffers.append(request.tokens)
         self._entries.append(Entry(request, end, 1, samples=True, num_logits=1))
         self._tables.append(table)
-        key = self._key(request, end)
+        key = self._key(request, *request.lease.cached_identity, end)
         self._members[request.arrival_order] = _Member(row, key)
         self._by_end.setdefault(key, {})[request.arrival_order] = request
         namespace = request.namespace
@@ -152,15 +150,21 @@ class DecodeBatch:
             num_by_namespace=self._num_by_namespace.copy(),
         )
 
-    def continuation(self, request: Request, num_matched: int) -> Request | None:
+    def continuation(
+        self, request: Request, num_matched: int, identity: bytes, num_whole: int
+    ) -> Request | None:
         """A member whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
+
+        Args:
+            num_matched: tokens of that prefix.
+            identity, num_whole: of its whole blocks, and their tokens.
 
         Of several the one that agrees with it longest: where they agree, their tokens are one another's.
         """
         if not num_matched or num_matched + 1 >= request.num_tokens:
             return None
         tokens = request.tokens.view()
-        found = self._by_end.get(self._key(request, num_matched))
+        found = self._by_end.get(self._key(request, identity, num_whole, num_matched))
         if found is None:
             return None
         best, longest = None, 0
@@ -178,9 +182,9 @@ class DecodeBatch:
         return best
 
     @staticmethod
-    def _key(request: Request, num_tokens: int) -> Key:
-        tail = request.tokens.view(max(0, num_tokens - KEY_TOKENS), num_tokens)
-        return frame_namespace(request.namespace), num_tokens, xxhash.xxh3_64_intdigest(tail.data)
+    def _key(request: Request, identity: bytes, num_whole: int, num_tokens: int) -> Key:
+        tail = request.tokens.view(num_whole, num_tokens)
+        return frame_namespace(request.namespace), identity, tail.tobytes()
 
     def check(self) -> None:
         """Assert that rows, keys and leases agree."""

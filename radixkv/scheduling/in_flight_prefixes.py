@@ -1,10 +1,10 @@
 """In-flight prefixes: lets a request wait for the tokens that another one, its producer, is computing.
 
-There is one entry per prompt in progress, the hash of its tokens up to and including the next one to
-compute. A waiting request looks up its own first missing token. That is enough, and exact to the token:
-whoever computes that token has committed all before it, so the waiting request's match ends just where that
-prompt has come to. Once found, the request remembers its producer and up to where the two agree, and neither
-hashes nor matches again until the producer has come there.
+There is one entry per prompt in progress: the identity of its whole blocks in the cache, and its tokens
+behind them up to and including the next one to compute. A waiting request looks up its own first missing
+token. That is enough, and exact to the token: whoever computes that token has committed all before it, so
+the waiting request's match ends just where that prompt has come to. Once found, the request remembers its
+producer and up to where their tokens agree, and is not looked at again until the producer has come there.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import xxhash
 
 from radixkv.cache.keys import frame_namespace
+from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.request_state import Request
 
-Key = tuple[tuple[str, ...], int]
+Key = tuple[tuple[str, ...], bytes, bytes]  # namespace, identity of the whole blocks, tokens behind them
 
 
 class InFlightPrefixes:
     """The next token of every prompt being computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
         # Several prompts may be at the same token: when one of them goes, the others still produce it.
         self._producers: dict[Key, dict[int, Request]] = {}
         self._key_of: dict[int, Key] = {}  # arrival order -> key
 
     @staticmethod
-    def _key(request: Request, num_tokens: int) -> Key:
-        prefix = request.tokens.view(0, num_tokens)
-        return frame_namespace(request.namespace), xxhash.xxh3_64_intdigest(prefix.data)
+    def _key(request: Request, identity: bytes, num_whole: int, num_tokens: int) -> Key:
+        tail = request.tokens.view(num_whole, num_tokens)
+        return frame_namespace(request.namespace), identity, tail.tobytes()
 
     def announce(self, request: Request, num_scheduled: int) -> None:
-        """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(prefix)."""
+        """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(block)."""
         if self._key_of:
             self.forget(request)
         request.num_scheduled = num_scheduled
         if num_scheduled < request.num_tokens:
-            key = self._key_of[request.arrival_order] = self._key(request, num_scheduled + 1)
+            assert request.lease is not None
+            key = self._key(request, *request.lease.cached_identity, num_scheduled + 1)
+            self._key_of[request.arrival_order] = key
             self._producers.setdefault(key, {})[request.arrival_order] = request
 
     def forget(self, request: Request) -> None:
@@ -62,24 +65,28 @@ class InFlightPrefixes:
         request.producer = None
         return False
 
-    def is_coming(self, request: Request, num_matched: int) -> bool:
+    def is_coming(self, request: Request, match: Match) -> bool:
         """Whether a running request is about to compute the token behind this one's match.
 
-        The last token is always computed by the request itself, which needs its logits.
+        The last token is always computed by the request itself, which needs its logits. O(block); O(tokens)
+        once a producer is found.
         """
+        num_matched = match.num_tokens
         if not self._producers or num_matched + 1 >= request.num_tokens or request.needs_prompt_logits:
             return False
         if self.is_produced(request):
             return True
-        producers = self._producers.get(self._key(request, num_matched + 1))
+        key = self._key(request, *self._cache.identity(match), num_matched + 1)
+        producers = self._producers.get(key)
         if producers is None:
             return False
         producer = next(iter(producers.values()))
         most = min(producer.num_tokens, request.num_tokens - 1)
-        differ = producer.tokens.view(num_matched, most) != request.tokens.view(num_matched, most)
+        differ = producer.tokens.view(0, most) != request.tokens.view(0, most)
         request.producer = producer
-        request.produced_until = num_matched + int(np.argmax(differ)) if differ.any() else most
-        return producer.num_scheduled < request.produced_until  # False: the hashes were equal, not the tokens
+        request.produced_until = int(np.argmax(differ)) if differ.any() else most
+        # False: the identities were equal, not the tokens
+        return producer.num_scheduled < request.produced_until
 
     def check(self, running: Collection[int]) -> None:
         """Assert that only running requests (by arrival order) are announced, each once."""

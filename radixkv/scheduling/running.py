@@ -115,13 +115,16 @@ class RunningRequests:
                 del self._others[request.arrival_order]
                 self._decodes.join(request)
 
-    def continuation(self, request: Request, num_matched: int) -> Request | None:
+    def continuation(
+        self, request: Request, num_matched: int, identity: bytes, num_whole: int
+    ) -> Request | None:
         """Who has generated, in the decode batch, tokens that a waiting `request` goes on with.
 
         Args:
             num_matched: where its cached prefix ends.
+            identity, num_whole: of the whole blocks of that, and their tokens.
         """
-        return self._decodes.continuation(request, num_matched)
+        return self._decodes.continuation(request, num_matched, identity, num_whole)
 
     def check(self) -> None:
         """Assert that leases, rows and both sets agree."""

@@ -74,7 +74,7 @@ class Scheduler:
         self._next_arrival = 0
         self._waiting = waiting = WaitingQueue(policy, max_overtake)
         self._running = running = RunningRequests(cache.block_size, stats)
-        self._in_flight = in_flight = InFlightPrefixes()
+        self._in_flight = in_flight = InFlightPrefixes(cache)
         self._matches = matches = MatchCache(cache, running)
         self._room = room = Room(cache, waiting, running, in_flight, matches, policy, stats)
         chunks = Chunks(cache, in_flight, matches, max_tokens_per_request)

@@ -24,7 +24,7 @@ exceed 0.15 % of the blocks asked for (and 64), the order is LRU until that much
 
 What it remembers
 -----------------
-For each cached block its hash and number of uses, and the same for up to 8 times the pool's blocks after
+For each cached block its number of uses, and by identity the same for up to 8 times the pool's blocks after
 their eviction (less for large pools, see `_history_limit`): without that, a block evicted too early would
 look like one that is never used.
 """
@@ -32,16 +32,16 @@ look like one that is never used.
 from __future__ import annotations
 
 import math
-from array import array
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import groupby
 from typing import Any
 
+from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.eviction.index import CachedRun, EvictionIndex
 from radixkv.cache.eviction.policy import EvictionPolicy, RemovalMemory
 from radixkv.cache.eviction.reuse_statistics import EDGES, ReuseStatistics, age_bin
 from radixkv.cache.eviction.shadow_lru import ShadowLRU
-from radixkv.cache.keys import TOKEN_BYTES
 
 _RHYTHMS = 6  # never, and five ranges of three bins each
 _USE_CLASSES = 6
@@ -62,6 +62,12 @@ def _class_of(uses: int, rhythm: int) -> int:
     return (_USES_CLASS[uses] if uses < _MANY_USES else _USE_CLASSES - 1) * _RHYTHMS + rhythm
 
 
+def _identities(node: CachedRun, first: int, stop: int) -> list[bytes]:
+    """Of a node's blocks from index `first` to `stop`, as far as they are whole."""
+    ids = bytes(node.ids[first * IDENTITY_BYTES : stop * IDENTITY_BYTES])
+    return [ids[at : at + IDENTITY_BYTES] for at in range(0, len(ids), IDENTITY_BYTES)]
+
+
 def _history_limit(num_blocks: int) -> int:
     """Evicted blocks to remember: 8 times the pool, at most the larger of 262,144 and 2 times the pool."""
     return max(min(8 * num_blocks, 262_144), 2 * num_blocks)
@@ -76,17 +82,20 @@ class _Run:
         uses: requests that used the node since it was made.
         parts: [end, birth] in order: the blocks up to index `end` (from the end of the part before) have been
             used `uses - birth` times.
-        hashes: of the prefix up to the end of each block.
     """
 
-    __slots__ = ("hashes", "parts", "request", "rhythm", "uses")
+    __slots__ = ("parts", "request", "rhythm", "uses")
 
     def __init__(self, request: int, rhythm: int) -> None:
         self.request = request
         self.rhythm = rhythm
         self.uses = 0
         self.parts: list[tuple[int, int]] = []
-        self.hashes: array[int] = array("q")
+
+    @property
+    def length(self) -> int:
+        """Blocks."""
+        return self.parts[-1][0] if self.parts else 0
 
     def tail_class(self) -> int:
         """The class of the last block."""
@@ -99,7 +108,7 @@ class _Run:
 
     def append(self, count: int, uses: int) -> None:
         """Blocks used `uses` times so far join at the end."""
-        end = (self.parts[-1][0] if self.parts else 0) + count
+        end = self.length + count
         birth = self.uses - uses
         if self.parts and self.parts[-1][1] == birth:
             self.parts[-1] = (end, birth)
@@ -116,18 +125,15 @@ class _Run:
             gone.append((end - start, self.uses - birth))
             if start == length and length > (parts[-1][0] if parts else 0):
                 parts.append((length, birth))
-        del self.hashes[length:]
         return gone
 
     def split(self, length: int) -> _Run:
         """Take off the first `length` blocks as a run of its own."""
         upper = _Run(self.request, self.rhythm)
         upper.uses = self.uses
-        upper.hashes = self.hashes[:length]
         upper.parts = [(min(end, length), birth) for end, birth in self.parts]
         while len(upper.parts) > 1 and upper.parts[-2][0] >= length:
             upper.parts.pop()
-        self.hashes = self.hashes[length:]
         self.parts = [(end - length, birth) for end, birth in self.parts if end > length]
         return upper
 
@@ -154,7 +160,7 @@ class Adaptive(EvictionPolicy):
         self._families: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
-        self._history: OrderedDict[int, Remembered] = OrderedDict()
+        self._history: OrderedDict[bytes, Remembered] = OrderedDict()
         self._history_limit = 8
         self._asked = 0.0  # blocks asked for
         self._lost = 0.0  # hits of LRU minus own hits
@@ -219,7 +225,7 @@ class Adaptive(EvictionPolicy):
         if not age:
             return
         depth = node.start // self.block_size
-        length = len(run.hashes)
+        length = run.length
         kept = self._shadow.holds(run.request, depth, length)
         self._lost -= length - kept
         self._shadow.forget(run.request, length)
@@ -253,34 +259,23 @@ class Adaptive(EvictionPolicy):
         self._shadow.use(self._now, node.start // self.block_size + first, num_blocks)
 
     def _recall(self, node: CachedRun, run: _Run, first: int) -> tuple[list[tuple[int, int]], int | None]:
-        """Hash the blocks from `first` on and look them up among the evicted ones.
+        """Look the blocks from `first` on up among the evicted ones.
 
         Returns (count, uses with this one) of stretches of blocks, and the last request that had used the
         deepest block found.
         """
-        width = self.block_size * TOKEN_BYTES
         recall = self._history.pop
-        key = bytes(node.key[first * width :])
-        chain = self._hash_before(node, run)
+        known = [recall(identity, None) for identity in _identities(node, first, len(node.blocks))]
+        known += [None] * (len(node.blocks) - first - len(known))  # a partial block is not remembered
         stretches: list[tuple[int, int]] = []
         deepest: int | None = None
         depth = node.start // self.block_size + first
-        remembered: Remembered | None = None
-        count = 0
-        for start in range(0, len(key), width):
-            chain = hash((chain, key[start : start + width]))
-            run.hashes.append(chain)
-            entry = recall(chain, None)
-            if count and entry != remembered:
-                stretches.append((count, self._take_back(remembered, depth, count)))
-                depth += count
-                count = 0
-            remembered = entry
-            count += 1
-            if entry is not None:
-                deepest = entry[0]
-        if count:
+        for remembered, equal in groupby(known):
+            count = len(list(equal))
             stretches.append((count, self._take_back(remembered, depth, count)))
+            depth += count
+            if remembered is not None:
+                deepest = remembered[0]
         return stretches, deepest
 
     def _take_back(self, remembered: Remembered | None, depth: int, count: int) -> int:
@@ -293,19 +288,11 @@ class Adaptive(EvictionPolicy):
         self._statistics.use(request, _class_of(uses, rhythm), self._now - request, count)
         return uses + 1
 
-    def _hash_before(self, node: CachedRun, run: _Run) -> int:
-        if run.hashes:
-            return run.hashes[-1]
-        parent = node.parent
-        if parent is not None and parent.data is not None and parent.data.hashes:
-            return int(parent.data.hashes[-1])
-        return hash(node.space.key)
-
     def _renew(self, run: _Run, depth: int) -> None:
         """A running request adds blocks to the run: its blocks are in use now, but not used again."""
         if run.request == self._now:
             return
-        length = len(run.hashes)
+        length = run.length
         self._shadow.forget(run.request, length)
         self._shadow.use(self._now, depth, length)
         start = 0
@@ -375,19 +362,20 @@ class Adaptive(EvictionPolicy):
         run = node.data
         if run is None:
             return
-        length = len(node.blocks)
-        self._shorten(run, length)
+        end = len(node.blocks)
+        self._shorten(run, end)
         history = self._history
-        hashes = run.hashes[length - num_blocks :]
-        position = len(hashes)
-        for count, uses in run.cut(length - num_blocks):
+        for count, uses in run.cut(end - num_blocks):
             remembered = (run.request, run.rhythm, uses)
-            for chain in hashes[position - count : position]:
-                old = history.pop(chain, None)
+            whole = _identities(node, end - count, end)
+            for identity in whole:
+                old = history.pop(identity, None)
                 if old is not None:  # a duplicate of a block that was computed twice
                     self._drop(old)
-                history[chain] = remembered
-            position -= count
+                history[identity] = remembered
+            if len(whole) < count:
+                self._drop(remembered)
+            end -= count
         while len(history) > self._history_limit:
             self._drop(history.popitem(last=False)[1])
 
@@ -399,7 +387,7 @@ class Adaptive(EvictionPolicy):
 
     def _shorten(self, run: _Run, length: int) -> None:
         """Blocks that left a node without being evicted (discarded, withdrawn) are no longer counted."""
-        if len(run.hashes) > length:
+        if run.length > length:
             for count, uses in run.cut(length):
                 self._drop((run.request, run.rhythm, uses), count)
 

@@ -14,6 +14,7 @@ from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.node import Space
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
+_PARTIAL = b"~"
 _each_identity = Struct(f"{IDENTITY_BYTES}s").iter_unpack
 
 
@@ -40,15 +41,17 @@ class GhostRecord:
         at: clock seconds.
         by: what removed it.
         number: removals before it.
+        tail: the tokens of a partial block that was removed at the end.
     """
 
-    __slots__ = ("at", "by", "number", "reason")
+    __slots__ = ("at", "by", "number", "reason", "tail")
 
-    def __init__(self, reason: str, at: float, by: str, number: int) -> None:
+    def __init__(self, reason: str, at: float, by: str, number: int, tail: bytes = b"") -> None:
         self.reason = reason
         self.at = at
         self.by = by
         self.number = number
+        self.tail = tail
 
     def __repr__(self) -> str:
         return f"GhostRecord({self.reason} by {self.by} at {self.at:g})"
@@ -75,15 +78,14 @@ class GhostIndex:
         self.leaving: deque[Former] = deque()
         self._former_blocks = 0
         self._former_left = 0  # removals, in blocks, after which it is forgotten
-        self._records: dict[bytes, GhostRecord] = {}
-        self._partials: dict[bytes, tuple[bytes, GhostRecord]] = {}
-        # What one removal took: the identities, shallowest first, and the one that a partial block follows.
-        self._removals: deque[tuple[GhostRecord, list[bytes], bytes | None]] = deque()
-        self._blocks = 0  # of all of them
+        self._records: dict[bytes, GhostRecord] = {}  # a partial block by _PARTIAL and the identity before it
+        # What each removal took, shallowest first, and how much that is; some of it was removed again later.
+        self._removals: deque[tuple[GhostRecord, list[bytes]]] = deque()
+        self._num_removed = 0
 
     def __len__(self) -> int:
-        """Blocks remembered; one removed several times may count as often. O(1)."""
-        return min(self.capacity, self._blocks + self._former_blocks)
+        """Blocks remembered; one removed by a reset, too, may count twice. O(1)."""
+        return min(self.capacity, len(self._records) + self._former_blocks)
 
     def __repr__(self) -> str:
         return f"GhostIndex({len(self)} of {self.capacity} blocks)"
@@ -103,41 +105,42 @@ class GhostIndex:
             partial: of a partial one behind them, the identity that it follows and its tokens.
         """
         self.free_some()
-        record = GhostRecord(reason, at, by, self.count)
-        self.count += 1
         known = [identity for (identity,) in _each_identity(ids)]
-        self._records.update(dict.fromkeys(known, record))
-        follows = None
+        record = GhostRecord(reason, at, by, self.count)
         if partial is not None:
-            follows, tokens = partial
-            self._partials[follows] = tokens, record
-        num_blocks = len(known) + (partial is not None)
-        self._removals.append((record, known, follows))
-        self._blocks += num_blocks
-        if self._blocks > self.capacity:
-            self._forget(self._blocks - self.capacity)
-        self._former_left -= num_blocks
+            known.append(_PARTIAL + partial[0])
+            record.tail = partial[1]
+        self.count += 1
+        self._records.update(dict.fromkeys(known, record))
+        self._removals.append((record, known))
+        self._num_removed += len(known)
+        if len(self._records) > self.capacity or self._num_removed > 2 * self.capacity:
+            self._forget()
+        self._former_left -= len(known)
         if self._former_left <= 0 and self.former is not None:
             self._replace_former(None)
 
-    def _forget(self, num_blocks: int) -> None:
-        """Forget the blocks that were removed first, if they were not removed again."""
+    def _forget(self) -> None:
+        """Forget what was removed first. Amortised O(1) for each block removed."""
         records, removals = self._records, self._removals
-        self._blocks -= num_blocks
-        while num_blocks:
-            record, known, follows = removals[0]
-            for identity in known[:num_blocks]:
-                if records.get(identity) is record:
-                    del records[identity]
-            if num_blocks < len(known) + (follows is not None):
-                removals[0] = record, known[num_blocks:], follows
-                return
-            num_blocks -= len(known)
-            if follows is not None:
-                num_blocks -= 1
-                if self._partials.get(follows, ("", None))[1] is record:
-                    del self._partials[follows]
-            removals.popleft()
+        if self._num_removed > 2 * self.capacity:  # at least half of it was removed again later
+            latest = [
+                (record, [name for name in known if records.get(name) is record])
+                for record, known in removals
+            ]
+            removals = self._removals = deque(entry for entry in latest if entry[1])
+            self._num_removed = len(records)
+        excess = len(records) - self.capacity
+        while excess > 0:
+            record, known = removals.popleft()
+            for at, name in enumerate(known):
+                if not excess:
+                    removals.appendleft((record, known[at:]))
+                    break
+                self._num_removed -= 1
+                if records.get(name) is record:
+                    del records[name]
+                    excess -= 1
 
     def remember_all(self, tree: Former, num_blocks: int, at: float, by: str) -> None:
         """A whole tree was reset: it is kept, and asked. Amortised O(1)."""
@@ -171,8 +174,7 @@ class GhostIndex:
             following: the prompt's tokens there, at most a block of them.
             found: bytes of these that are cached now; it must have reached beyond.
         """
-        entry = self._partials.get(before)
-        if entry is None:
+        record = self._records.get(_PARTIAL + before)
+        if record is None:
             return None
-        tokens, record = entry
-        return record if found < len(tokens) and following.startswith(tokens) else None
+        return record if found < len(record.tail) and following.startswith(record.tail) else None
