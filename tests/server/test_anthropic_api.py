@@ -295,3 +295,158 @@ def test_a_header_of_the_version_is_not_needed(server: LiveServer) -> None:
     body = {**ASK, "messages": [user("say:x")]}
     answer = httpx.post(f"{server.url}/v1/messages", json=body, headers={"x-api-key": "key-a"})
     assert answer.json()["content"] == [{"type": "text", "text": "x"}]
+
+
+def last_text(server: LiveServer, client: anthropic.Anthropic, **body: Any) -> str:
+    client.beta.messages.create(**{**ASK, "messages": [user("say:ok")], **body})
+    return rendered(server)
+
+
+def test_documents_and_search_results(server: LiveServer, client: anthropic.Anthropic) -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    parts = {
+        "type": "content",
+        "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+    }
+    found = {
+        "type": "search_result",
+        "title": "Rome",
+        "source": "http://rome",
+        "content": [{"type": "text", "text": "Old."}],
+        "citations": {"enabled": False},
+    }
+    text = last_text(
+        server,
+        client,
+        messages=[
+            user(
+                [
+                    {"type": "document", "source": plain, "title": "Oslo", "context": "today"},
+                    {"type": "document", "source": parts, "cache_control": {"type": "ephemeral"}},
+                    {"type": "text", "text": "say:ok"},
+                ]
+            ),
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            user([{"type": "tool_result", "tool_use_id": "c", "content": [found]}]),
+        ],
+    )
+    assert "user\nOslo\ntoday\nIt rains.\nOne.\nTwo.\nsay:ok" in text
+    assert "tool\nRome\nhttp://rome\nOld." in text
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_summary_stands_for_what_was_before(
+    server: LiveServer, client: anthropic.Anthropic, role: str
+) -> None:
+    def ask(content: str | None) -> str:
+        summary = {"type": "compaction", "content": content, "signature": "x"}
+        return last_text(
+            server,
+            client,
+            system="Be brief.",
+            messages=[
+                user("long ago"),
+                {"role": "assistant", "content": "yes"},
+                {
+                    "role": role,
+                    "content": [
+                        {"type": "text", "text": "earlier"},
+                        summary,
+                        {"type": "text", "text": "then"},
+                    ],
+                },
+                user("say:ok"),
+            ],
+        )
+
+    text = ask("It was nice.")
+    assert "Be brief." in text
+    assert "long ago" not in text
+    assert "earlier" not in text
+    assert text.index("It was nice.") < text.index("then") < text.index("say:ok")
+    text = ask(None)
+    assert text.index("long ago") < text.index("earlier") < text.index("then")
+
+
+def test_messages_of_the_system_for_one_turn(server: LiveServer, client: anthropic.Anthropic) -> None:
+    def system(text: str, **more: Any) -> dict[str, Any]:
+        return {"role": "system", "content": text, **more}
+
+    once = system("for now", clear_at="next_user_message")
+    said = {"role": "assistant", "content": "yes"}
+    assert "for now" in last_text(server, client, messages=[user("say:ok"), once])
+    assert "for now" in last_text(server, client, messages=[user("say:ok"), once, said])
+    text = last_text(server, client, messages=[user("one"), once, said, system("always"), user("say:ok")])
+    assert "for now" not in text
+    assert "always" in text
+    effort = [{"role": "system", "output_config": {"effort": "low"}}, user("say:ok")]
+    text = last_text(server, client, messages=effort, output_config={"effort": "high"})
+    assert "'reasoning_effort', 'low'" in text
+
+
+def test_known_tools_have_their_schemas(server: LiveServer, client: anthropic.Anthropic) -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
+        {"type": "memory_20250818", "name": "memory", "cache_control": {"type": "ephemeral"}},
+        TOOL,
+    ]
+    text = last_text(server, client, tools=tools)
+    assert text.startswith("tools:['bash', 'str_replace_based_edit_tool', 'memory', 'get_weather']")
+    last_text(server, client, tools=tools, tool_choice={"type": "tool", "name": "memory"})
+    assert "rename" in server.engine.requests[-1].params.structured.grammar
+
+
+def test_tools_that_come_later(server: LiveServer, client: anthropic.Anthropic) -> None:
+    """They can be called, and the list of tools stays what it was."""
+    later = {**TOOL, "name": "later", "defer_loading": True, "description": "Comes later."}
+    defined = {**TOOL, "name": "defined", "description": "Was defined."}
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "later"}},
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": defined}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}},
+    ]
+    messages = [user("say:ok"), {"role": "system", "content": changes}]
+    text = last_text(server, client, tools=[later, TOOL], messages=messages)
+    assert text.startswith("tools:['get_weather']\n")
+    assert (
+        text.index("Comes later.") < text.index("Was defined.") < text.index("can't be called: get_weather")
+    )
+    for name in ("later", "defined", "get_weather"):
+        last_text(
+            server,
+            client,
+            tools=[later, TOOL],
+            messages=messages,
+            tool_choice={"type": "tool", "name": name},
+        )
+        assert f'"{name}' in server.engine.requests[-1].params.structured.grammar.replace("\\", "")
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    text = last_text(server, client, tools=[later, TOOL, search])
+    assert text.startswith("tools:['later', 'get_weather']\n"), "no server searches: all are there"
+
+
+def test_nothing_to_be_said(server: LiveServer, client: anthropic.Anthropic) -> None:
+    """`max_tokens: 0` is for the cache alone."""
+    ask = {**ASK, "max_tokens": 0, "messages": [user("say:hello")]}
+    message = client.messages.create(**ask)
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+    with client.messages.stream(**ask) as stream:
+        final = stream.get_final_message()
+    assert (final.content, final.stop_reason, final.usage.output_tokens) == ([], "max_tokens", 0)
+    assert server.engine.requests[-1].params.max_tokens == 1
+
+
+def test_between_tools(server: LiveServer, client: anthropic.Anthropic) -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    result = user([{"type": "tool_result", "tool_use_id": "c", "content": "say:ok"}])
+    for messages, thinks in (([user("say:ok")], False), ([user("x"), call, result], True)):
+        text = last_text(server, client, messages=messages, thinking={"type": "between_tools"})
+        assert f"'enable_thinking', {thinks}" in text
+
+
+def test_diagnostics_are_not_known(client: anthropic.Anthropic) -> None:
+    ask: dict[str, Any] = {**ASK, "messages": [user("say:ok")]}
+    message = client.beta.messages.create(**ask, diagnostics={"previous_message_id": "msg_1"})
+    assert message.diagnostics.cache_miss_reason.type == "unavailable"
+    assert client.beta.messages.create(**ask, diagnostics={"previous_message_id": None}).diagnostics is None

@@ -73,6 +73,12 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}
 FILE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
 
+SAID = {"role": "user", "content": "x"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+REMOVED = {"type": "tool_reference", "name": "f"}
+OF_A_SERVER = {"type": "mcp_tool_reference", "name": "f", "server_name": "s"}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("no messages", {"messages": None}, "messages"),
     ("empty messages", {"messages": []}, "messages"),
@@ -90,7 +96,25 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown field of a block", user([{"type": "text", "text": "x", "foo": 1}]), "foo"),
     ("image", user([IMAGE]), "fetches nothing"),
     ("image file", user([{"type": "text", "text": "see"}, FILE]), "fetches nothing"),
-    ("document", user([{"type": "document", "source": {}}]), "'document'"),
+    ("document", user([{"type": "document", "source": {}}]), "source"),
+    ("a document elsewhere", user([{"type": "document", "source": IMAGE["source"]}]), "documents from 'url'"),
+    (
+        "a document to be cited",
+        user([{"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": True}}]),
+        "citations",
+    ),
+    ("a change of tools by the user", user([{"type": "tool_removal", "tool": REMOVED}]), "user"),
+    (
+        "a tool of another server",
+        {"messages": [{"role": "system", "content": [{"type": "tool_addition", "tool": OF_A_SERVER}]}]},
+        "mcp_tool_reference",
+    ),
+    ("a user's message to be cleared", {"messages": [{**SAID, "clear_at": "never"}]}, "clear_at"),
+    (
+        "effort of a user's message",
+        {"messages": [{**SAID, "output_config": {"effort": "low"}}]},
+        "output_config",
+    ),
     (
         "an image in a tool's result",
         user([{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]),
@@ -116,7 +140,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt over the context", user("x" * 300), "context length"),
     ("prompt far over the context", user("x" * 90_000), "context length"),
     ("max_tokens null", {"max_tokens": None}, "max_tokens"),
-    ("max_tokens 0", {"max_tokens": 0}, "max_tokens"),
     ("max_tokens -1", {"max_tokens": -1}, "max_tokens"),
     ("max_tokens 1e18", {"max_tokens": 1e18}, "max_tokens"),
     ("max_tokens as text", {"max_tokens": "5"}, "max_tokens"),
@@ -139,8 +162,28 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a tool without a schema", {"tools": [{"name": "f"}]}, "input_schema"),
     ("a tool's bad name", {"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
     ("two tools of one name", {"tools": [TOOL, TOOL]}, "differ"),
-    ("a server's tool", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
-    ("a deferred tool", {"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
+    (
+        "a call of a server's tool",
+        {"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+        "web_search",
+    ),
+    ("any call of a server's tool", {"tools": [SEARCH], "tool_choice": {"type": "any"}}, "no tools"),
+    ("a tool of no known type", {"tools": [{"type": "web_surf_20250305", "name": "f"}]}, "type"),
+    ("a screen", {"tools": [{"type": "computer_20250124", "name": "computer"}]}, "type"),
+    ("a tool by another's name", {"tools": [{"type": "bash_20250124", "name": "memory"}]}, "memory"),
+    (
+        "a tool that only code may call",
+        {"tools": [{**TOOL, "allowed_callers": ["code_execution_20260120"]}]},
+        "direct",
+    ),
+    ("servers of tools", {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
+    ("a compaction", {"compaction": {"type": "summarize"}}, "compaction"),
+    (
+        "two formats",
+        {"output_format": FORMAT, "output_config": {"format": {**FORMAT, "schema": {}}}},
+        "output_format",
+    ),
+    ("another format", {"output_format": {"type": "text"}}, "output_format"),
     ("tool_choice any without tools", {"tool_choice": {"type": "any"}}, "no tools"),
     ("tool_choice of no tool", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
     ("tool_choice without a name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name"),
@@ -164,7 +207,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("5m by default before 1h", {"system": [kept()], **user([kept("1h")])}, "must not come after"),
     ("a bogus breakpoint", user([kept(type="bogus")]), "cache_control.type"),
     ("a bogus time", user([kept("2h")]), "cache_control.ttl"),
-    ("a breakpoint with more", user([kept(scope="global")]), "scope"),
+    ("a breakpoint with more", user([kept(scopes="global")]), "scopes"),
     ("a breakpoint on a tool's bad type", {"tools": [{**TOOL, "cache_control": {"type": "x"}}]}, "type"),
     ("a breakpoint behind nothing", user([{**kept(), "text": ""}]), "empty text block"),
     (

@@ -179,6 +179,7 @@ class ScriptedEngine:
         self,
         *,
         max_model_len: int = 4096,
+        num_blocks: int = 100,
         tokenizer: Any = None,
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
@@ -192,7 +193,7 @@ class ScriptedEngine:
         self.context_length = context_length or max_model_len
         self.default_sampling = default_sampling or {}
         # Nothing is computed, but what a test puts there is found.
-        self.prefix_cache = PrefixCache(100, 16)
+        self.prefix_cache = PrefixCache(num_blocks, 16)
         self._caches = caches
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()

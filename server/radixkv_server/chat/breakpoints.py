@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from radixkv.text.json_text import JsonText
 from radixkv_server.chat.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.request import KeptPrefix
 from radixkv_server.http.body import ParamError, StrictModel
+from radixkv_server.http.fields import WithoutEffect
 
 MAX_BREAKPOINTS = 4
 SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -38,6 +39,7 @@ class CacheControl(StrictModel):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[Any, WithoutEffect("what is kept is the tenant's")] = None
 
     @property
     def seconds(self) -> float:

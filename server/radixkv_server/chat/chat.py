@@ -46,6 +46,7 @@ class Chat:
             are long.
         param: what the body calls the messages, for errors.
         tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
+        unlisted_tools: further ones that may be called; what the prompt says of them is in its messages.
         tool_choice: `auto`, `none`, `required`, or the name of the one function to call.
         allowed_tools: names of the only tools that may be called; the prompt shows all. None: all.
         parallel_tool_calls: whether one answer may call more than once.
@@ -57,11 +58,17 @@ class Chat:
     convert: Callable[[], list[Message]]
     param: str = "messages"
     tools: Sequence[Mapping[str, Any]] = ()
+    unlisted_tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     allowed_tools: Collection[str] | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """All tools that may be called."""
+        return [*self.tools, *self.unlisted_tools]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,7 @@ async def chat_job(
     )
     make_parser = functools.partial(
         prompt.format.parser,
-        calls=bool(chat.tools) and chat.tool_choice != "none",
+        calls=bool(chat.callable_tools) and chat.tool_choice != "none",
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
     )
@@ -230,7 +237,7 @@ def _grammar(
         ApiError: a call is wanted that can't be.
     """
     allowed = chat.allowed_tools
-    tools = () if chat.tool_choice == "none" else chat.tools
+    tools = () if chat.tool_choice == "none" else chat.callable_tools
     grammar = AnswerGrammar(
         chat_format,
         tools if allowed is None else [tool for tool in tools if tool["function"]["name"] in allowed],
@@ -262,7 +269,7 @@ def _grammar(
 
 
 def _check_choice(chat: Chat) -> None:
-    names = [tool["function"]["name"] for tool in chat.tools]
+    names = [tool["function"]["name"] for tool in chat.callable_tools]
     if not names:
         raise bad_request("tool_choice needs tools to choose from.", param="tool_choice")
     wanted = chat.allowed_tools

@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
+from radixkv_server.apis.anthropic.tools import AnyTool
 from radixkv_server.chat.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
-from radixkv_server.http.fields import NoOp, Refused
+from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class TextBlock(StrictModel):
@@ -57,6 +60,14 @@ def _known(*names: str) -> BeforeValidator:
     )
 
 
+def _known_change(*names: str) -> BeforeValidator:
+    return known_kind(
+        *names,
+        what="the tool of a change",
+        refusal=lambda kind: f"changes of tools by {kind!r} are not supported here, only {', '.join(names)}.",
+    )
+
+
 Text = Annotated[TextBlock, _known("text")]
 
 
@@ -70,10 +81,153 @@ Texts = Annotated[
 ]
 
 
+def text_of(texts: str | list[Any]) -> str:
+    """A text, or texts joined by line breaks."""
+    return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
+
+
+class PlainTextSource(StrictModel):
+    type: Literal["text"]
+    data: str
+    media_type: Literal["text/plain"] | None = None
+
+
+class ContentSource(StrictModel):
+    type: Literal["content"]
+    content: Texts
+
+
+_Citations = Annotated[Any, Refused("citing")]
+
+
+class DocumentBlock(StrictModel):
+    """A document of text."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[PlainTextSource, Tag("[text]")] | Annotated[ContentSource, Tag("[content]")],
+        BY_TYPE,
+        known_kind(
+            "text",
+            "content",
+            what="the source of a document",
+            refusal=lambda kind: (
+                f"documents from {kind!r} are not supported here, only 'text' and 'content'."
+            ),
+        ),
+    ]
+    title: str | None = None
+    context: str | None = None
+    cache_control: CacheControl | None = None
+    citations: _Citations = None
+
+    @property
+    def text(self) -> str:
+        """What the model sees of it: title, context and text, one below the other."""
+        source = self.source
+        body = source.data if isinstance(source, PlainTextSource) else text_of(source.content)
+        return "\n".join(part for part in (self.title, self.context, body) if part)
+
+
+class SearchResultBlock(StrictModel):
+    type: Literal["search_result"]
+    title: str
+    source: str
+    content: list[Text]
+    cache_control: CacheControl | None = None
+    citations: _Citations = None
+
+    @property
+    def text(self) -> str:
+        """What the model sees of it: title, source and texts, one below the other."""
+        return "\n".join((self.title, self.source, text_of(self.content)))
+
+
+class ToolReferenceBlock(StrictModel):
+    """Shows a tool that the prompt does not list."""
+
+    type: Literal["tool_reference"]
+    tool_name: Annotated[str, Field(min_length=1, max_length=256)]
+    cache_control: CacheControl | None = None
+
+
+class ToolNameReference(StrictModel):
+    type: Literal["tool_reference"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ToolDefinition(StrictModel):
+    type: Literal["tool_definition"]
+    definition: AnyTool
+
+
+class ToolAdditionBlock(StrictModel):
+    """From here on a tool can be called."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[
+        Annotated[ToolNameReference, Tag("[tool_reference]")]
+        | Annotated[ToolDefinition, Tag("[tool_definition]")],
+        BY_TYPE,
+        _known_change("tool_reference", "tool_definition"),
+    ]
+    cache_control: CacheControl | None = None
+
+
+class ToolRemovalBlock(StrictModel):
+    """From here on a tool should not be called."""
+
+    type: Literal["tool_removal"]
+    tool: Annotated[ToolNameReference, _known_change("tool_reference")]
+    cache_control: CacheControl | None = None
+
+
+_Sealed = Annotated[Any, WithoutEffect("the summary itself is read")]
+
+
+class CompactionBlock(StrictModel):
+    """A summary of all that came before it, which it stands for; null: of nothing."""
+
+    type: Literal["compaction"]
+    content: str | None = None
+    cache_control: CacheControl | None = None
+    encrypted_content: _Sealed = None
+    signature: _Sealed = None
+    tool_changes: Annotated[Any, Refused("a summary of changes of tools")] = None
+
+
+_OTHER_MODEL = WithoutEffect("only says which model spoke")
+
+
+class FallbackBlock(StrictModel):
+    """Where another model took over; the prompt says nothing of it."""
+
+    type: Literal["fallback"]
+    origin: Annotated[Any, _OTHER_MODEL, Field(alias="from")] = None
+    to: Annotated[Any, _OTHER_MODEL] = None
+    trigger: Annotated[Any, _OTHER_MODEL] = None
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[DocumentBlock, Tag("[document]")]
+    | Annotated[SearchResultBlock, Tag("[search_result]")]
+    | Annotated[ToolReferenceBlock, Tag("[tool_reference]")],
+    BY_TYPE,
+    _known("text", "document", "search_result", "tool_reference"),
+]
+
+
 class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: Texts | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("[text]")] | Annotated[list[ResultPart], FAIL_FAST, Tag("[blocks]")],
+            _text_or("[blocks]"),
+        ]
+        | None
+    ) = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: NoOp = None
@@ -81,36 +235,77 @@ class ToolResultBlock(StrictModel):
 
 Block = Annotated[
     Annotated[TextBlock, Tag("[text]")]
+    | Annotated[DocumentBlock, Tag("[document]")]
+    | Annotated[SearchResultBlock, Tag("[search_result]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[ToolAdditionBlock, Tag("[tool_addition]")]
+    | Annotated[ToolRemovalBlock, Tag("[tool_removal]")]
+    | Annotated[CompactionBlock, Tag("[compaction]")]
+    | Annotated[FallbackBlock, Tag("[fallback]")],
     BY_TYPE,
-    _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    _known(
+        "text",
+        "document",
+        "search_result",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "tool_addition",
+        "tool_removal",
+        "compaction",
+        "fallback",
+    ),
 ]
 
+_SHOWN = (TextBlock, DocumentBlock, SearchResultBlock)
 _OF_ROLE = {
-    "user": (TextBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
-    "system": (TextBlock,),
+    "user": (*_SHOWN, ToolResultBlock, CompactionBlock),
+    "assistant": (
+        TextBlock,
+        ThinkingBlock,
+        RedactedThinkingBlock,
+        ToolUseBlock,
+        CompactionBlock,
+        FallbackBlock,
+    ),
+    "system": (TextBlock, ToolAdditionBlock, ToolRemovalBlock),
 }
 
 
+class MessageOutputConfig(StrictModel):
+    """What a message of the system says of the turns behind it."""
+
+    effort: Effort | None = None
+
+
 class InputMessage(StrictModel):
-    """One message; a string is short for one text block."""
+    """One message; a string is short for one text block.
+
+    Args:
+        clear_at: `next_user_message`: a message of the system that is left out once the user has said more.
+        output_config: of a message of the system.
+    """
 
     role: Literal["user", "assistant", "system"]
-    clear_at: Annotated[Any, Refused("a message that is shown for one turn", usual=("never",))] = None
-    output_config: Annotated[Any, Refused("an effort of one turn")] = None
     content: Annotated[
         Annotated[str, Tag("[text]")] | Annotated[list[Block], FAIL_FAST, Tag("[blocks]")],
         _text_or("[blocks]"),
     ]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: MessageOutputConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _content_shape(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "content" in value and not isinstance(value["content"], str | list):
+        if not isinstance(value, dict):
+            return value
+        if value.get("content") is None and value.get("role") == "system" and value.get("output_config"):
+            return {**value, "content": ""}
+        if "content" in value and not isinstance(value["content"], str | list):
             raise ParamError("content must be a string or a list of content blocks.", code="invalid_type")
         return value
 
@@ -119,8 +314,11 @@ class InputMessage(StrictModel):
         for block in self.blocks:
             if not isinstance(block, _OF_ROLE[self.role]):
                 raise ParamError(f"a message of the {self.role} can't have a block of type {block.type!r}.")
+        if self.role != "system" and (self.clear_at is not None or self.output_config is not None):
+            raise ParamError("only a message of the system can have clear_at and output_config.")
         says_nothing = all(isinstance(block, TextBlock) and not block.text for block in self.blocks)
-        if says_nothing and self.role != "assistant":
+        sets_effort = self.output_config is not None and self.output_config.effort is not None
+        if says_nothing and self.role != "assistant" and not sets_effort:
             raise ParamError("content must not be empty.")
         return self
 

@@ -2,7 +2,10 @@
 
 system (string or blocks)           one system message
 texts of a user                     one user message, joined by line breaks
+documents, search results           texts
 tool_result                         a message of the tool's
+tool_reference, tool_addition       the definition of a tool, as text
+compaction                          a user message, before which all is left out
 assistant: text                     content, joined as it is
            thinking                 reasoning_content
            tool_use                 tool_calls, their arguments as they were written where that is known
@@ -13,19 +16,27 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv_server.apis.anthropic.blocks import (
+    CompactionBlock,
+    DocumentBlock,
     InputMessage,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
+from radixkv_server.apis.anthropic.tools import KnownTool, Tool, client_tools, shown
 from radixkv_server.chat.breakpoints import CacheControl, Place
 from radixkv_server.chat.chat import Message
 
@@ -33,6 +44,23 @@ from radixkv_server.chat.chat import Message
 Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 _HIDDEN = "radixkv-thinking."
+_SUMMARY = "What was said before, in short:"
+_LOADED = "From now on this function can be called:"
+_REMOVED = "From now on this function can't be called:"
+
+
+def _shown(messages: Sequence[InputMessage]) -> list[InputMessage]:
+    """The messages that the prompt has: from the latest summary on, without what was for an earlier turn."""
+    shown = list(messages)
+    for index, message in enumerate(messages):
+        for at, block in enumerate(message.blocks):
+            if isinstance(block, CompactionBlock) and block.content is not None:
+                rest = message.model_copy(update={"content": message.blocks[at:]})
+                shown = [rest, *messages[index + 1 :]]
+    last = max((at for at, message in enumerate(shown) if message.role == "user"), default=0)
+    return [
+        message for at, message in enumerate(shown) if message.clear_at != "next_user_message" or at > last
+    ]
 
 
 def signature_of(thinking: str, *, hidden: bool) -> str:
@@ -59,20 +87,22 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
+    _tools: dict[str, Tool | KnownTool] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
         """Take a body in, anew. O(its text)."""
         self.messages, self.places, self._names = [], [], {}
-        for index, tool in enumerate(body.tools or ()):
+        for index, tool in enumerate(body.listed_tools):
             if tool.cache_control is not None:
                 self.places.append(Place(tool.cache_control.seconds, tool=index))
+        self._tools = {tool.name: tool for tool in (*client_tools(body.tools or ()), *body.added_tools)}
         if isinstance(body.system, str):
             if body.system:
                 self._say("system", body.system, None)
         else:
             for block in body.system or ():
                 self._say("system", block.text, block.cache_control)
-        for message in body.messages:
+        for message in _shown(body.messages):
             self._add(message, recall)
         if body.cache_control is not None and self.messages and not body.keeps_the_last_block:
             self._keep(body.cache_control, in_call=bool(self.messages[-1].get("tool_calls")))
@@ -80,7 +110,7 @@ class Conversation:
 
     def _add(self, message: InputMessage, recall: Recall) -> None:
         for block in message.blocks:
-            if isinstance(block, TextBlock):
+            if isinstance(block, TextBlock | DocumentBlock | SearchResultBlock):
                 self._say(message.role, block.text, block.cache_control)
             elif isinstance(block, ThinkingBlock):
                 self._think(block.thinking or _hidden_thinking(block.signature))
@@ -88,8 +118,12 @@ class Conversation:
                 self._think(_hidden_thinking(block.data))
             elif isinstance(block, ToolUseBlock):
                 self._call(block, recall)
-            else:
+            elif isinstance(block, ToolResultBlock):
                 self._result(block)
+            elif isinstance(block, CompactionBlock) and block.content is not None:
+                self._say("user", f"{_SUMMARY}\n{block.content}", block.cache_control)
+            elif isinstance(block, ToolAdditionBlock | ToolRemovalBlock) and (text := self._change(block)):
+                self._say(message.role, text, block.cache_control)
 
     def _last_of(self, role: str) -> Message | None:
         return self.messages[-1] if self.messages and self.messages[-1]["role"] == role else None
@@ -126,24 +160,42 @@ class Conversation:
 
     def _result(self, block: ToolResultBlock) -> None:
         parts = block.content or ""
-        text, places = parts, []
-        if not isinstance(parts, str):
-            text = "\n".join(part.text for part in parts)
+        places = []
+        texts = [parts] if isinstance(parts, str) else [self._text_of(part) for part in parts]
         message = {"role": "tool", "tool_call_id": block.tool_use_id}
         if block.tool_use_id in self._names:
             message["name"] = self._names[block.tool_use_id]
         lead = "Error: " if block.is_error else ""
-        self.messages.append({**message, "content": lead + str(text)})
+        self.messages.append({**message, "content": lead + "\n".join(texts)})
         if not isinstance(parts, str):
             end = len(lead) - 1
-            for part in parts:
-                end += 1 + len(part.text)
+            for part, text in zip(parts, texts, strict=True):
+                end += 1 + len(text)
                 if part.cache_control is not None:
                     places.append(
                         Place(part.cache_control.seconds, message=len(self.messages) - 1, chars=end)
                     )
         self.places += places
         self._keep(block.cache_control)
+
+    def _text_of(self, part: Any) -> str:
+        """What the model sees of a part of a result."""
+        return self._loaded(part.tool_name) if isinstance(part, ToolReferenceBlock) else str(part.text)
+
+    def _loaded(self, name: str) -> str:
+        tool = self._tools.get(name)
+        return f"There is no tool {name}." if tool is None else f"{_LOADED}\n{shown(tool)}"
+
+    def _change(self, block: ToolAdditionBlock | ToolRemovalBlock) -> str:
+        changed = block.tool
+        if isinstance(changed, ToolDefinition):
+            tools = client_tools([changed.definition])
+            return f"{_LOADED}\n{shown(tools[0])}" if tools else ""
+        return (
+            self._loaded(changed.name)
+            if isinstance(block, ToolAdditionBlock)
+            else f"{_REMOVED} {changed.name}"
+        )
 
     def _keep(self, control: CacheControl | None, *, in_call: bool = False) -> None:
         """A breakpoint behind what was added last."""

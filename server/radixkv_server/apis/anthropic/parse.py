@@ -51,8 +51,15 @@ async def parse_messages(
         context.calls.remember(tenant, call_id, arguments)
 
     hidden = body.thinking is not None and body.thinking.display == "omitted"
+    more = {**context_management, **_diagnostics(body)}
     return request, MessageRenderer(
-        request, model, readers, remember, hides_thinking=hidden, more=context_management
+        request,
+        model,
+        readers,
+        remember,
+        hides_thinking=hidden,
+        prewarms=body.max_tokens == 0,
+        more=more,
     )
 
 
@@ -65,6 +72,13 @@ async def count_tokens(context: ServerContext, body: CountTokensRequest, tenant:
         original = answer["input_tokens"] if edited is body else await _count(context, body, tenant)
         answer["context_management"] = {"original_input_tokens": original}
     return answer
+
+
+def _diagnostics(body: MessagesRequest) -> Json:
+    """Whether an earlier request's prompt is the same is not known here."""
+    if body.diagnostics is None or body.diagnostics.previous_message_id is None:
+        return {}
+    return {"diagnostics": {"cache_miss_reason": {"type": "unavailable"}}}
 
 
 async def _count(context: ServerContext, body: CountTokensRequest, tenant: str) -> int:
@@ -102,7 +116,8 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> t
     chat = Chat(
         source=[body.system, *body.messages],
         convert=lambda: conversation.convert(body, recall),
-        tools=[tool.for_template() for tool in body.tools or ()],
+        tools=[tool.for_template() for tool in body.listed_tools],
+        unlisted_tools=[tool.for_template() for tool in body.loaded_tools],
         tool_choice="auto" if choice is None else choice.name or _CHOICES[choice.type],
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         add_generation_prompt=not goes_on,
@@ -135,4 +150,5 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
         options["stop"] = tuple(body.stop_sequences)
     if body.answer_format is not None:
         options["structured"] = grammar_of({"json": body.answer_format["schema"]}, _FORMAT)
-    return {**options, "max_tokens": body.max_tokens}
+    # Without any token there would be no step that computes the prompt.
+    return {**options, "max_tokens": body.max_tokens or 1}

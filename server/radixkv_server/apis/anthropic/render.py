@@ -82,6 +82,7 @@ class MessageRenderer:
     Args:
         remember: called with the id and the arguments of every tool call.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
+        prewarms: the answer has no content: its prompt should only be in the cache.
         more: further fields of the answer.
 
     Attributes:
@@ -96,6 +97,7 @@ class MessageRenderer:
         remember: Remember,
         *,
         hides_thinking: bool = False,
+        prewarms: bool = False,
         more: Json | None = None,
     ) -> None:
         self.content: list[Json] = []
@@ -104,6 +106,7 @@ class MessageRenderer:
         self._readers = readers
         self._remember = remember
         self._hides_thinking = hides_thinking
+        self._prewarms = prewarms
         self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
@@ -114,10 +117,10 @@ class MessageRenderer:
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         (sample,) = outputs[0].outputs
-        answer = self._readers.answer(sample)
+        answer = Answer() if self._prewarms else self._readers.answer(sample)
         for call in answer.tool_calls:
             self._remember(call.id, call.arguments)
-        stop = stop_json(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
+        stop = self._stop_of(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
         self.content = self._content(answer)
         return self._message(self.content, stop, usage)
 
@@ -127,11 +130,12 @@ class MessageRenderer:
             self._blocks = _BlockEvents(self._remember, self._hides_thinking)
             stop = {"stop_reason": None, "stop_sequence": None}
             frames.append(event("message_start", message=self._message([], stop, usage)))
-        frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
+        if not self._prewarms:
+            frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
         if delta.finish_reason is not None:
             frames += self._blocks.close()
             self.content = self._blocks.content
-            self._stop = stop_json(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
+            self._stop = self._stop_of(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
         return b"".join(frames)
 
     def ending(self, usage: Usage) -> bytes:
@@ -150,8 +154,12 @@ class MessageRenderer:
             **self._more,
         }
 
+    def _stop_of(self, finish_reason: str | None, stop_reason: int | str | None, has_calls: bool) -> Json:
+        return stop_json("length" if self._prewarms else finish_reason, stop_reason, has_calls)
+
     def _usage(self, usage: Usage) -> Json:
-        return usage_json(usage, self._request.jobs[0].kept)
+        counts = usage_json(usage, self._request.jobs[0].kept)
+        return {**counts, "output_tokens": 0} if self._prewarms else counts
 
     def _content(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []

@@ -10,9 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from radixkv_server.apis.anthropic.blocks import InputMessage, Texts
+from radixkv_server.apis.anthropic.blocks import (
+    Effort,
+    InputMessage,
+    Texts,
+    ToolAdditionBlock,
+    ToolDefinition,
+)
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
+from radixkv_server.apis.anthropic.tools import AnyTool, KnownTool, Tool, client_tools, is_deferred
 from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import Refused, WithoutEffect
@@ -24,40 +31,6 @@ _Billing = Annotated[Any, WithoutEffect("nothing is billed")]
 MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
 PRIORITY_LIMIT = 2**31
-
-Effort = Literal["low", "medium", "high", "xhigh", "max"]
-
-
-class Tool(StrictModel):
-    """A tool that the client runs."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
-    description: str | None = None
-    cache_control: CacheControl | None = None
-    strict: bool | None = None
-    defer_loading: Annotated[Any, Refused("defer_loading")] = None
-    allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
-    eager_input_streaming: Annotated[Any, WithoutEffect("input comes as it is written anyway")] = None
-    input_examples: Annotated[Any, WithoutEffect("templates show no examples")] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_tools_only(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") not in (None, "custom"):
-            raise unsupported("tools", f"a tool of type {str(value['type'])[:40]!r} (only 'custom')")
-        return value
-
-    def for_template(self) -> dict[str, Any]:
-        """The tool in the form that chat templates expect."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.input_schema
-        if self.strict is not None:
-            function["strict"] = self.strict
-        return {"type": "function", "function": function}
 
 
 class ToolChoice(StrictModel):
@@ -106,6 +79,12 @@ def _check_format(wanted: Mapping[str, Any] | None, param: str) -> None:
         raise unsupported(param, 'anything but {"type": "json_schema", "schema": {...}}')
 
 
+class Diagnostics(StrictModel):
+    """What the answer shall tell of the cache, compared with an earlier request."""
+
+    previous_message_id: str | None = None
+
+
 class CreateThread(StrictModel):
     """Keep this conversation under the id of its answer."""
 
@@ -125,17 +104,17 @@ class CountTokensRequest(StrictModel):
     messages: Annotated[list[InputMessage], FAIL_FAST]
     model: str | None = None
     system: Texts | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: _Format | None = None
     context_management: ContextEdits | None = None
     cache_control: CacheControl | None = None
-    speed: Literal["standard"] | None = None
+    speed: Annotated[Any, WithoutEffect("there is one speed", usual=("standard",))] = None
     betas: Annotated[Any, WithoutEffect("what works here needs no opting in")] = None
     billing_policy: _Billing = None
-    compaction: Annotated[Any, Refused("summaries made by the server")] = None
+    compaction: Annotated[Any, WithoutEffect("counted is what is sent")] = None
     mcp_servers: Annotated[Any, Refused("connecting to MCP servers", usual=([],))] = None
     user_profile_id: _Attribution = None
     workspace_id: _Attribution = None
@@ -153,7 +132,29 @@ class CountTokensRequest(StrictModel):
 
     @property
     def effort(self) -> str | None:
-        return None if self.output_config is None else self.output_config.effort
+        """The latest that was asked for: by a message of the system, or for all."""
+        of_messages = (message.output_config for message in reversed(self.messages))
+        efforts = (config.effort for config in (*of_messages, self.output_config) if config is not None)
+        return next((effort for effort in efforts if effort is not None), None)
+
+    @property
+    def listed_tools(self) -> list[Tool | KnownTool]:
+        """The tools that the prompt begins with."""
+        tools = self.tools or ()
+        return [tool for tool in client_tools(tools) if not is_deferred(tool, tools)]
+
+    @property
+    def loaded_tools(self) -> list[Tool | KnownTool]:
+        """Further tools that the model can call, since a message shows them, or may."""
+        tools = self.tools or ()
+        return [*(tool for tool in client_tools(tools) if is_deferred(tool, tools)), *self.added_tools]
+
+    @property
+    def added_tools(self) -> list[Tool | KnownTool]:
+        """The tools that messages define."""
+        blocks = (block for message in self.messages for block in message.blocks)
+        changes = (block.tool for block in blocks if isinstance(block, ToolAdditionBlock))
+        return client_tools([change.definition for change in changes if isinstance(change, ToolDefinition)])
 
     @model_validator(mode="after")
     def _one_format(self) -> CountTokensRequest:
@@ -193,7 +194,7 @@ class CountTokensRequest(StrictModel):
 
     @model_validator(mode="after")
     def _sound_tools(self) -> CountTokensRequest:
-        names = [tool.name for tool in self.tools or ()]
+        names = [tool.name for tool in (*client_tools(self.tools or ()), *self.added_tools)]
         if len(set(names)) < len(names):
             raise ParamError("tools: their names must differ.", "tools")
         choice = None if self.continues else self.tool_choice
@@ -221,8 +222,9 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: Annotated[Any, WithoutEffect("it runs where it runs")] = None
     fallback_credit_token: _Billing = None
     fallbacks: Annotated[Any, WithoutEffect("this server declines nothing")] = None
-    container: Annotated[Any, Refused()] = None
-    diagnostics: Annotated[Any, Refused()] = None
+    container: Annotated[Any, Refused("a container")] = None
+    compaction: Annotated[Any, Refused("summaries made by the server")] = None
+    diagnostics: Diagnostics | None = None
     thread: (
         Annotated[
             Annotated[CreateThread, Tag("[create]")] | Annotated[ContinueThread, Tag("[continue]")],
