@@ -142,7 +142,7 @@ def test_all_kinds_of_items_reach_the_template(server: LiveServer, ada: OpenAI) 
     assert messages_in(last_asked(server)) == [
         "system\nrules<|im_end|>",
         "user\na\nb<|im_end|>",
-        "assistant\nseecall f({'x': 1})call g({})<|im_end|>",
+        "assistant\nthink ?\nseecall f({'x': 1})call g({})<|im_end|>",
         "tool\none<|im_end|>",
         "tool\ntwo<|im_end|>",
         "user\nsay:ok<|im_end|>",
@@ -270,7 +270,7 @@ def test_reasoning_and_calls_are_items(server: LiveServer, ada: OpenAI) -> None:
     ):
         ada.responses.create(model="scripted", tools=TOOLS, **history)
         assert messages_in(last_asked(server))[1:3] == [
-            "assistant\nsocall f({'x': 1})call g({})<|im_end|>",
+            "assistant\nthink hm\nsocall f({'x': 1})call g({})<|im_end|>",
             "tool\none<|im_end|>",
         ]
 
@@ -583,7 +583,7 @@ def test_retention_outside_what_there_is_is_refused(
             "input",
             id="arguments",
         ),
-        pytest.param({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0]", id="tool"),
+        pytest.param({"tools": [{"type": "x"}]}, "unsupported_parameter", "tools[0]", id="tool"),
         pytest.param({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0]", id="name"),
         pytest.param(
             {"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format", id="json"

@@ -6,7 +6,9 @@ messages: what a turn said renders to the same tokens in every later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
@@ -14,6 +16,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.openai.fields import Asynchronous, Caller
 from radixkv_server.apis.openai.messages import CacheBreakpoint
+from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -103,34 +106,52 @@ class MessageItem(_Item):
         }
 
 
-class FunctionCallItem(_Item):
-    type: Literal["function_call"]
+class _CallItem(_Item):
     call_id: Id
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: str
+    namespace: Annotated[str, Field(max_length=256)] | None = None
     async_: Asynchronous = None
     caller: Caller = None
-    namespace: Annotated[Any, Refused("a namespace of tools")] = None
+
+
+class FunctionCallItem(_CallItem):
+    type: Literal["function_call"]
+    arguments: str
 
     def plain(self, item_id: str) -> Json:
-        return function_call(item_id, self.call_id, self.name, self.arguments, "completed")
+        called = Called(self.name, self.namespace)
+        return function_call(item_id, self.call_id, called, self.arguments, "completed")
 
 
-class FunctionOutputItem(_Item):
-    type: Literal["function_call_output"]
+class CustomCallItem(_CallItem):
+    type: Literal["custom_tool_call"]
+    input: str
+
+    def plain(self, item_id: str) -> Json:
+        called = Called(self.name, self.namespace, is_custom=True)
+        return custom_call(item_id, self.call_id, called, self.input, "completed")
+
+
+class _OutputItem(_Item):
     call_id: Id
     output: _Text
     caller: Caller = None
-    namespace: Annotated[Any, Refused("a namespace of tools")] = None
+    name: NoOp = None
+    namespace: NoOp = None
+
+
+class FunctionOutputItem(_OutputItem):
+    type: Literal["function_call_output"]
 
     def plain(self, item_id: str) -> Json:
-        return {
-            "id": item_id,
-            "type": "function_call_output",
-            "call_id": self.call_id,
-            "output": _join(self.output),
-            "status": "completed",
-        }
+        return call_output(item_id, self.type, self.call_id, _join(self.output))
+
+
+class CustomOutputItem(_OutputItem):
+    type: Literal["custom_tool_call_output"]
+
+    def plain(self, item_id: str) -> Json:
+        return call_output(item_id, self.type, self.call_id, _join(self.output))
 
 
 class ReasoningText(StrictModel):
@@ -139,7 +160,10 @@ class ReasoningText(StrictModel):
 
 
 class ReasoningItem(_Item):
-    """What the assistant thought. Its summary, and what is encrypted of it, tell this model nothing."""
+    """What the assistant thought: its content, or what this server hid as `encrypted_content`.
+
+    Summaries, and what others encrypted, tell this model nothing.
+    """
 
     type: Literal["reasoning"]
     summary: Any = None
@@ -147,7 +171,8 @@ class ReasoningItem(_Item):
     content: Annotated[list[ReasoningText], FAIL_FAST] | None = None
 
     def plain(self, item_id: str) -> Json:
-        return reasoning(item_id, "".join(part.text for part in self.content or ()), "completed")
+        text = "".join(part.text for part in self.content or ())
+        return reasoning(item_id, text or _unhidden(self.encrypted_content), "completed")
 
 
 class ItemReference(_Item):
@@ -163,7 +188,7 @@ class _UnknownItem(BaseModel):
             raise ParamError("an item of the input must be an object.", code="invalid_type")
         raise ParamError(
             f"items of type {str(value.get('type'))[:40]!r} are not supported: this server knows message, "
-            "function_call, function_call_output, reasoning and item_reference.",
+            "function_call, custom_tool_call, the outputs of both, reasoning and item_reference.",
             code="unsupported_content",
         )
 
@@ -175,12 +200,22 @@ def _tag(value: Any) -> str:
     return f"[{kind}]" if kind in _KINDS else "[unknown]"
 
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "item_reference",
+)
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionOutputItem, Tag("[function_call_output]")]
+    | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
+    | Annotated[CustomOutputItem, Tag("[custom_tool_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[ItemReference, Tag("[item_reference]")]
     | Annotated[_UnknownItem, Tag("[unknown]")],
@@ -207,19 +242,55 @@ def reasoning(item_id: str, text: str, status: str) -> Json:
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def function_call(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Json:
+def function_call(item_id: str, call_id: str, called: Called, arguments: str, status: str) -> Json:
     """A call of a function."""
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
+    return _call("function_call", item_id, call_id, called, {"arguments": arguments}, status)
 
 
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+def custom_call(item_id: str, call_id: str, called: Called, text: str, status: str) -> Json:
+    """A call of a custom tool."""
+    return _call("custom_tool_call", item_id, call_id, called, {"input": text}, status)
+
+
+def _call(kind: str, item_id: str, call_id: str, called: Called, given: Json, status: str) -> Json:
+    call = {"id": item_id, "type": kind, "call_id": call_id, "name": called.name, **given, "status": status}
+    return call if called.namespace is None else {**call, "namespace": called.namespace}
+
+
+def call_output(item_id: str, kind: str, call_id: str, text: str) -> Json:
+    """What a call gave."""
+    return {"id": item_id, "type": kind, "call_id": call_id, "output": text, "status": "completed"}
+
+
+_HIDDEN = "radixkv-reasoning."
+
+
+def hidden(text: str) -> str:
+    """Reasoning as `encrypted_content`: clients that keep no other part of it send this back."""
+    return _HIDDEN + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def _unhidden(given: Any) -> str:
+    """The text that `hidden` made; empty for anything else."""
+    if not isinstance(given, str) or not given.startswith(_HIDDEN):
+        return ""
+    try:
+        return base64.b64decode(given[len(_HIDDEN) :], altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+#: Arguments of a call that a client sends back, from its id and its input.
+Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 def item_id(response_id: str, kind: str, number: int) -> str:
@@ -235,10 +306,16 @@ def response_of(item: str) -> str:
 # ---------------------------------------------------------------------- messages
 
 
-def messages_of(instructions: str | None, items: Iterable[Json]) -> list[Json]:
+def messages_of(
+    instructions: str | None, items: Iterable[Json], tools: Toolbox, recall: Recall
+) -> list[Json]:
     """A conversation in the form that chat templates expect.
 
     What the assistant thought, said and called in a turn becomes one message.
+
+    Args:
+        tools: say what called tools are named in the prompt.
+        recall: arguments of custom tools, as they were written where that is known.
 
     Raises:
         ApiError: 400; the arguments of a function call are not JSON.
@@ -247,7 +324,7 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> list[Json]:
     turn: Json | None = None  # of the assistant, as long as it goes on
     for item in items:
         kind = item["type"]
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
             messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
         elif kind == "message" and item["role"] != "assistant":
@@ -258,28 +335,34 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> list[Json]:
             if turn is None or not _continues(turn, kind):
                 turn = {"role": "assistant", "content": ""}
                 messages.append(turn)
-            _add_to_turn(turn, item)
+            _add_to_turn(turn, item, tools, recall)
     return messages
 
 
 def _continues(turn: Json, kind: str) -> bool:
     """Whether an item of this kind still belongs to the assistant's message: thoughts, words, calls."""
-    if kind == "function_call":
+    if kind in ("function_call", "custom_tool_call"):
         return True
     return "tool_calls" not in turn and not turn["content"] and (kind == "message" or len(turn) == 2)
 
 
-def _add_to_turn(turn: Json, item: Json) -> None:
+def _add_to_turn(turn: Json, item: Json, tools: Toolbox, recall: Recall) -> None:
     if item["type"] == "message":
         turn["content"] = "".join(part["text"] for part in item["content"])
     elif item["type"] == "reasoning":
         turn["reasoning_content"] = "".join(part["text"] for part in item["content"])
     else:
-        try:
-            arguments = read_json_text(item["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            text = f"The arguments of the function call {item['name'][:64]!r} are not JSON."
-            raise bad_request(text, param="input") from None
-        called = {"name": item["name"], "arguments": arguments}
+        called = {"name": tools.name(item["name"], item.get("namespace")), "arguments": _given(item, recall)}
         call = {"id": item["call_id"], "type": "function", "function": called}
         turn.setdefault("tool_calls", []).append(call)
+
+
+def _given(item: Json, recall: Recall) -> Any:
+    """The arguments of a call."""
+    if item["type"] == "custom_tool_call":
+        return recall(item["call_id"], {"input": item["input"]})
+    try:
+        return read_json_text(item["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        text = f"The arguments of the function call {item['name'][:64]!r} are not JSON."
+        raise bad_request(text, param="input") from None

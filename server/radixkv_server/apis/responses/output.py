@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pydantic_core import from_json
+
 from radixkv.chat.answer import (
     AnswerEvent,
     ContentDelta,
@@ -13,10 +15,19 @@ from radixkv.chat.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from radixkv_server.apis.responses.items import function_call, message, output_text, reasoning
+from radixkv_server.apis.responses.items import (
+    custom_call,
+    function_call,
+    hidden,
+    message,
+    output_text,
+    reasoning,
+)
+from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.dialect import Json
 
 Events = Iterator[Json]
+Remember = Callable[[str, str], None]
 
 
 class _OpenItem:
@@ -96,29 +107,73 @@ class _Message(_TextItem):
 class _Reasoning(_TextItem):
     name = "reasoning_text"
 
+    def __init__(self, item_id: str, index: int, *, hides: bool) -> None:
+        super().__init__(item_id, index)
+        self._hides = hides
+
     def part(self, text: str) -> Json:
         return {"type": "reasoning_text", "text": text}
 
     def item(self, status: str) -> Json:
-        return reasoning(self.id, "" if status == "in_progress" else self.text, status)
+        text = "" if status == "in_progress" else self.text
+        item = reasoning(self.id, text, status)
+        return {**item, "encrypted_content": hidden(text)} if self._hides and text else item
 
 
 class _Call(_OpenItem):
-    def __init__(self, item_id: str, index: int, begun: ToolCallBegin) -> None:
+    def __init__(self, item_id: str, index: int, begun: ToolCallBegin, called: Called) -> None:
         super().__init__(item_id, index)
-        self._begun = begun
+        self._id = begun.id
+        self._called = called
 
     def item(self, status: str) -> Json:
         text = "" if status == "in_progress" else self.text
-        return function_call(self.id, self._begun.id, self._begun.name, text, status)
+        return function_call(self.id, self._id, self._called, text, status)
 
     def add(self, text: str) -> Events:
         self.text += text
         yield self.event("function_call_arguments.delta", delta=text)
 
     def end(self, status: str) -> Events:
-        yield self.event("function_call_arguments.done", name=self._begun.name, arguments=self.text)
+        yield self.event("function_call_arguments.done", name=self._called.name, arguments=self.text)
         yield from super().end(status)
+
+
+class _CustomCall(_Call):
+    """A call of a custom tool: what the model writes is JSON, of which the client gets the input."""
+
+    def __init__(
+        self, item_id: str, index: int, begun: ToolCallBegin, called: Called, remember: Remember
+    ) -> None:
+        super().__init__(item_id, index, begun, called)
+        self._remember = remember
+        self._input = ""
+
+    def item(self, status: str) -> Json:
+        text = "" if status == "in_progress" else self._input
+        return custom_call(self.id, self._id, self._called, text, status)
+
+    def add(self, text: str) -> Events:
+        self.text += text
+        known = self._input
+        self._input = _input_of(self.text)
+        if len(self._input) > len(known):
+            yield self.event("custom_tool_call_input.delta", delta=self._input[len(known) :])
+
+    def end(self, status: str) -> Events:
+        self._remember(self._id, self.text)
+        yield self.event("custom_tool_call_input.done", input=self._input)
+        yield from _OpenItem.end(self, status)
+
+
+def _input_of(arguments: str) -> str:
+    """The input in the arguments of a custom tool, as far as they have been written. O(arguments)."""
+    try:
+        given = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 class OutputItems:
@@ -126,14 +181,27 @@ class OutputItems:
 
     Args:
         new_id: kind of item, number of it among the answer's -> its id.
+        tools: what the functions of the prompt are to the client.
+        remember: keeps what the model wrote in a call of a custom tool, by the call's id.
+        hides_reasoning: reasoning comes as `encrypted_content`, too.
 
     Attributes:
         items: those that are complete, in order.
     """
 
-    def __init__(self, new_id: Callable[[str, int], str]) -> None:
+    def __init__(
+        self,
+        new_id: Callable[[str, int], str],
+        tools: Toolbox,
+        remember: Remember,
+        *,
+        hides_reasoning: bool = False,
+    ) -> None:
         self.items: list[Json] = []
         self._new_id = new_id
+        self._tools = tools
+        self._remember = remember
+        self._hides_reasoning = hides_reasoning
         self._open: _Message | _Reasoning | _Call | None = None
         self._logprobs: list[Json] = []  # of tokens whose text has not come yet
 
@@ -147,12 +215,18 @@ class OutputItems:
             yield from self._open.add(event.text, logprobs)
         elif isinstance(event, ReasoningDelta):
             if not isinstance(self._open, _Reasoning):
-                yield from self._begin(_Reasoning(*self._place("reasoning")))
+                hides = self._hides_reasoning
+                yield from self._begin(_Reasoning(*self._place("reasoning"), hides=hides))
             assert isinstance(self._open, _Reasoning)
             self._logprobs = []
             yield from self._open.add(event.text, [])
         elif isinstance(event, ToolCallBegin):
-            yield from self._begin(_Call(*self._place("function_call"), event))
+            called = self._tools.called(event.name)
+            if called.is_custom:
+                place = self._place("custom_tool_call")
+                yield from self._begin(_CustomCall(*place, event, called, self._remember))
+            else:
+                yield from self._begin(_Call(*self._place("function_call"), event, called))
         elif isinstance(event, ToolCallArguments):
             assert isinstance(self._open, _Call)
             yield from self._open.add(event.text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv_server.apis.openai.fields import plain_choice
@@ -13,8 +13,9 @@ from radixkv_server.apis.openai.parse import template_options
 from radixkv_server.apis.responses.errors import ResponsesDialect
 from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
-from radixkv_server.apis.responses.schemas import FunctionTool, ResponseRequest
+from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
+from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.chat.chat import Chat, chat_job
 from radixkv_server.chat.structured import tool_choice
 from radixkv_server.context import ServerContext
@@ -34,10 +35,12 @@ class Creation(ResponsesDialect):
 
     Args:
         stored: the caller's responses.
+        tenant: the caller.
     """
 
-    def __init__(self, stored: StoredResponses) -> None:
+    def __init__(self, stored: StoredResponses, tenant: str) -> None:
         self._stored = stored
+        self._tenant = tenant
         self._conversation: list[Json] = []
         self._renderer: ResponseRenderer | None = None
         self._is_stored = False
@@ -54,9 +57,13 @@ class Creation(ResponsesDialect):
             before = previous.conversation
         new = await self._new_items(response_id, body)
         conversation = self._conversation = [*before, *new]
-        job, readers = await chat_job(
-            context, _chat_of(context, body, conversation), _sampling_of(body), renamed=_RENAMED
-        )
+        tools = Toolbox(body.tools or ())
+        chat = _chat_of(context, body, conversation, tools, self._tenant)
+        job, readers = await chat_job(context, chat, _sampling_of(body), renamed=_RENAMED)
+
+        def remember(call_id: str, arguments: str) -> None:
+            context.calls.remember(self._tenant, call_id, arguments)
+
         self._is_stored = body.store is not False
         base = base_response(response_id, model, body, job.params)
         self._renderer = ResponseRenderer(
@@ -65,7 +72,10 @@ class Creation(ResponsesDialect):
             LogprobsFormat(context.engine.tokenizer),
             readers,
             job.params,
+            tools,
+            remember,
             with_logprobs=body.wants_logprobs,
+            hides_reasoning=body.wants_encrypted_reasoning,
         )
         wanted = GenerationRequest(
             id=response_id,
@@ -112,26 +122,27 @@ class Creation(ResponsesDialect):
         return self._renderer.failure(error)
 
 
-def _chat_of(context: ServerContext, body: ResponseRequest, conversation: Sequence[Json]) -> Chat:
+def _chat_of(
+    context: ServerContext, body: ResponseRequest, conversation: Sequence[Json], tools: Toolbox, tenant: str
+) -> Chat:
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning is not None and body.reasoning.effort is not None:
         options.setdefault("reasoning_effort", body.reasoning.effort)
-    choice, allowed = tool_choice(plain_choice(body.tool_choice))
+    choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
+
+    def recall(call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return context.calls.recall(tenant, call_id, value)
+
     return Chat(
         source=[body.instructions, *conversation],
-        convert=lambda: messages_of(body.instructions, conversation),
+        convert=lambda: messages_of(body.instructions, conversation, tools, recall),
         param="input",
-        tools=[{"type": "function", "function": _function_of(tool)} for tool in body.tools or ()],
+        tools=tools.functions,
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
     )
-
-
-def _function_of(tool: FunctionTool) -> Json:
-    """A function in the form of chat completions, which templates know."""
-    return {name: value for name, value in tool.plain().items() if name != "type" and value is not None}
 
 
 def _sampling_of(body: ResponseRequest) -> dict[str, Any]:

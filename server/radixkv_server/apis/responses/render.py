@@ -12,8 +12,9 @@ from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import usage_details
 from radixkv_server.apis.responses.errors import error_json, frame
 from radixkv_server.apis.responses.items import item_id
-from radixkv_server.apis.responses.output import OutputItems
+from radixkv_server.apis.responses.output import OutputItems, Remember
 from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.tools import Toolbox, told
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
@@ -61,7 +62,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "temperature": params.temperature,
         "text": {"format": text_format.plain() if text_format else {"type": "text"}, "verbosity": "medium"},
         "tool_choice": plain_choice(body.tool_choice) or "auto",
-        "tools": [tool.plain() for tool in body.tools or ()],
+        "tools": told(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
@@ -77,6 +78,7 @@ class ResponseRenderer:
         base: see `base_response`.
         first_item: the number of the answer's first item among the response's, for its id.
         params: how the answer was asked for.
+        tools, remember, hides_reasoning: see `OutputItems`.
         with_logprobs: show them with the text.
 
     Attributes:
@@ -90,15 +92,23 @@ class ResponseRenderer:
         logprobs: LogprobsFormat,
         readers: AnswerReaders,
         params: SamplingParams,
+        tools: Toolbox,
+        remember: Remember,
         *,
         with_logprobs: bool,
+        hides_reasoning: bool = False,
     ) -> None:
         self.response = base
         self._params = params
         self._logprobs = logprobs
         self._with_logprobs = with_logprobs
         self._readers = readers
-        self._items = OutputItems(lambda kind, number: item_id(base["id"], kind, first_item + number))
+        self._items = OutputItems(
+            lambda kind, number: item_id(base["id"], kind, first_item + number),
+            tools,
+            remember,
+            hides_reasoning=hides_reasoning,
+        )
         self._num_events = 0
         self._num_tokens = 0
         self._reasoning_tokens = 0

@@ -22,7 +22,7 @@ MOST_ITEMS = 100
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of typed events, and keep the answer."""
-    creation = Creation(_stored(request))
+    creation = Creation(_stored(request), record_of(request.scope).tenant)
     return await respond(request, creation, ResponseRequest, creation.parse, before_end=creation.keep)
 
 

@@ -5,14 +5,13 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from radixkv.structured import StructuredOutputs
 from radixkv_server.apis.openai.fields import (
     AnyToolChoice,
-    Asynchronous,
     CacheFields,
     ChatTemplateFields,
     ForOpenAI,
@@ -26,6 +25,7 @@ from radixkv_server.apis.openai.fields import (
 from radixkv_server.apis.openai.grammars import SchemaFields
 from radixkv_server.apis.openai.schemas import MAX_TOOLS
 from radixkv_server.apis.responses.items import InputItem
+from radixkv_server.apis.responses.tools import AnyTool
 from radixkv_server.chat.structured import format_grammar
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
@@ -35,8 +35,8 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 LOGPROBS = "message.output_text.logprobs"
-# What else may be asked for belongs to tools that run at OpenAI, but for the encrypted reasoning: here an
-# answer's reasoning is its item's content, in plain.
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+# What else may be asked for belongs to tools that run at OpenAI.
 _INCLUDABLE = frozenset(
     {
         LOGPROBS,
@@ -44,49 +44,11 @@ _INCLUDABLE = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
-        "reasoning.encrypted_content",
+        ENCRYPTED_REASONING,
         "web_search_call.action.sources",
         "web_search_call.results",
     }
 )
-
-
-class FunctionTool(StrictModel):
-    """A function that the client runs."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=256)] = ""
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Any = None
-    allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
-    defer_loading: Annotated[Any, Refused("loading tools later (they are all in the prompt)")] = None
-    output_schema: Annotated[Any, WithoutEffect("templates show no schema of outputs")] = None
-    async_: Asynchronous = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_function(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise ParamError(
-                f"tools of type {kind[:40]!r} are not supported: this server runs no tools itself; give "
-                "functions, which your program runs.",
-                code="unsupported_parameter",
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _has_a_name(self) -> FunctionTool:
-        if not self.name:
-            raise ParamError("a function needs its name.", code="missing_required_parameter")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """As it is told in the response."""
-        shown: dict[str, Any] = {"type": self.type, "name": self.name}
-        shown |= {"description": self.description, "parameters": self.parameters}
-        return shown if "strict" not in self.model_fields_set else {**shown, "strict": self.strict}
 
 
 class TextFormat(SchemaFields):
@@ -132,7 +94,7 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
@@ -200,6 +162,10 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
         check_stream_options(self, self.stream_options)
         check_logprobs(self.top_logprobs, "top_logprobs")
         return self
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return ENCRYPTED_REASONING in (self.include or ())
 
     @property
     def wants_logprobs(self) -> bool:

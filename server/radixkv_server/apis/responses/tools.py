@@ -1,0 +1,268 @@
+"""Tools of the Responses API, and the functions that they are to chat templates.
+
+function                    itself
+namespace                   its functions and custom tools, by their own names where these are unique
+custom                      a function with one argument, `input`: text
+what runs at OpenAI         nothing: it is left out, and a warning says so
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationInfo, model_validator
+
+from radixkv_server.apis.openai.fields import Asynchronous
+from radixkv_server.dialect import Json
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
+from radixkv_server.http.fields import Ignored, Refused, WithoutEffect
+
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+
+#: Types of tools that OpenAI runs, or whose calls have items of their own. A client offers them; no model
+#: served here knows how to call them.
+HOSTED = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+
+
+class _ClientTool(StrictModel):
+    name: _NAME
+    description: str | None = None
+    allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
+    defer_loading: Annotated[Any, WithoutEffect("all tools are in the prompt")] = None
+    async_: Asynchronous = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_name(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("name") in (None, ""):
+            raise ParamError(
+                "a tool that your program runs needs its name.", code="missing_required_parameter"
+            )
+        return value
+
+    def plain(self) -> Json:
+        """As it is told in the response."""
+        raise NotImplementedError
+
+    def function(self) -> Json:
+        """As a function of chat completions, which templates know; without its name."""
+        raise NotImplementedError
+
+
+class FunctionTool(_ClientTool):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: Any = None
+    output_schema: Annotated[Any, WithoutEffect("templates show no schema of outputs")] = None
+
+    def plain(self) -> Json:
+        shown: Json = {"type": self.type, "name": self.name}
+        shown |= {"description": self.description, "parameters": self.parameters}
+        return shown if "strict" not in self.model_fields_set else {**shown, "strict": self.strict}
+
+    def function(self) -> Json:
+        fields = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class CustomFormat(StrictModel):
+    """What the input of a custom tool must look like."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> CustomFormat:
+        if self.type == "grammar" and (self.syntax is None or not self.definition):
+            raise ParamError(
+                "a format of type 'grammar' needs its syntax, 'lark' or 'regex', and definition."
+            )
+        return self
+
+
+class CustomTool(_ClientTool):
+    """A tool of the client's that takes text."""
+
+    type: Literal["custom"]
+    format: CustomFormat | None = None
+
+    @model_validator(mode="after")
+    def _known_effect(self, info: ValidationInfo) -> CustomTool:
+        if self.format is not None and self.format.syntax == "lark" and isinstance(info.context, Ignored):
+            info.context.say("tools[].format of syntax lark (shown to the model, not enforced)")
+        return self
+
+    def plain(self) -> Json:
+        shown: Json = {"type": self.type, "name": self.name, "description": self.description}
+        wanted = {"type": "text"} if self.format is None else self.format.model_dump(exclude_unset=True)
+        return {**shown, "format": wanted}
+
+    def function(self) -> Json:
+        text: Json = {"type": "string"}
+        words, wanted = [self.description] if self.description else [], self.format
+        is_strict = False
+        if wanted is not None and wanted.type == "grammar":
+            words.append(f"The input is text of this {wanted.syntax} grammar:\n{wanted.definition}")
+            if wanted.syntax == "regex":
+                text["pattern"], is_strict = f"^(?:{wanted.definition})$", True
+        function: Json = {"description": "\n\n".join(words)} if words else {}
+        schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        function["parameters"] = {**schema, "additionalProperties": False}
+        return {**function, "strict": True} if is_strict else function
+
+
+def _by_type(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind in ("function", "custom", "namespace"):
+        return f"[{kind}]"
+    return "[hosted]" if kind in HOSTED else "[unknown]"
+
+
+class _UnknownTool(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        raise ParamError(
+            f"tools of type {str(kind)[:40]!r} are not supported: this server runs no tools itself; give "
+            "functions, which your program runs.",
+            code="unsupported_parameter",
+        )
+
+
+_OwnTool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")]
+    | Annotated[CustomTool, Tag("[custom]")]
+    | Annotated[_UnknownTool, Tag("[hosted]")]
+    | Annotated[_UnknownTool, Tag("[namespace]")]
+    | Annotated[_UnknownTool, Tag("[unknown]")],
+    Discriminator(_by_type),
+]
+
+
+class Namespace(StrictModel):
+    """A group of tools of the client's."""
+
+    type: Literal["namespace"]
+    name: _NAME
+    description: str | None = None
+    tools: Annotated[list[_OwnTool], FAIL_FAST]
+
+    def plain(self) -> Json:
+        """As it is told in the response."""
+        shown = {"type": self.type, "name": self.name, "description": self.description}
+        return {**shown, "tools": [tool.plain() for tool in self.tools if isinstance(tool, _ClientTool)]}
+
+
+class HostedTool(BaseModel):
+    """A tool that this server does not have; what it comes with is not looked at."""
+
+    type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict) and isinstance(info.context, Ignored):
+            info.context.say(f"tools of type {value['type']}")
+        return value
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")]
+    | Annotated[CustomTool, Tag("[custom]")]
+    | Annotated[Namespace, Tag("[namespace]")]
+    | Annotated[HostedTool, Tag("[hosted]")]
+    | Annotated[_UnknownTool, Tag("[unknown]")],
+    Discriminator(_by_type),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a function of the prompt is to the client."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+class Toolbox:
+    """The functions that a request's tools are in the prompt, and the way back.
+
+    Args:
+        tools: of the request.
+    """
+
+    def __init__(self, tools: Sequence[Any]) -> None:
+        own = list(_own(tools))
+        count = Counter(tool.name for tool, _ in own)
+        self._called: dict[str, Called] = {}
+        self._names: dict[tuple[str | None, str], str] = {}
+        self.functions: list[Json] = []
+        for tool, group in own:
+            space = None if group is None else group.name
+            name = tool.name if count[tool.name] == 1 or space is None else f"{space}__{tool.name}"
+            self._called[name] = Called(tool.name, space, isinstance(tool, CustomTool))
+            self._names[space, tool.name] = name
+            function = {"name": name, **tool.function()}
+            if group is not None and group.description:
+                of_group = f"({group.name}: {group.description}) "
+                function["description"] = of_group + function.get("description", "")
+            self.functions.append({"type": "function", "function": function})
+
+    def called(self, name: str) -> Called:
+        """What the client knows a function of the prompt as."""
+        return self._called.get(name) or Called(name)
+
+    def name(self, name: str, namespace: str | None) -> str:
+        """What a tool of the client's is called in the prompt."""
+        return self._names.get((namespace, name), name)
+
+    def choice(self, given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+        """A `tool_choice` with all tools as functions by their names in the prompt; hosted ones left out."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
+            tools = [self.choice(tool) for tool in given["tools"] if tool.get("type") not in HOSTED]
+            return {**given, "tools": tools}
+        if given.get("type") in ("function", "custom") and isinstance(given.get("name"), str):
+            spaces = [space for space, name in self._names if name == given["name"]]
+            space = spaces[0] if spaces and None not in spaces else None
+            return {"type": "function", "name": self.name(given["name"], space)}
+        return given
+
+
+def told(tools: Sequence[Any]) -> list[Json]:
+    """The tools as they are told in a response: those that this server takes."""
+    return [tool.plain() for tool in tools if isinstance(tool, _ClientTool | Namespace)]
+
+
+def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, Namespace | None]]:
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            yield from ((inner, tool) for inner in tool.tools if isinstance(inner, _ClientTool))
+        elif isinstance(tool, _ClientTool):
+            yield tool, None

@@ -1,0 +1,160 @@
+"""Tools of the Responses API beyond functions: namespaces, custom tools, and those that run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from live_server import LiveServer, live_server
+from openai import OpenAI
+from scripted_engine import ScriptedEngine
+from scripted_parser import ScriptedParser
+
+from radixkv_server.apis.responses import parse
+from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.tools import Toolbox
+from radixkv_server.chat.chat import AnswerReaders, chat_job
+from radixkv_server.generation.request import Job
+
+SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS: Any = [
+    {"type": "function", "name": "look", "parameters": SCHEMA, "strict": False},
+    {
+        "type": "namespace",
+        "name": "crm",
+        "description": "Customers.",
+        "tools": [
+            {"type": "function", "name": "look", "parameters": SCHEMA},
+            {"type": "function", "name": "write", "parameters": SCHEMA, "description": "Writes."},
+            {"type": "custom", "name": "note"},
+        ],
+    },
+    {"type": "custom", "name": "patch", "description": "Patches.", "format": {"type": "text"}},
+    {"type": "web_search"},
+    {"type": "mcp", "server_label": "x", "server_url": "https://example.org", "require_approval": "never"},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(ScriptedEngine(max_model_len=8192)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
+    async def job_with_readers(*args: Any, **options: Any) -> tuple[Job, AnswerReaders]:
+        job, _ = await chat_job(*args, **options)
+        return job, AnswerReaders(ScriptedParser)
+
+    monkeypatch.setattr(parse, "chat_job", job_with_readers)
+    with server.openai() as one:
+        yield one
+
+
+def prompt_of(server: LiveServer) -> str:
+    return bytes(token for token in server.engine.requests[-1].prompt if token < 256).decode()
+
+
+def test_a_namespace_is_its_functions_and_calls_come_back_with_it(server: LiveServer, client: OpenAI) -> None:
+    answer = client.responses.create(
+        model="scripted", input="say:<look{}><crm__look{}><write{}>", tools=TOOLS, store=False
+    )
+    assert "tools:['look', 'crm__look', 'write', 'note', 'patch']" in prompt_of(server)
+    functions = Toolbox(ResponseRequest.model_validate({"input": "a", "tools": TOOLS}).tools or ()).functions
+    assert functions[2]["function"]["description"] == "(crm: Customers.) Writes."
+    calls: Any = answer.output
+    assert [(call.name, call.namespace) for call in calls] == [
+        ("look", None),
+        ("look", "crm"),
+        ("write", "crm"),
+    ]
+    results: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "done"} for call in calls
+    ]
+    client.responses.create(
+        model="scripted", input=[{"role": "user", "content": "a"}, *calls, *results], tools=TOOLS
+    )
+    assert "call look({})call crm__look({})call write({})" in prompt_of(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_custom_tools_take_text(server: LiveServer, client: OpenAI, stream: bool, stored: bool) -> None:
+    # A call as a model may write it: spaces that no encoder would write, and escapes.
+    asked = 'say:<patch{"input":  "a \\"b\\"\\nc \\u00e9"}>'
+    options: Any = {"model": "scripted", "input": asked, "tools": TOOLS, "store": stored}
+    text = 'a "b"\nc é'
+    if stream:
+        events: list[Any] = list(client.responses.create(stream=True, **options))
+        answer = events[-1].response
+        kinds = [event.type for event in events]
+        assert kinds[-2:] == ["response.output_item.done", "response.completed"]
+        deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == text
+        assert len(deltas) > 3
+        [done] = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+        assert done.input == text
+    else:
+        answer = client.responses.create(**options)
+    [call] = answer.output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", text)
+    before = prompt_of(server)
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "fine"}
+    if stored:
+        more: Any = {"previous_response_id": answer.id, "input": [output]}
+    else:
+        more = {"input": [{"role": "user", "content": asked}, call, output]}
+    client.responses.create(model="scripted", tools=TOOLS, **more)
+    after = prompt_of(server)
+    assert after.startswith(before.removesuffix("assistant\n"))
+    assert "call patch({'input': " in after
+    assert "fine" in after
+
+
+def test_a_regex_is_enforced_and_a_bad_format_refused(client: OpenAI) -> None:
+    tool: Any = {"type": "custom", "name": "d", "format": {"type": "grammar", "syntax": "regex"}}
+    with pytest.raises(openai.BadRequestError, match="definition"):
+        client.responses.create(model="scripted", input="a", tools=[tool])
+    tool["format"]["definition"] = "[0-9]+"
+    [made] = Toolbox(ResponseRequest.model_validate({"input": "a", "tools": [tool]}).tools or ()).functions
+    assert made["function"]["strict"] is True
+    assert made["function"]["parameters"]["properties"] == {
+        "input": {"type": "string", "pattern": "^(?:[0-9]+)$"}
+    }
+
+
+def test_tools_that_run_elsewhere_are_left_out_with_a_warning(server: LiveServer, client: OpenAI) -> None:
+    raw = client.responses.with_raw_response.create(model="scripted", input="say:x", tools=TOOLS)
+    warning = raw.headers["warning"]
+    assert warning == '299 radixkv "without effect: tools of type web_search, tools of type mcp"'
+    assert [tool.type for tool in raw.parse().tools] == ["function", "namespace", "custom"]
+    assert "web_search" not in prompt_of(server)
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        client.responses.create(
+            model="scripted", input="x", tools=[{"type": "web_search"}], tool_choice="required"
+        )
+
+
+def test_unknown_types_within_a_namespace_are_refused(client: OpenAI) -> None:
+    group: Any = {"type": "namespace", "name": "n", "description": "", "tools": [{"type": "funktion"}]}
+    with pytest.raises(openai.BadRequestError, match="funktion"):
+        client.responses.create(model="scripted", input="x", tools=[group])
+
+
+def test_reasoning_comes_back_from_its_encrypted_content(server: LiveServer, client: OpenAI) -> None:
+    options: Any = {"model": "scripted", "include": ["reasoning.encrypted_content"], "store": False}
+    answer = client.responses.create(input="say:(why not)so", **options)
+    thought, said = answer.output
+    assert thought.type == "reasoning"
+    assert thought.encrypted_content
+    item: Any = {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content}
+    client.responses.create(input=[{"role": "user", "content": "a"}, item, said], **options)
+    assert "think why not\nso" in prompt_of(server)
+    item["encrypted_content"] = "gAAAA-of another provider"
+    client.responses.create(input=[{"role": "user", "content": "a"}, item, said], **options)
+    assert "think" not in prompt_of(server)
+    plain = client.responses.create(model="scripted", input="say:(why)so")
+    assert getattr(plain.output[0], "encrypted_content", None) is None
