@@ -101,6 +101,7 @@ class StructuredOutputs:
         if not isinstance(schema, dict):
             return None
         options = {
+            "json_allowed_escapes": '"\\bfnrt',  # one spelling for each character: see `json_escapes`
             "whitespace_flexible": not self.disable_any_whitespace,
             "whitespace_pattern": self.whitespace_pattern,
         }

@@ -21,6 +21,8 @@ from radixkv.closed_objects import close_objects
 
 #: Between the tokens of arguments: none is needed, one is what most models are used to.
 _WHITESPACE = " ?"
+#: What may follow a backslash: one spelling for each character, so that no key can be hidden behind another.
+_ESCAPES = '"\\bfnrt'
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 #: What a schema without properties says at most.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
@@ -211,7 +213,7 @@ def _schema(tool: Mapping[str, Any], closes_objects: bool) -> dict[str, Any]:
     lists_none = not parameters.get("properties") and parameters.keys() <= _WITHOUT_PROPERTIES
     if closes_objects or _is_strict(tool) or lists_none:
         parameters = close_objects(parameters, is_closed=True)
-    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
     if not _is_strict(tool):
         options |= {"lenient": True, "coerce_one_of": True}
     return {**parameters, "x-guidance": options}

@@ -131,7 +131,7 @@ class GrammarCompiler:
             raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
         matcher = vocabulary.matcher(job.spec)
         with contextlib.suppress(TooComplex):  # what it takes here and now is no matter
-            follow(matcher, vocabulary)  # steps find its automaton made
+            follow(matcher, vocabulary, 1)  # steps find its automaton made
         return Grammar(matcher, vocabulary, tenant.following, verdict.num_bytes)
 
     def _machinery(self) -> tuple[Vocabulary, TrialProcess]:

@@ -249,26 +249,33 @@ def check_lark(grammar: str) -> None:
             f"& and ~: the characters and classes of the terms that they join multiply to {ways}, but at "
             f"most {MAX_JOINED_WAYS} are allowed"
         )
-    for regex, schema in _parts_of_lark(grammar):
+    for regex, schema, _, _ in _parts_of_lark(grammar):
         if regex is not None:
             check_regex(regex)
         else:
             _check_schema(schema)
 
 
-def _parts_of_lark(grammar: str) -> Iterator[tuple[str | None, Any]]:
-    """The regular expressions and the embedded schemas of a Lark grammar: one of the two."""
+def json_parts_of_lark(grammar: str) -> Iterator[tuple[int, int]]:
+    """Where the embedded schemas of a Lark grammar begin and end. Raises ValueError where one is no JSON."""
+    for _, _, begin, end in _parts_of_lark(grammar):
+        if begin < end:
+            yield begin, end
+
+
+def _parts_of_lark(grammar: str) -> Iterator[tuple[str | None, Any, int, int]]:
+    """The regular expressions and the embedded schemas of a Lark grammar: one of the two, and where it is."""
     decoder = json.JSONDecoder(parse_float=_exact)
     at = 0
     while (part := _LARK_PARTS.search(grammar, at)) is not None:
-        at = part.end()
+        at = begin = part.end()
         if part["regex"] is not None:
-            yield part["regex"][1:-1], None
+            yield part["regex"][1:-1], None, 0, 0
         elif part["json"] is not None:
             try:
-                schema, at = decoder.raw_decode(grammar, at)
+                schema, at = decoder.raw_decode(grammar, begin)
             except RecursionError:
                 raise TooComplex(f"%json is nested deeper than {MAX_DEPTH} levels") from None
             except ValueError as error:
                 raise ValueError(f"%json: what follows is no JSON: {error}") from None
-            yield None, schema
+            yield None, schema, begin, at

@@ -32,7 +32,7 @@ MAX_CALL_S = 0.025
 _WALKS = 4
 _WALK_TOKENS = 32
 #: CPU time after which no further walk begins; a grammar's first masks take longest.
-_ENOUGH_S = 0.03
+_ENOUGH_S = 0.015
 
 
 #: How llguidance says that something is beyond one of its limits.
@@ -78,7 +78,7 @@ def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
     return Verdict(refused, is_too_complex, time.process_time() - started, num_bytes)
 
 
-def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: int = _WALKS) -> None:
     """Write some answers; what is found out of the grammar's automaton stays with the matcher.
 
     Raises:
@@ -93,14 +93,14 @@ def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         reason = first_line(matcher)
         raise (TooComplex if _TOO_MUCH.search(reason) else ValueError)(reason)
     failures, num_walks = [], 0
-    while num_walks < _WALKS and time.thread_time() - started < _ENOUGH_S:
+    while num_walks < num_answers and time.thread_time() - started < _ENOUGH_S:
         failure = _walk(matcher.deep_copy(), vocabulary, random.Random(num_walks))
         num_walks += 1
         if failure is not None:
             failures.append(failure)
         # All answers share the automaton: once it has come to a limit, none can be followed any more.
         is_broken = failure is not None and failure.startswith(_BROKEN)
-        if is_broken or 2 * len(failures) > _WALKS:
+        if is_broken or 2 * len(failures) > num_answers:
             raise TooComplex(f"its answers can't be followed: {failures[0]}")
     if 2 * len(failures) > num_walks:
         raise TooComplex(f"its answers can't be followed: {failures[0]}")

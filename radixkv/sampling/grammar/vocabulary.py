@@ -15,18 +15,19 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.sampling.grammar.json_escapes import allowed_escapes, limit_escapes
 from radixkv.structured import StructuredOutputs
 
 #: What a matcher may need; beyond it, it is in error. Common grammars need a tenth.
 #: - compile fuel: half of llguidance's; what it refuses at this takes a third of a second, not a whole one.
-#: - mask fuel: of one mask's regular expressions, three milliseconds or so.
+#: - mask fuel: of one mask's regular expressions, eight milliseconds or so; all but \p{L} takes half of it.
 #: - row and step items: of the parser. A row is searched whole for each item that is added to it, so that the
 #:   work grows with the square; an object of 480 optional properties has 2,000.
 #: - states: about half a kilobyte of memory each; a mask within a text of bounded length makes twenty.
 #: - grammar: symbols of all its rules; 1,000 optional properties have 8,000.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 300_000,
-    "step_lexer_fuel": 30_000,
+    "step_lexer_fuel": 80_000,
     "max_items_in_row": 2_000,
     "step_max_items": 6_000,
     "max_lexer_states": 100_000,
@@ -200,7 +201,7 @@ def grammar_text(spec: StructuredOutputs) -> str:
     if spec.regex is not None:
         return str(llguidance.LLMatcher.grammar_from_regex(spec.regex))
     if spec.grammar is not None:
-        return _lark(spec.grammar)
+        return _lark(limit_escapes(spec.grammar))
     if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
         return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
     schema = spec.schema_text
@@ -211,6 +212,7 @@ def grammar_text(spec: StructuredOutputs) -> str:
         overrides={
             "whitespace_flexible": not spec.disable_any_whitespace,
             "whitespace_pattern": spec.whitespace_pattern,
+            "json_allowed_escapes": allowed_escapes(schema),
         },
     )
     return str(grammar)
