@@ -35,12 +35,37 @@ def template_messages(
     Args:
         tools: those that are offered.
     """
+    if not traits.late_system:
+        messages = _with_one_system(messages)
     if chat_format.syntax is None:
         return list(messages)
     prepared = [_prepared(message, chat_format, traits) for message in messages]
     if tools and not traits.tools:
         prepared = _with_preamble(prepared, chat_format.write_preamble(tools))
     return prepared
+
+
+def _with_one_system(messages: Iterable[Message]) -> list[Message]:
+    """Messages of the system behind others become the user's, as parts of those before or behind them.
+
+    Templates that refuse them, or drop them, mostly want the roles to take turns, too.
+    """
+    told: list[Message] = []
+    is_late = False
+    for message in messages:
+        role = message.get("role")
+        before = told[-1] if told else {}
+        late = role == "system" and any(other.get("role") != "system" for other in told[:1] + told[-1:])
+        if late:
+            message = {**message, "role": "user"}
+        joins = message.get("role") == before.get("role") == "user" and (late or is_late)
+        if joins and all(isinstance(part.get("content"), str) for part in (before, message)):
+            told[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
+            is_late = True
+        else:
+            told.append(message)
+            is_late = late
+    return told
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:

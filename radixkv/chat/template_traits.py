@@ -31,6 +31,12 @@ _TOOL = {
     },
 }
 _USER = {"role": "user", "content": "hello"}
+_LATE = {"role": "system", "content": _RESULT}
+_LATE_SYSTEM: Sequence[Sequence[Message]] = (
+    (_USER, _LATE),
+    (_USER, _LATE, {"role": "assistant", "content": "x"}, _USER),
+    (_USER, {"role": "assistant", "content": "x"}, _LATE, _USER),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class TemplateTraits:
         arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
         results: it shows messages of the role `tool`.
         reasoning_field: the field of a message that it shows as reasoning, in some turn; None: in none.
+        late_system: it shows messages of the system behind others.
     """
 
     tools: bool = True
@@ -51,6 +58,7 @@ class TemplateTraits:
     arguments_as_text: bool = False
     results: bool = True
     reasoning_field: str | None = None
+    late_system: bool = True
 
 
 def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
@@ -95,6 +103,7 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
             ),
             None,
         ),
+        late_system=all(_RESULT in shown(messages) for messages in _LATE_SYSTEM),
     )
 
 
