@@ -15,7 +15,7 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu clients fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
@@ -27,6 +27,7 @@ help:
 	@echo "make wheel      build dist/radixkv-*.whl"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
+	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
 	@echo "                10,000 generated requests of the API"
 	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
@@ -102,6 +103,9 @@ bench: install-test
 
 bench-gpu: install-test
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+clients: install-test
+	$(BIN)/python tests/support/try_clients.py $(ARGS)
 
 fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_environment import EnvironmentNotMade, client_environment
+from client_environment import EnvironmentNotMade, python_environment
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
@@ -24,8 +24,8 @@ KEY = "a-key-of-ada"
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
 WEATHER = {"city": "Paris", "degrees": 21}
 ENVIRONMENTS = {
-    "requirements.txt": ("use_openai_agents", "use_langchain", "use_pydantic_ai", "use_llm"),
-    "requirements-litellm.txt": ("use_litellm",),
+    "agents.txt": ("use_openai_agents", "use_langchain", "use_pydantic_ai", "use_llm"),
+    "litellm.txt": ("use_litellm",),
 }
 Program = subprocess.Popen[str]
 
@@ -57,7 +57,7 @@ def programs() -> Iterator[dict[str, Program | str]]:
 
 def _environment(requirements: str) -> Path | str:
     try:
-        return client_environment(HERE / requirements)
+        return python_environment(HERE / "environments" / requirements)
     except EnvironmentNotMade as error:
         return str(error)
 

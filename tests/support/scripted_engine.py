@@ -141,6 +141,12 @@ class Asked:
         return bytes(i for i in self.prompt if i < 256).decode("utf-8", "replace")
 
 
+def what_to_say(prompt: str) -> str:
+    """TEXT of the last `say:TEXT`, or "ok"."""
+    found = re.search(r".*say:(.*?)(?:assistant\n)?$", prompt, re.DOTALL)
+    return found.group(1) if found else "ok"
+
+
 def scripted_stats(cache: PrefixCache) -> EngineStats:
     """Figures that a test can recognise."""
     return EngineStats(
@@ -171,6 +177,7 @@ class ScriptedEngine:
     Args:
         tokenizer: what stands in for a `ByteTokenizer`.
         caches: prompts are cached, as if they had been computed.
+        script: what to answer a prompt with.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
     """
@@ -184,6 +191,7 @@ class ScriptedEngine:
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
+        script: Callable[[str], str] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -195,6 +203,7 @@ class ScriptedEngine:
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16)
         self._caches = caches
+        self._script = script or what_to_say
         self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
@@ -319,8 +328,7 @@ class ScriptedEngine:
 
     async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
         params = asked.params
-        found = re.search(r".*say:(.*?)(?:assistant\n)?$", asked.text, re.DOTALL)
-        answer = (found.group(1) if found else "ok").encode()
+        answer = self._script(asked.text).encode()
         samples = range(params.num_samples)
         given = 0
         mask = grammar.start() if grammar is not None else None
