@@ -9,6 +9,7 @@ asked and aborted.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import itertools
 import re
 import threading
@@ -177,6 +178,7 @@ class ScriptedEngine:
     Args:
         tokenizer: what stands in for a `ByteTokenizer`.
         caches: prompts are cached, as if they had been computed.
+        num_blocks: of 16 tokens each, in the cache: what a tenant may have at most.
         script: what to answer a prompt with.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
@@ -191,6 +193,7 @@ class ScriptedEngine:
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
+        num_blocks: int = 100,
         script: Callable[[str], str] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
@@ -336,6 +339,7 @@ class ScriptedEngine:
         reason: FinishReason | None = None
         stop: str | None = None
         text = b""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         times = RequestTimes(time.monotonic(), time.monotonic())
         while reason is None:
             fault = self.fail(asked, given)
@@ -360,11 +364,12 @@ class ScriptedEngine:
                 reason = "length"
             times.first_token = times.first_token or time.monotonic()
             times.finished = None if reason is None else time.monotonic()
+            shown = decoder.decode(piece, final=reason is not None)
             for index in samples:
                 yield OutputDelta(
                     asked.request_id,
                     index,
-                    piece.decode("utf-8", "replace"),
+                    shown,
                     [token],
                     logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs)],
                     finish_reason=reason,

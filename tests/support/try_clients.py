@@ -14,6 +14,7 @@ import platform
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from client_trials import CLIENTS, Trial, serving, try_client
@@ -56,7 +57,7 @@ def main() -> int:
             trials.append(trial)
             print(_told(trial), flush=True)
     if not asked.no_table:
-        PAGE.write_text(_page(trials), encoding="utf-8")
+        PAGE.write_text(page(trials), encoding="utf-8")
     return 0 if all(trial.works or trial.skipped for trial in trials) else 1
 
 
@@ -73,7 +74,8 @@ def _told(trial: Trial) -> str:
     )
 
 
-def _page(trials: list[Trial]) -> str:
+def page(trials: Sequence[Trial]) -> str:
+    """docs/clients.md with new rows for these trials."""
     rows = _known_rows()
     for trial in trials:
         if not trial.skipped or str(trial.client) not in rows:
@@ -92,18 +94,20 @@ def _known_rows() -> dict[str, str]:
 
 def _row(trial: Trial) -> str:
     client = trial.client
-    turns = "yes" if len(trial.turns) >= 2 else "no"
-    call = "yes" if trial.called else "no" if client.calls else "has none"
+    turns = "yes" if len(trial.turns) >= 2 else "no" if client.converses else "none"
+    call = "yes" if trial.called else "no" if client.calls else "none"
     if trial.skipped:
         turns = call = "not tried"
+    if trial.notes:
+        call = "; ".join(trial.notes)
     if trial.error:
-        call += f" ({trial.error})"
+        reason = f" ({trial.error[:150]})"
+        turns, call = (turns + reason, call) if turns == "no" else (turns, call + reason)
     tokens = [
         "" if number is None else f"{number:,}" for number in (trial.prompt_tokens, trial.cached_tokens)
     ]
-    notes = f"; {'; '.join(trial.notes)}" if trial.notes else ""
     day = f"{datetime.date.today():%Y-%m-%d}, Python {platform.python_version()}"
-    cells = [client.name, client.api, trial.version, turns, call + notes, *tokens, day]
+    cells = [client.name, client.api, trial.version, turns, call, *tokens, day]
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
