@@ -23,6 +23,7 @@ settings.load_profile("default")
 #: Files with the longest tests come first: two processes that share the files then end at the same time.
 LONGEST = (
     "clients/test_client_libraries.py",
+    "clients/test_client_trials.py",
     "kernels/test_attention_interpreter.py",
     "engine/test_embedded_answers.py",
     "clients/test_sdks_with_a_model.py",

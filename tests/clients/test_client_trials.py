@@ -1,4 +1,4 @@
-"""Those trials of `make clients` that take seconds; how the others are skipped, and what is written of them."""
+"""Trials of `make clients` that take seconds; how the others are skipped, and what is written of them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def page(trials: Sequence[Trial]) -> str:
     for trial in trials:
         if not trial.skipped or str(trial.client) not in rows:
             rows[str(trial.client)] = _row(trial)
-    ordered = [rows[str(client)] for client in CLIENTS if str(client) in rows]
+    ordered = [rows.get(str(client)) or _row(Trial(client, skipped="not yet")) for client in CLIENTS]
     return HEAD + "".join(f"{row}\n" for row in ordered) + TAIL
 
 
@@ -106,7 +106,7 @@ def _row(trial: Trial) -> str:
     tokens = [
         "" if number is None else f"{number:,}" for number in (trial.prompt_tokens, trial.cached_tokens)
     ]
-    day = f"{datetime.date.today():%Y-%m-%d}, Python {platform.python_version()}"
+    day = "" if trial.skipped else f"{datetime.date.today():%Y-%m-%d}, Python {platform.python_version()}"
     cells = [client.name, client.api, trial.version, turns, call, *tokens, day]
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
