@@ -25,7 +25,7 @@ from torch import nn
 
 from radixkv.model.cpu.packed_linear import PackedLinear
 from radixkv.model.cpu.quantized_linear import quantize_weight
-from radixkv.model.cpu.rewrite import has_dot_products
+from radixkv.model.cpu.rewrite import has_int8_products
 from radixkv.tools.bench.server_process import machine
 
 # (inputs, outputs, layers): q, k and v together; output; gate and up together; down; lm_head.
@@ -40,7 +40,7 @@ def own_products(weights: list[tuple[torch.Tensor, torch.Tensor]], inputs: torch
     from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 
     products = [PackedInt8(weight, scales) for weight, scales in weights]
-    rows, scales = Int8Rows().quantize(inputs, products[0].row_bytes)
+    rows, scales = Int8Rows().quantize(inputs, products[0].row_width)
     out = torch.empty(len(inputs), products[0].out_features)
     return lambda i: products[i].multiply(rows, scales, out)
 
@@ -69,7 +69,7 @@ def rates(inputs: int, outputs: int, layers: int, rows: int) -> dict[str, float]
         "torch._int_mm": lambda i: torch._int_mm(narrow, weights[i][0].t()),
         "oneDNN int8": onednn_products(weights, narrow),
     }
-    if has_dot_products():
+    if has_int8_products():
         ways["radixkv int8"] = own_products(weights, x)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(REPEATS + 1):

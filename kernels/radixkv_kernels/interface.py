@@ -25,7 +25,7 @@ class BackendConfig:
     Attributes:
         num_query_heads: a multiple of `spec.num_kv_heads`.
         spec: the cache it reads.
-        compute_dtype: of queries, new keys and values, and outputs.
+        compute_dtype: of queries, new keys and values, and outputs; on a CPU they may also be float32.
         deterministic: a row's result is bit-identical whatever the batch, chunking, sharing or placement.
         share_prefixes: attend the segments that requests share once per group, where that pays.
         max_num_tokens, max_num_seqs: most query rows and requests of a step.

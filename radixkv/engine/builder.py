@@ -15,7 +15,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
-from radixkv.model.cpu_paths import make_thread_control
+from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
@@ -35,8 +35,9 @@ def build_engine(config: EngineConfig, step_costs: StepCosts | None = None) -> E
         ModelLoadError: the model can't be had or served.
     """
     phases = StartupPhases.since_process_start("imports")
-    # Nobody should wait for the model to hear of a name that is none.
+    # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
     make_eviction_policy(config.eviction_policy)
+    check_instruction_set()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with phases.phase("model"):

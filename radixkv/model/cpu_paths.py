@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -9,18 +10,23 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 
+logger = logging.getLogger("radixkv")
+
 
 def rewrite_layers(model: nn.Module, quantization: str | None) -> None:
     """Replace layers of a model by faster or narrower ones, where this machine has them.
 
+    What will be slower than float32 on this machine is said in a warning.
+
     Args:
-        quantization: None (float32 weights are packed, on a CPU), or `int8`.
+        quantization: None (weights are packed, on a CPU), or `int8`.
 
     Raises:
         ConfigError: int8 weights are asked for and can't be had.
     """
     try:
         from radixkv.model.cpu.rewrite import pack_layers, quantize_layers
+        from radixkv.model.cpu.slow_paths import slower_than_float32
     except ImportError as error:
         if quantization is not None:
             raise ConfigError(
@@ -31,6 +37,25 @@ def rewrite_layers(model: nn.Module, quantization: str | None) -> None:
         quantize_layers(model)
     else:
         pack_layers(model)
+    reason = slower_than_float32(model, quantization)
+    if reason is not None:
+        logger.warning("%s", reason)
+
+
+def check_instruction_set() -> None:
+    """Look at the environment variable RADIXKV_CPU_ISA, where there are kernels that it speaks of.
+
+    Raises:
+        ConfigError: it names instructions that do not exist or that this processor lacks, or comes too late.
+    """
+    try:
+        from radixkv_kernels.cpu.isa import features
+    except ImportError:
+        return
+    try:
+        features()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def make_thread_control() -> Callable[[], None] | None:

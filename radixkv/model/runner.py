@@ -105,6 +105,7 @@ class ModelRunner:
     ) -> None:
         self._before_step = before_step
         self.model = loaded.model
+        self._dtype_name = str(loaded.dtype).removeprefix("torch.")
         self.device = loaded.device
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
@@ -153,7 +154,7 @@ class ModelRunner:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.model.dtype).removeprefix("torch.")
+        return self._dtype_name
 
     @property
     def device_name(self) -> str:
@@ -192,7 +193,7 @@ class ModelRunner:
         """Run one step.
 
         Returns:
-            Logits [S, V] of `batch.logit_rows`, in the model's dtype.
+            Logits [S, V] of `batch.logit_rows`, in the model's dtype or float32.
         """
         if self._before_step is not None:
             self._before_step()

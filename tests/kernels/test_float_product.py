@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
+from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate, can_store
 
 #: Relative to the sum of the products' magnitudes: float32 sums of up to 400 terms, in order.
 TOLERANCE = 400 * torch.finfo(torch.float32).eps / 4
+
+
+DTYPES = [each for each in (torch.float32, torch.bfloat16, torch.float16) if can_store(each)]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -30,12 +33,12 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, 
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 140), inputs=st.integers(1, 400), outputs=st.integers(1, 210),
-    with_bias=st.booleans(), add=st.booleans(), seed=st.integers(0, 99),
+    with_bias=st.booleans(), add=st.booleans(), seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 def test_products_equal_float64(
-    rows: int, inputs: int, outputs: int, with_bias: bool, add: bool, seed: int
+    rows: int, inputs: int, outputs: int, with_bias: bool, add: bool, seed: int, dtype: torch.dtype
 ) -> None:
-    x, weight = random(rows, inputs, seed=seed), random(outputs, inputs, seed=seed + 100)
+    x, weight = random(rows, inputs, seed=seed), random(outputs, inputs, seed=seed + 100).to(dtype)
     bias = random(outputs, seed=seed + 200) if with_bias else None
     held = random(rows, outputs, seed=seed + 300)
     got = PackedFloat(weight, bias).multiply(x, held.clone(), add=add)
@@ -43,9 +46,10 @@ def test_products_equal_float64(
     assert_product(got, x, weight, rest)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 80), (577, 97), (3, 1)])
-def test_a_row_has_the_same_bits_whatever_is_beside_it(inputs: int, outputs: int) -> None:
-    weight, bias, x = random(outputs, inputs), random(outputs, seed=1), random(200, inputs, seed=2)
+def test_a_row_has_the_same_bits_whatever_is_beside_it(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, bias, x = random(outputs, inputs).to(dtype), random(outputs, seed=1), random(200, inputs, seed=2)
     plain = PackedFloat(weight, bias)
     gate = PackedGate(weight, weight.flip(0), bias, None)
     for product in (plain, gate):
@@ -105,6 +109,24 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
     got = PackedFloat(random(70, 33, seed=1)).multiply(x, torch.empty(20, 70))
     assert bool(got[4].isnan().all())
     assert not bool(torch.cat([got[:4], got[5:]]).isnan().any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_narrow_weights_have_the_bits_of_wide_ones_and_half_of_the_memory(dtype: torch.dtype) -> None:
+    narrow = random(90, 131).to(dtype)
+    narrow[0, :6] = torch.tensor([0.0, -0.0, 1e-7, -6e4, torch.finfo(dtype).tiny, torch.finfo(dtype).max])
+    x = random(20, 131, seed=1)
+    products = [PackedFloat(weight) for weight in (narrow, narrow.float())]
+    results = [product.multiply(x, torch.empty(20, 90)) for product in products]
+    assert torch.equal(*results)
+    gates = [PackedGate(weight[1:], weight[1:].flip(0)) for weight in (narrow, narrow.float())]
+    assert torch.equal(*(gate.multiply(x, torch.empty(20, 89)) for gate in gates))
+    assert products[0].nbytes < 0.55 * products[1].nbytes
+
+
+def test_other_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        PackedFloat(random(3, 3).double())
 
 
 def test_a_packed_weight_cannot_be_copied() -> None:

@@ -14,6 +14,8 @@ from torch import nn
 import radixkv
 from radixkv.errors import ConfigError
 from radixkv.model import cpu_paths
+from radixkv.model.cpu import rewrite, slow_paths
+from radixkv.model.cpu.rewrite import has_vector_kernels
 
 ROOT = Path(radixkv.__file__).parent
 FOLDER = "radixkv.model.cpu"
@@ -59,8 +61,40 @@ def test_models_run_without_it() -> None:
 def test_with_it_layers_are_rewritten_where_they_can_be() -> None:
     half = tiny("llama").to(torch.bfloat16)
     cpu_paths.rewrite_layers(half, None)
-    assert any(isinstance(module, nn.Linear) for module in half.modules())
+    assert any(isinstance(module, nn.Linear) for module in half.modules()) != has_vector_kernels()
     narrow = tiny("llama", hidden_size=96)
     cpu_paths.rewrite_layers(narrow, "int8")
     assert not any(isinstance(module, nn.Linear) for module in narrow.modules())
     assert cpu_paths.make_thread_control() is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_dtype_that_is_slower_here_is_said_at_start(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rewrite, "has_vector_kernels", lambda: False)
+    monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: False)
+    cpu_paths.rewrite_layers(tiny("llama").to(dtype), None)
+    assert str(dtype).removeprefix("torch.") in caplog.text
+    assert "slower than float32" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: True)
+    cpu_paths.rewrite_layers(tiny("llama").to(dtype), None)
+    assert caplog.text == ""
+
+
+def test_int8_without_instructions_for_it_is_said_at_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rewrite, "has_int8_products", lambda: False)
+    cpu_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8")
+    assert "--quantization int8 will be slower than float32" in caplog.text
+
+
+def test_what_is_fast_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    if not rewrite.has_vector_kernels() or not rewrite.has_int8_products():
+        pytest.skip("products are left to torch here")
+    cpu_paths.rewrite_layers(tiny("llama").to(torch.bfloat16), None)
+    cpu_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8")
+    cpu_paths.rewrite_layers(tiny("llama"), None)
+    assert caplog.text == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_fused_layers import tiny
+from test_fused_layers import DenseStep, tiny
 from tiny_models import save_tiny_model
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("numba")
 
@@ -39,9 +41,63 @@ def test_no_timing_decides(slow_half: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_dtypes_stay_as_they_are() -> None:
-    model = tiny("llama").to(torch.bfloat16)
+    model = tiny("llama").to(torch.float64)
     assert not pack_layers(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dtype) -> None:
+    model = tiny("llama").to(dtype)
+    exact = copy.deepcopy(model).float()
+    assert pack_layers(model)
+    assert sum(isinstance(module, FusedLayer) for module in model.modules()) == 2
+    assert model.model.embed_tokens.weight.dtype == dtype
+    ids, positions = torch.arange(5, 45)[None], torch.arange(40)[None]
+    with torch.inference_mode():
+        expected = exact(input_ids=ids, position_ids=positions, use_cache=False).logits
+        got = model(input_ids=ids, position_ids=positions, use_cache=False, radixkv_step=DenseStep()).logits
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox"])
+def test_narrow_models_are_closer_to_the_exact_result_than_transformers(
+    tmp_path: Path, family: str, dtype: str
+) -> None:
+    """Hot and cold, alone and in company, with K/V of the same dtype."""
+    folder = save_tiny_model(tmp_path / family, family)
+    native = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).eval()
+    ids = list(range(5, 65))
+    with torch.inference_mode():
+        rounded = native(torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+        exact = native.float()(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+    llm = LLM(str(folder), device="cpu", num_blocks=64, max_model_len=256, dtype=dtype, deterministic=True)
+    assert llm.engine.runner.dtype_name == dtype
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    outputs = llm.generate([ids, ids[:30], list(range(90, 170))], params)
+    got = torch.tensor([entry.chosen.logprob for entry in outputs[0].prompt_logprobs[1:]])
+    rows, columns = torch.arange(len(ids) - 1), torch.tensor(ids[1:])
+    error = float((got - exact[rows, columns]).abs().mean())
+    assert error < 0.75 * float((rounded - exact)[rows, columns].abs().mean())
+    alone = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+    hot = llm.generate([ids], alone)[0]
+    assert hot.num_cached_tokens == len(ids) - 1
+    assert hot.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+    assert hot.outputs[0].logprobs == outputs[0].outputs[0].logprobs
+
+
+@needs_vectors
+def test_models_of_fused_experts_are_left_in_their_dtype(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "moe", "mixtral")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert not pack_layers(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.fixture

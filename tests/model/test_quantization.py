@@ -16,17 +16,17 @@ from torch import nn
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
 from radixkv.model.cpu.quantized_linear import QuantizedLinear, quantize_weight
-from radixkv.model.cpu.rewrite import has_dot_products, quantize_layers
+from radixkv.model.cpu.rewrite import has_int8_products, quantize_layers
 from radixkv.model.runner import ModelRunner
 
 NARROW = ["int8", "fp8_e4m3", "fp8_e5m2"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
-needs_dot_products = pytest.mark.skipif(not has_dot_products(), reason="no int8 dot products here")
+needs_int8_products = pytest.mark.skipif(not has_int8_products(), reason="neither VNNI nor AVX2 here")
 
 
 def row_kernels() -> list[Any]:
     """What `QuantizedLinear` can work with here: torch's operators, and int8 dot products."""
-    if not has_dot_products():
+    if not has_int8_products():
         return [None]
     from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 
@@ -61,7 +61,7 @@ def test_weights_are_within_half_a_step_and_zero_rows_stay_zero() -> None:
     assert torch.all(quantized[2] == 0)
 
 
-@needs_dot_products
+@needs_int8_products
 @pytest.mark.parametrize("num_tokens", [1, 7, 130])
 @pytest.mark.parametrize(
     "options", [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1, "head_dim": 24}]
@@ -215,5 +215,5 @@ def test_perplexity_and_next_tokens_of_the_embedded_model() -> None:
             float(np.mean([entry.chosen.logprob for entry in entries])),
         )
     same = np.mean([a == b for a, b in zip(scores[None][0], scores["int8"][0], strict=True)])
-    assert same > (0.85 if has_dot_products() else 0.75)
+    assert same > (0.85 if has_int8_products() else 0.75)
     assert scores["int8"][1] > scores[None][1] - 0.05

@@ -17,6 +17,10 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.isa import features
+
+features()  # numba's first decorator fixes what it compiles for
+
 #: Flags that let the compiler reorder and fuse, for kernels whose bits need not agree with another's.
 FAST = {"contract", "nsz", "arcp", "reassoc"}
 

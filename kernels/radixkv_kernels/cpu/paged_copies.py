@@ -29,10 +29,11 @@ def write_rows(
         (kv.key[layer], kv.key_scale, key),
         (kv.value[layer], kv.value_scale, value),
     ):
-        stored = new
         if quantization is not None and scales is not None:
             stored, scale = quantize(new, quantization)
             scales[layer].flatten(1).index_copy_(1, slots, scale.transpose(0, 1))
+        else:
+            stored = new.to(data.dtype)
         indexable(data).flatten(1, 2).index_copy_(1, slots, indexable(stored).transpose(0, 1))
 
 

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import llvmlite.binding
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.isa import features
 from radixkv_kernels.cpu.memory import emit_prefetch
 
 #: Keys whose scores are computed together; columns of a transposed tile.
@@ -40,20 +39,12 @@ ELEMENT_SIZES = (4, 2, 2, 1, 1, 1)
 STRANDS = 16
 
 
-def _compiles_for(feature: str) -> bool:
-    """Whether numba compiles for a processor with this feature, as LLVM names it."""
-    named = getattr(numba.config, "CPU_FEATURES", None)
-    if named is not None:
-        return f"+{feature}" in named.split(",")
-    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
-
-
 def has_multiply_add() -> bool:
-    """Whether the processor multiplies and adds vectors with one rounding; elsewhere it is a slow call."""
-    return platform.machine() in ("aarch64", "arm64") or _compiles_for("avx512f") or _compiles_for("fma")
+    """Whether kernels may multiply and add vectors with one rounding; elsewhere it is a slow call."""
+    return platform.machine() in ("aarch64", "arm64") or not features().isdisjoint(("avx512f", "fma"))
 
 
-_wide = _compiles_for("avx512f")
+_wide = "avx512f" in features()
 #: Floats per vector, and accumulators that fit the registers beside what a product loads.
 LANES, _ACCUMULATORS = (16, 24) if _wide else (8, 12)
 

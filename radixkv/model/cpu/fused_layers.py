@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama shape with fewer, larger operations, for float32 on a CPU.
+"""Decoder layers of the Llama shape with fewer, larger operations, for a CPU.
 
 A transformers layer runs about forty torch operators, each a pass over its tensors. `FusedLayer` runs nine
 compiled functions, on the same weights, behind the same call:
@@ -21,7 +21,7 @@ from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
 class FusedLayer(LlamaLayer):
-    """One layer with packed float32 weights.
+    """One layer with packed weights of float32, bfloat16 or float16; norms and what is computed are float32.
 
     Args:
         scratch: a narrow and a wide one, shared by all layers of a model.

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama shape with int8 weights, for a CPU with int8 dot products.
+"""Decoder layers of the Llama shape with int8 weights, for a CPU with VNNI or AVX2.
 
 Each step between two products is one pass over the rows that ends in the next product's int8 input:
 
@@ -46,16 +46,16 @@ class Int8Layer(LlamaLayer):
         return self._multiply_normed(0, self.merged, states)
 
     def add_attention_output(self, attended: torch.Tensor, states: torch.Tensor) -> None:
-        own, scales = self.rows.quantize(attended, self.output.row_bytes)
+        own, scales = self.rows.quantize(attended, self.output.row_width)
         self.output.multiply(own, scales, states, add=True)
 
     def add_mlp(self, states: torch.Tensor) -> None:
         gate_up = self._multiply_normed(1, self.gate_up, states)
-        own, scales = self.rows.gated(gate_up, self.down.row_bytes)
+        own, scales = self.rows.gated(gate_up, self.down.row_width)
         self.down.multiply(own, scales, states, add=True)
 
     def _multiply_normed(self, which: int, product: PackedInt8, states: torch.Tensor) -> torch.Tensor:
-        own, scales = self.rows.norm(states, *self.norms[which], product.row_bytes)
+        own, scales = self.rows.norm(states, *self.norms[which], product.row_width)
         return product.multiply(own, scales, self.scratch.take(len(states), product.out_features))
 
 

@@ -99,22 +99,22 @@ class LlamaLayer(nn.Module):
         return attended.reshape(len(merged), -1)
 
 
-def can_replace(layer: Any) -> bool:
-    """Whether the layer is of a known class, with SiLU, in float32 on a CPU."""
+def can_replace(layer: Any, dtype: torch.dtype) -> bool:
+    """Whether the layer is of a known class, with SiLU, its products' weights of this dtype on a CPU."""
     if (type(layer).__module__, type(layer).__name__) not in _LAYER_CLASSES:
         return False
     weight = layer.self_attn.q_proj.weight
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or layer.self_attn.head_dim % 2:
+    if weight.dtype != dtype or weight.device.type != "cpu" or layer.self_attn.head_dim % 2:
         return False
     return isinstance(layer.mlp.act_fn, nn.SiLU) or type(layer.mlp.act_fn).__name__ == "SiLUActivation"
 
 
-def replace_layers(model: nn.Module, make: Callable[[Any], nn.Module]) -> int:
-    """Put what `make` makes of a layer in its place, where that can be; returns how many there were."""
+def replace_layers(model: nn.Module, make: Callable[[Any], nn.Module], dtype: torch.dtype) -> int:
+    """Put what `make` makes of a layer in its place, where `can_replace`; returns how many there were."""
     layers: Any = getattr(getattr(model, "model", None), "layers", [])
     count = 0
     for index, layer in enumerate(layers):
-        if can_replace(layer):
+        if can_replace(layer, dtype):
             layers[index] = make(layer)
             release_file_pages(address_ranges(layer.parameters()))
             count += 1

@@ -1,4 +1,4 @@
-"""Float32 linear layers with weights packed once for `radixkv_kernels.cpu.linear.float_product`.
+"""Linear layers with weights packed once for `radixkv_kernels.cpu.linear.float_product`.
 
 `torch.nn.functional.linear` calls the BLAS library torch was built with, which packs the weight in every call
 and on some processors picks a slow path; it also computes a row differently when there are more rows.
@@ -13,7 +13,9 @@ from radixkv_kernels.cpu.linear.float_product import PackedFloat
 
 
 class PackedLinear(nn.Module):
-    """`y = x W^T + b`; [..., in] float32 -> [..., out]. The plain weight is not kept.
+    """`y = x W^T + b`; [..., in] float32 -> [..., out] float32. The plain weight is not kept.
+
+    The weight may be bfloat16 or float16: it stays so, and is widened when it is multiplied.
 
     A row of the result depends on its own row of the input only, bit for bit.
     """

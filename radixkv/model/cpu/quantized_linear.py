@@ -5,7 +5,7 @@ scale per token (as in LLM.int8(), Dettmers et al., arXiv 2208.07339, without it
 are summed in int32, exactly, so a token's result does not depend on its batch mates. It changes answers a
 little: that is why it is an option.
 
-On processors with int8 dot products (VNNI) and with numba installed the products are those of
+On processors with VNNI or AVX2 and with numba installed the products are those of
 `radixkv_kernels.cpu.linear.int8_product`; elsewhere they are torch's.
 """
 
@@ -31,7 +31,7 @@ class QuantizedLinear(nn.Module):
 
     Args:
         linear: the layer to quantise; its weight is not kept.
-        rows: an `Int8Rows` of radixkv_kernels, where there are dot products; None: torch's operators.
+        rows: an `Int8Rows` of radixkv_kernels, where there are int8 products; None: torch's operators.
     """
 
     weight: torch.Tensor  # int8 [out, in], without `rows`
@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Module):
         if self.rows is None:
             out = self._with_torch(rows)
         else:
-            own, scales = self.rows.quantize(rows, self.product.row_bytes)
+            own, scales = self.rows.quantize(rows, self.product.row_width)
             out = self.product.multiply(own, scales, torch.empty(len(rows), self.out_features))
         return out.view(*inputs.shape[:-1], self.out_features)
 

@@ -14,31 +14,37 @@ import torch
 from torch import nn
 
 from radixkv.errors import ConfigError
+from radixkv.model.cpu.narrow_weights import mostly_linear, widen_the_rest
 
 
 @torch.no_grad()
 def pack_layers(model: nn.Module) -> bool:
-    """Replace the linear layers of a float32 model on a CPU by packed ones, where the kernels run.
+    """Replace the linear layers of a model on a CPU by packed ones, where the kernels run.
 
-    Whole decoder layers are replaced where they are known.
+    Whole decoder layers are replaced where they are known. Weights of linear layers and embeddings stay what
+    they are, bfloat16 or float16 as well; the rest becomes float32, and so is all that is computed.
 
     Returns:
         Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if (
-        not linears
-        or not has_vector_kernels()
-        or not all(_is_float32_on_cpu(each.weight) for each in linears)
-    ):
+    if not linears or not has_vector_kernels():
         return False
     from radixkv.model.cpu.fused_layers import FusedLayer
     from radixkv.model.cpu.llama_layer import Scratch, replace_layers
     from radixkv.model.cpu.packed_linear import PackedLinear
+    from radixkv_kernels.cpu.linear.float_product import can_store
     from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
+    dtype = linears[0].weight.dtype
+    if not can_store(dtype) or not all(_is_on_cpu(each.weight, dtype) for each in linears):
+        return False
+    if dtype != torch.float32:
+        if not mostly_linear(model):
+            return False
+        widen_the_rest(model)
     kernels, scratch = RowKernels(), (Scratch(), Scratch())
-    replace_layers(model, lambda layer: FusedLayer(layer, kernels, scratch))
+    replace_layers(model, lambda layer: FusedLayer(layer, kernels, scratch), dtype)
     _replace_linears(model, PackedLinear)
     return True
 
@@ -55,20 +61,20 @@ def quantize_layers(model: nn.Module) -> None:
     from radixkv.model.cpu.quantized_linear import QuantizedLinear
 
     weight = next(model.parameters())
-    if not _is_float32_on_cpu(weight):
+    if not _is_on_cpu(weight, torch.float32):
         raise ConfigError(
             f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
             f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
         )
     rows: Any = None
-    if has_dot_products():
+    if has_int8_products():
         from radixkv.model.cpu.int8_layers import Int8Layer
         from radixkv.model.cpu.llama_layer import Scratch, replace_layers
         from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
         from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
         rows, kernels, scratch = Int8Rows(), RowKernels(), Scratch()
-        replace_layers(model, lambda layer: Int8Layer(layer, kernels, rows, scratch))
+        replace_layers(model, lambda layer: Int8Layer(layer, kernels, rows, scratch), torch.float32)
     _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
 
 
@@ -81,17 +87,17 @@ def has_vector_kernels() -> bool:
     return has_multiply_add()
 
 
-def has_dot_products() -> bool:
-    """Whether this processor has int8 dot products, and numba is there to use them."""
+def has_int8_products() -> bool:
+    """Whether this processor has instructions for int8 products (VNNI, AVX2), and numba is there for them."""
     try:
-        from radixkv_kernels.cpu.linear.int8_product import vector_lanes
+        from radixkv_kernels.cpu.linear.int8_product import methods
     except ImportError:
         return False
-    return vector_lanes() > 0
+    return bool(methods())
 
 
-def _is_float32_on_cpu(weight: torch.Tensor) -> bool:
-    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    return weight.dtype == dtype and weight.device.type == "cpu"
 
 
 def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:

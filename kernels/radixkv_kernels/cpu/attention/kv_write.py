@@ -1,4 +1,7 @@
-"""Store new float32 keys and values in the paged cache, compiled by numba: one pass, one call per layer."""
+"""Store new float32 keys and values in the paged cache, compiled by numba: one pass, one call per layer.
+
+A cache of bfloat16 or float16 gets them rounded to nearest, ties to even, as torch rounds.
+"""
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
 # mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
@@ -10,10 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.attention.stored_rows import BFLOAT16, FLOAT16, FLOAT32
+from radixkv_kernels.cpu.isa import widens_float16
+from radixkv_kernels.cpu.memory import compile_kernel, pointer, take
 from radixkv_kernels.cpu.openmp import run_here, run_parallel
+from radixkv_kernels.cpu.vectors import ELEMENT_SIZES, GROUP, Emitter
 from radixkv_kernels.kv_cache import PagedKV
 
 # Places in the int64 argument block. Strides are in bytes.
@@ -41,10 +49,47 @@ _NUM_ARGUMENTS = 17
 _CHUNK = 16
 #: Tokens below which waking the other threads costs more than they save.
 _SMALL = 64
+_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+
+
+def _store_intrinsic(typing_context: Any, kind: Any, source: Any, target: Any, size: Any) -> Any:
+    storage = kind.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(builder), builder
+        _, source, target, size = args
+        words = ir.VectorType(ir.IntType(32), GROUP)
+
+        def constant(value: int) -> Any:
+            return ir.Constant(words, [value] * GROUP)
+
+        with e.loop(b.udiv(size, ir.IntType(64)(GROUP))) as index:
+            value = e.load(e.at(source, e.scaled(index, GROUP * 4)), GROUP)
+            if storage == FLOAT16:
+                value = b.fptrunc(value, ir.VectorType(ir.HalfType(), GROUP))
+            elif storage == BFLOAT16:
+                bits = b.bitcast(value, words)
+                high = b.lshr(bits, constant(16))
+                half = b.add(constant(0x7FFF), b.and_(high, constant(1)))
+                rounded = b.lshr(b.add(bits, half), constant(16))
+                quiet = b.or_(high, constant(0x40))
+                chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
+                value = b.trunc(chosen, ir.VectorType(ir.IntType(16), GROUP))
+            place = e.at(target, e.scaled(index, GROUP * ELEMENT_SIZES[storage]))
+            b.store(value, b.inttoptr(place, value.type.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(kind, source, target, size), codegen
+
+
+#: store(kind, source, target, size): `size` float32, a multiple of 8, to elements of a constant kind.
+_store: Any = intrinsic(prefer_literal=True)(_store_intrinsic)
 
 
 @functools.cache
-def _kernel() -> Any:
+def _kernel(kind: int) -> Any:
+    size_of = ELEMENT_SIZES[kind]
+
     def write(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (17,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -65,22 +110,17 @@ def _kernel() -> Any:
                 if arg[SOURCE_ROWS]:
                     row = carray(pointer(arg[SOURCE_ROWS], np.int64), (count,))[i]
                 for h in range(arg[NUM_KV_HEADS]):
-                    target = h * arg[HEAD_BYTES] + slot * size * 4
-                    key = f32_row(arg[KEY] + row * arg[KEY_TOKEN_STRIDE] + h * arg[KEY_HEAD_STRIDE], size)
-                    value = f32_row(
-                        arg[VALUE] + row * arg[VALUE_TOKEN_STRIDE] + h * arg[VALUE_HEAD_STRIDE], size
-                    )
-                    cached_key = f32_row(arg[CACHED_KEY] + target, size)
-                    cached_value = f32_row(arg[CACHED_VALUE] + target, size)
-                    for d in range(size):
-                        cached_key[d] = key[d]
-                        cached_value[d] = value[d]
+                    target = h * arg[HEAD_BYTES] + slot * size * size_of
+                    key = arg[KEY] + row * arg[KEY_TOKEN_STRIDE] + h * arg[KEY_HEAD_STRIDE]
+                    value = arg[VALUE] + row * arg[VALUE_TOKEN_STRIDE] + h * arg[VALUE_HEAD_STRIDE]
+                    _store(kind, key, arg[CACHED_KEY] + target, size)
+                    _store(kind, value, arg[CACHED_VALUE] + target, size)
 
     return compile_kernel(write)
 
 
 class FloatWriter:
-    """Writes to one cache of float32 on the CPU; not thread-safe."""
+    """Writes to one cache on the CPU that is not quantised; not thread-safe."""
 
     def __init__(self, kv: PagedKV) -> None:
         spec = kv.spec
@@ -89,19 +129,20 @@ class FloatWriter:
         a = self._arguments = np.zeros(_NUM_ARGUMENTS, dtype=np.int64)
         a[COUNTER] = self._counter.ctypes.data
         a[NUM_KV_HEADS], a[HEAD_SIZE] = spec.num_kv_heads, spec.head_size
-        a[HEAD_BYTES] = 4 * kv.key.stride(1)
+        a[HEAD_BYTES] = kv.key.element_size() * kv.key.stride(1)
         a[NUM_SLOTS] = spec.num_blocks * spec.block_size
         self._layers = [
             (key.data_ptr(), value.data_ptr()) for key, value in zip(kv.key, kv.value, strict=True)
         ]
         self._address = a.ctypes.data
-        self._run = _kernel().address
+        self._run = _kernel(_KINDS[kv.key.dtype]).address
 
     @staticmethod
     def accepts(kv: PagedKV, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether all of it is float32, and heads lie in one piece."""
+        """Whether the rows are float32 in one piece, and the cache can hold them without scales."""
         return (
-            kv.key.dtype == torch.float32
+            kv.key.dtype in _KINDS
+            and (kv.key.dtype != torch.float16 or widens_float16())
             and key.dtype == torch.float32
             and value.dtype == torch.float32
             and key.stride(2) == 1

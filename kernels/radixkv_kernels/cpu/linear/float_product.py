@@ -1,4 +1,4 @@
-"""Products of float32 rows with float32 weights on a CPU, for the small matrices of small models.
+"""Products of float32 rows with float32, bfloat16 or float16 weights on a CPU, for small models' matrices.
 
     y = x W^T + b        PackedFloat.multiply(x, y)               y += ... with add=True
     y = silu(x G^T + g) * (x U^T + u)        PackedGate.multiply(x, y)
@@ -7,6 +7,9 @@ Weights lie in panels of a few vectors of columns, in the order the loop reads t
 A tile of rows x vectors keeps its sums in registers and reads the panel once: with few rows, weights stream
 through at memory speed; with many, a panel stays in the core's own cache. What comes after the sums (bias,
 residual, SiLU) is done while they are in the L1 cache.
+
+Weights of 16 bits stay so in memory and are widened in the tile, once for all of its rows: half of the memory
+to read, which is what few rows wait for, and the same float32 sums for many.
 
 Each sum adds its products in the order of the inputs, one fused multiply-add each, whatever the number of
 rows: a row's bits depend on that row only. Libraries that choose another kernel for another number of rows
@@ -27,6 +30,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.isa import widens_float16
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
@@ -48,8 +52,9 @@ from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
     OUTPUT_STRIDE,
     ADD,
     ROWS_PER_ITEM,
-) = range(15)
-_NUM_ARGUMENTS = 15
+    PANEL_BYTES,
+) = range(16)
+_NUM_ARGUMENTS = 16
 #: Vectors of a panel and rows of a tile: their product in accumulators, beside what a step loads, fits 32
 #: registers of 16 floats (AVX-512), or 16 of 8.
 _VECTORS, _TILE_ROWS = (3, 8) if LANES == 16 else (2, 6)
@@ -59,82 +64,112 @@ _ITEM_ROWS = 8 * _TILE_ROWS
 #: Multiplications below which waking the other threads costs more than they save.
 _SMALL = 32_768
 _UNROLL = 4
+#: What weights are stored as, and bytes of an element.
+FLOAT32, BFLOAT16, FLOAT16 = range(3)
+SIZES = (4, 2, 2)
+_STORAGE = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LONG = ir.IntType(64)
 _LOG2E = np.float32(1.4426950408889634)
 
 
-def _make_tile(rows: int) -> Any:
-    """An intrinsic `tile(x, stride, weight, depth, out)`: out[rows, COLUMNS] = x[rows, depth] . panel.
+def can_store(dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype can be multiplied as they are; float16 needs instructions to widen it."""
+    return dtype in _STORAGE and (dtype != torch.float16 or widens_float16())
 
-    x, weight, out: addresses; stride: bytes from row to row of x. All int64.
+
+def storage_kind(dtype: torch.dtype) -> int:
+    """The number of a dtype that `can_store` knows.
+
+    Raises:
+        ValueError: it is another one.
     """
-
-    def tile(typing_context: Any, x: Any, stride: Any, weight: Any, depth: Any, out: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            e = Emitter(builder)
-            x, stride, weight, depth, out = args
-            kind = ir.VectorType(ir.FloatType(), LANES)
-            sums = [[e.variable(kind, e.constant(0.0, kind)) for _ in range(_VECTORS)] for _ in range(rows)]
-            bases = [builder.add(x, builder.mul(stride, _LONG(r))) for r in range(rows)]
-
-            def step(inputs: Any, panel: Any) -> None:
-                columns = [e.load(e.at(panel, v * LANES * 4), LANES) for v in range(_VECTORS)]
-                for base, own in zip(bases, sums, strict=True):
-                    value = e.splat(e.scalar(e.at(base, inputs)), LANES)
-                    for column, place in zip(columns, own, strict=True):
-                        builder.store(e.call("fma", value, column, builder.load(place)), place)
-
-            whole = builder.udiv(depth, _LONG(_UNROLL))
-            with e.loop(whole) as index:
-                at = e.scaled(index, _UNROLL)
-                for k in range(_UNROLL):
-                    number = builder.add(at, _LONG(k))
-                    step(e.scaled(number, 4), e.at(weight, e.scaled(number, COLUMNS * 4)))
-            done = e.scaled(whole, _UNROLL)
-            with e.loop(builder.sub(depth, done)) as index:
-                number = builder.add(done, index)
-                step(e.scaled(number, 4), e.at(weight, e.scaled(number, COLUMNS * 4)))
-            for r, own in enumerate(sums):
-                for v, place in enumerate(own):
-                    e.store(builder.load(place), e.at(out, (r * COLUMNS + v * LANES) * 4))
-            return context.get_dummy_value()
-
-        return types.void(x, stride, weight, depth, out), codegen
-
-    return intrinsic(tile)
+    if not can_store(dtype):
+        raise ValueError(f"products with {dtype} weights are not known here")
+    return _STORAGE[dtype]
 
 
-_one, _two, _three, _four, _five, _six, _seven, _eight = (_make_tile(r) for r in range(1, 9))
+def _widened(e: Emitter, storage: int, address: Any) -> Any:
+    """A vector of the panel's columns as float32."""
+    if storage == FLOAT32:
+        return e.load(address, LANES)
+    b = e.builder
+    stored = ir.VectorType(ir.IntType(16) if storage == BFLOAT16 else ir.HalfType(), LANES)
+    narrow = b.load(b.inttoptr(address, stored.as_pointer()), align=2)
+    floats = ir.VectorType(ir.FloatType(), LANES)
+    if storage == FLOAT16:
+        return b.fpext(narrow, floats)
+    words = ir.VectorType(ir.IntType(32), LANES)
+    return b.bitcast(b.shl(b.zext(narrow, words), ir.Constant(words, [16] * LANES)), floats)
 
 
-@njit(forceinline=True)
-def _sums(n: int, x: int, stride: int, weight: int, depth: int, out: int) -> None:
-    """The tile of n rows."""
-    if n == _TILE_ROWS:
-        if _TILE_ROWS == 8:
-            _eight(x, stride, weight, depth, out)
-        else:
-            _six(x, stride, weight, depth, out)
+def _tile_intrinsic(
+    typing_context: Any, num_rows: Any, kind: Any, x: Any, stride: Any, weight: Any, depth: Any, out: Any
+) -> Any:
+    # Taller tiles than the registers hold are never asked for.
+    rows, storage = min(num_rows.literal_value, _TILE_ROWS), kind.literal_value
+    size = SIZES[storage]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e = Emitter(builder)
+        x, stride, weight, depth, out = args[2:]
+        floats = ir.VectorType(ir.FloatType(), LANES)
+        sums = [[e.variable(floats, e.constant(0.0, floats)) for _ in range(_VECTORS)] for _ in range(rows)]
+        bases = [builder.add(x, builder.mul(stride, _LONG(r))) for r in range(rows)]
+
+        def step(number: Any) -> None:
+            panel = e.at(weight, e.scaled(number, COLUMNS * size))
+            columns = [_widened(e, storage, e.at(panel, v * LANES * size)) for v in range(_VECTORS)]
+            for base, own in zip(bases, sums, strict=True):
+                value = e.splat(e.scalar(e.at(base, e.scaled(number, 4))), LANES)
+                for column, place in zip(columns, own, strict=True):
+                    builder.store(e.call("fma", value, column, builder.load(place)), place)
+
+        whole = builder.udiv(depth, _LONG(_UNROLL))
+        with e.loop(whole) as index:
+            at = e.scaled(index, _UNROLL)
+            for k in range(_UNROLL):
+                step(builder.add(at, _LONG(k)))
+        done = e.scaled(whole, _UNROLL)
+        with e.loop(builder.sub(depth, done)) as index:
+            step(builder.add(done, index))
+        for r, own in enumerate(sums):
+            for v, place in enumerate(own):
+                e.store(builder.load(place), e.at(out, (r * COLUMNS + v * LANES) * 4))
+        return context.get_dummy_value()
+
+    return types.void(num_rows, kind, x, stride, weight, depth, out), codegen
+
+
+#: tile(rows, storage, x, stride, weight, depth, out): out[rows, COLUMNS] = x[rows, depth] . panel. The first
+#: two are constants; x, weight, out: addresses; stride: bytes from row to row of x. All int64.
+_tile: Any = intrinsic(prefer_literal=True)(_tile_intrinsic)
+
+
+@njit(inline="always")
+def _sums(storage: int, n: int, x: int, stride: int, weight: int, depth: int, out: int) -> None:
+    """The tile of n rows, by what weights are stored as."""
+    if n == 8:
+        _tile(8, storage, x, stride, weight, depth, out)
     elif n == 1:
-        _one(x, stride, weight, depth, out)
+        _tile(1, storage, x, stride, weight, depth, out)
     elif n == 2:
-        _two(x, stride, weight, depth, out)
+        _tile(2, storage, x, stride, weight, depth, out)
     elif n == 3:
-        _three(x, stride, weight, depth, out)
+        _tile(3, storage, x, stride, weight, depth, out)
     elif n == 4:
-        _four(x, stride, weight, depth, out)
+        _tile(4, storage, x, stride, weight, depth, out)
     elif n == 5:
-        _five(x, stride, weight, depth, out)
+        _tile(5, storage, x, stride, weight, depth, out)
     elif n == 6:
-        _six(x, stride, weight, depth, out)
+        _tile(6, storage, x, stride, weight, depth, out)
     else:
-        _seven(x, stride, weight, depth, out)
+        _tile(7, storage, x, stride, weight, depth, out)
 
 
 @functools.cache
-def _plain_kernel() -> Any:
+def _plain_kernel(storage: int) -> Any:
     def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (15,), np.int64)
+        arg = carray(address, (16,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
         stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
@@ -147,13 +182,13 @@ def _plain_kernel() -> Any:
                 break
             panel = item // parts
             begin = (item - panel * parts) * per_item
-            weight = arg[WEIGHT] + panel * depth * (COLUMNS * 4)
+            weight = arg[WEIGHT] + panel * arg[PANEL_BYTES]
             base = panel * COLUMNS
             count = min(COLUMNS, width - base)
             bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
             for r in range(begin, min(rows, begin + per_item), _TILE_ROWS):
                 n = min(_TILE_ROWS, rows - r)
-                _sums(n, arg[INPUT] + r * stride, stride, weight, depth, sums_at)
+                _sums(storage, n, arg[INPUT] + r * stride, stride, weight, depth, sums_at)
                 for i in range(n):
                     out = f32_row(arg[OUTPUT] + (r + i) * out_stride + base * 4, count)
                     own = sums[i * COLUMNS : i * COLUMNS + count]
@@ -179,9 +214,9 @@ def _gate(gates: Any, gate_bias: Any, ups: Any, up_bias: Any, out: Any) -> None:
 
 
 @functools.cache
-def _gate_kernel() -> Any:
+def _gate_kernel(storage: int) -> Any:
     def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (15,), np.int64)
+        arg = carray(address, (16,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
         stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
@@ -194,15 +229,15 @@ def _gate_kernel() -> Any:
                 break
             panel = item // parts
             begin = (item - panel * parts) * per_item
-            offset, base = panel * depth * (COLUMNS * 4), panel * COLUMNS
+            offset, base = panel * arg[PANEL_BYTES], panel * COLUMNS
             count = min(COLUMNS, width - base)
             up_bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
             gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
             for r in range(begin, min(rows, begin + per_item), _TILE_ROWS):
                 n = min(_TILE_ROWS, rows - r)
                 x = arg[INPUT] + r * stride
-                _sums(n, x, stride, arg[WEIGHT] + offset, depth, ups_at)
-                _sums(n, x, stride, arg[GATE_WEIGHT] + offset, depth, gates_at)
+                _sums(storage, n, x, stride, arg[WEIGHT] + offset, depth, ups_at)
+                _sums(storage, n, x, stride, arg[GATE_WEIGHT] + offset, depth, gates_at)
                 for i in range(n):
                     out = f32_row(arg[OUTPUT] + (r + i) * out_stride + base * 4, count)
                     at = i * COLUMNS
@@ -212,10 +247,10 @@ def _gate_kernel() -> Any:
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> [panels, in, COLUMNS], float32, zeros behind the last column."""
+    """[out, in] -> [panels, in, COLUMNS], zeros behind the last column."""
     outputs, inputs = weight.shape
     count = -(-outputs // COLUMNS)
-    packed = torch.empty(count, inputs, COLUMNS)
+    packed = torch.empty(count, inputs, COLUMNS, dtype=weight.dtype)
     for panel in range(count):
         rows = weight[panel * COLUMNS : (panel + 1) * COLUMNS]
         packed[panel, :, : len(rows)] = rows.t()
@@ -234,6 +269,9 @@ class _Packed:
         a[DEPTH], a[WIDTH] = self.in_features, self.out_features
         a[PANELS], a[ROWS_PER_ITEM] = -(-self.out_features // COLUMNS), _ITEM_ROWS
         a[WEIGHT], a[BIAS] = self._keep(weight, bias)
+        packed = self._kept[0]
+        a[PANEL_BYTES] = packed.stride(0) * packed.element_size()
+        self._storage = storage_kind(weight.dtype)
         self._kernel: Any = None
 
     def _keep(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
@@ -261,13 +299,16 @@ class PackedFloat(_Packed):
     """`y = x W^T + b`.
 
     Args:
-        weight: [out, in], float32.
-        bias: [out], float32, or None.
+        weight: [out, in], of a dtype that `can_store` knows.
+        bias: [out], or None; kept as float32.
+
+    Raises:
+        ValueError: another dtype.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        self._kernel = _plain_kernel()
+        self._kernel = _plain_kernel(self._storage)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """rows [T, in] -> out [T, out], or with `add` added to what `out` holds; returns `out`.
@@ -282,8 +323,11 @@ class PackedGate(_Packed):
     """`y = silu(x G^T + g) * (x U^T + u)`: the first half of a Llama MLP.
 
     Args:
-        gate, up: [out, in], float32.
-        gate_bias, up_bias: [out], float32, or None.
+        gate, up: [out, in], of one dtype that `can_store` knows.
+        gate_bias, up_bias: [out], or None; kept as float32.
+
+    Raises:
+        ValueError: another dtype.
     """
 
     def __init__(
@@ -295,7 +339,7 @@ class PackedGate(_Packed):
     ) -> None:
         super().__init__(up, up_bias)
         self._arguments[GATE_WEIGHT], self._arguments[GATE_BIAS] = self._keep(gate, gate_bias)
-        self._kernel = _gate_kernel()
+        self._kernel = _gate_kernel(self._storage)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`."""

@@ -1,9 +1,9 @@
 """Rows of activations to int8 on a CPU, alone or at the end of an RMS norm or a gated SiLU; by numba.
 
-Symmetric, one scale per row and group of 64 columns: `x = scale * (q - 128)` with q in [1, 255], the form
-that `int8_product` multiplies. With one scale for a whole row, its few large values would leave the others
-too few steps (docs/lab/log.md). Each function reads its rows once from memory. No operation mixes rows, so a
-row's bits depend on that row only.
+Symmetric, one scale per row and group of 64 columns: `x = scale * q` with q in [-127, 127], stored as the
+product's method takes it: as a byte with 128 added, or as a 16-bit word. With one scale for a whole row, its
+few large values would leave the others too few steps (docs/lab/log.md). Each function reads its rows once
+from memory. No operation mixes rows, so a row's bits depend on that row only.
 """
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from radixkv_kernels.cpu.linear.int8_product import GROUP
+from radixkv_kernels.cpu.linear.int8_product import GROUP, Int8Method, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import FAST, as_float, compile_kernel, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import exp2
@@ -45,17 +45,22 @@ def _largest(row: Any) -> Any:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def _store(row: Any, target: int, scales: int) -> None:
-    """The row as bytes, the largest magnitude of each group as 127, and the groups' scales."""
+def _store(row: Any, target: int, scales: int, size: int) -> None:
+    """The row in elements of `size` bytes, each group's largest magnitude as 127, and the groups' scales."""
     width = len(row)
     for g in range((width + GROUP - 1) // GROUP):
         group = row[g * GROUP : min(width, (g + 1) * GROUP)]
         top = max(_largest(group), _TINY)
         f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
         factor = np.float32(127.0) / top
-        out = carray(pointer(target + g * GROUP, np.uint8), (len(group),))
-        for i in range(len(group)):
-            out[i] = np.uint8(np.int32(np.rint(group[i] * factor)) + np.int32(128))
+        if size == 1:
+            octets = carray(pointer(target + g * GROUP, np.uint8), (len(group),))
+            for i in range(len(group)):
+                octets[i] = np.uint8(np.int32(np.rint(group[i] * factor)) + np.int32(128))
+        else:
+            words = carray(pointer(target + g * GROUP * 2, np.int16), (len(group),))
+            for i in range(len(group)):
+                words[i] = np.int16(np.int32(np.rint(group[i] * factor)))
 
 
 # numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
@@ -70,7 +75,7 @@ def _gate(gate: Any, up: Any, out: Any) -> None:
 
 
 @functools.cache
-def _plain_kernel() -> Any:
+def _plain_kernel(size: int) -> Any:
     def plain(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (10,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -81,13 +86,13 @@ def _plain_kernel() -> Any:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
                 row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
-                _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+                _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
 
     return compile_kernel(plain, fast=True)
 
 
 @functools.cache
-def _norm_kernel() -> Any:
+def _norm_kernel(size: int) -> Any:
     def norm(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (10,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -108,13 +113,13 @@ def _norm_kernel() -> Any:
                 factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
                 for i in range(width):
                     own[i] = weight[i] * (row[i] * factor)
-                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
 
     return compile_kernel(norm, fast=True)
 
 
 @functools.cache
-def _gated_kernel() -> Any:
+def _gated_kernel(size: int) -> Any:
     def gated(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (10,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -129,7 +134,7 @@ def _gated_kernel() -> Any:
                 gate = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
                 up = f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
                 _gate(gate, up, own)
-                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE], arg[SCALES] + r * step)
+                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
 
     return compile_kernel(gated, fast=True)
 
@@ -137,41 +142,46 @@ def _gated_kernel() -> Any:
 class Int8Rows:
     """The three functions with their argument block; not thread-safe.
 
-    Each returns the bytes, uint8 [T, row_bytes], of which the first W of a row are written, and the scales,
-    float32 [T, row_bytes / 64]; `row_bytes` is that of the product they go to.
+    Each returns the row elements, [T, row_width], of which the first W of a row are written, and the scales,
+    float32 [T, row_width / 64]; `row_width` is that of the product they go to.
+
+    Args:
+        method: of the products that the rows go to; None: the fastest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, method: Int8Method | None = None) -> None:
+        self.method = default_method() if method is None else method
         self._block = ArgumentBlock(_NUM_ARGUMENTS)
         self._arguments = self._block.values
         self._epsilon = np.zeros(1, dtype=np.float32)
         self._arguments[EPSILON] = self._epsilon.ctypes.data
-        self._plain, self._norm, self._gated = _plain_kernel(), _norm_kernel(), _gated_kernel()
+        size = self.method.row_dtype.itemsize
+        self._plain, self._norm, self._gated = _plain_kernel(size), _norm_kernel(size), _gated_kernel(size)
 
-    def quantize(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantize(self, rows: torch.Tensor, row_width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [T, W], last dimension contiguous."""
-        return self._run(self._plain, rows, rows.shape[1], row_bytes)
+        return self._run(self._plain, rows, rows.shape[1], row_width)
 
     def norm(
-        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, row_bytes: int
+        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, row_width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight [W], contiguous."""
         self._arguments[WEIGHT] = weight.data_ptr()
         self._epsilon[0] = epsilon
-        return self._run(self._norm, rows, rows.shape[1], row_bytes)
+        return self._run(self._norm, rows, rows.shape[1], row_width)
 
-    def gated(self, rows: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gated(self, rows: torch.Tensor, row_width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
-        return self._run(self._gated, rows, rows.shape[1] // 2, row_bytes)
+        return self._run(self._gated, rows, rows.shape[1] // 2, row_width)
 
     def _run(
-        self, kernel: Any, rows: torch.Tensor, width: int, row_bytes: int
+        self, kernel: Any, rows: torch.Tensor, width: int, row_width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = rows.shape[0]
-        out = torch.empty(count, row_bytes, dtype=torch.uint8)
-        scales = torch.empty(count, row_bytes // GROUP)
+        out = torch.empty(count, row_width, dtype=self.method.row_dtype)
+        scales = torch.empty(count, row_width // GROUP)
         a = self._arguments
         a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
-        a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_bytes, scales.data_ptr()
+        a[OUTPUT], a[OUTPUT_STRIDE], a[SCALES] = out.data_ptr(), row_width, scales.data_ptr()
         self._block.run(kernel, on_all_threads=count * width >= _SMALL)
         return out, scales
