@@ -334,3 +334,30 @@ def test_a_grammar_beside_a_call_in_other_apis(hermes: httpx.Client) -> None:
         assert answer.status_code == 400
         assert "tool_choice" in answer.text
         assert "output_config.format" in answer.text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "name": "n"},
+        {"type": "json_schema", "name": "n", "schema": None},
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_object", "name": "n"},
+        {"type": "text", "schema": SCHEMA},
+    ],
+)
+def test_a_format_whose_parts_contradict_each_other_is_refused(http: httpx.Client, wanted: Any) -> None:
+    inner = {name: value for name, value in wanted.items() if name != "type"}
+    for path, field, body in (
+        (RESPONSES, "text", {"text": {"format": wanted}}),
+        (CHAT, "response_format", {"response_format": {"type": wanted["type"], "json_schema": inner}}),
+    ):
+        refused = ask(http, path, **body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"].startswith(field)
+
+
+def test_a_format_with_nulls_asks_for_nothing_more(http: httpx.Client) -> None:
+    for kind in ("text", "json_object"):
+        assert ask(http, RESPONSES, text={"format": {"type": kind, "schema": None}}).status_code == 200
+        assert ask(http, CHAT, response_format={"type": kind, "json_schema": None}).status_code == 200

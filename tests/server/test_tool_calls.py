@@ -149,3 +149,42 @@ def test_plain_answers_are_left_alone() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="chat_format must be one of auto, hermes"):
         ServerSettings(chat_format="nope")
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "a\\b", "a.b", "a b", "", "x" * 65, "näme", "look\n", 'a","arguments":{}}']
+)
+def test_names_of_tools_keep_to_the_apis_rule(server: LiveServer, name: str) -> None:
+    function = {"name": name, "parameters": {"type": "object"}}
+    messages = [{"role": "user", "content": "hi"}]
+    of_chat = {"type": "function", "function": function}
+    with server.http() as http:
+        for path, body in (
+            (
+                "/v1/chat/completions",
+                {"messages": messages, "tools": [{"type": "function", "function": function}]},
+            ),
+            ("/tokenize", {"messages": messages, "tools": [of_chat]}),
+            ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **function}]}),
+        ):
+            refused = http.post(path, json=body)
+            assert refused.status_code == 400, (path, refused.text)
+            assert "name" in refused.json()["error"]["param"]
+        if len(name) != 65:
+            tools = [{"name": name, "input_schema": {"type": "object"}}]
+            refused = http.post("/v1/messages", json={"max_tokens": 5, "messages": messages, "tools": tools})
+            assert refused.status_code == 400, "Anthropic's may be 128 long"
+
+
+def test_names_of_tools_as_agents_have_them(server: LiveServer) -> None:
+    function = {"name": "mcp__server-1__" + "x" * 49, "parameters": {"type": "object"}}
+    messages = [{"role": "user", "content": "hi"}]
+    of_chat = {"type": "function", "function": function}
+    tools = [{"name": "x" * 128, "input_schema": {"type": "object"}}]
+    with server.http() as http:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": messages, "tools": [of_chat]}),
+            ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **function}]}),
+            ("/v1/messages", {"max_tokens": 5, "messages": messages, "tools": tools}),
+        ):
+            assert http.post(path, json=body).status_code == 200, path

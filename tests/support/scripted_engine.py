@@ -219,7 +219,7 @@ class ScriptedEngine:
             end_token_ids=frozenset({257}),
             num_blocks=max_model_len,
             block_size=16,
-            most_blocks=self.prefix_cache.most_blocks,
+            most_blocks=self._most_blocks,
             clock=time.monotonic,
         )
         self._ids = itertools.count()
@@ -278,6 +278,11 @@ class ScriptedEngine:
     def _raise_if_closed(self) -> None:
         if self.closed.is_set():
             raise EngineStoppedError("the engine has been closed")
+
+    def _most_blocks(self, tokens: TokenIds, namespace: Any) -> int:
+        """Of a ceiling, if there is one: what is computed here takes nothing of the pool."""
+        most = self.prefix_cache.most_blocks(tokens, namespace)
+        return self.max_model_len if most == self.prefix_cache.num_blocks else most
 
     async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
         for prompt in prompts:

@@ -36,7 +36,10 @@ def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
         raise bad_request(f"{param}.name must be 1 to 64 letters, digits, _, . or -.", param=param)
     if not isinstance(given.get("strict"), bool | None):
         raise bad_request(f"{param}.strict must be true, false or null.", param=param)
-    schema = given.get("schema", {"type": "object"})
+    if given.get("schema") is None:
+        message = f"{param}.schema is missing; for any object take the type json_object."
+        raise bad_request(message, param=param, code="missing_required_parameter")
+    schema = given["schema"]
     if not isinstance(schema, dict):
         raise bad_request(f"{param}.schema must be a JSON Schema, an object.", param=param)
     closed = True if given.get("strict") else None
@@ -58,9 +61,14 @@ def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> Stru
         schema: what belongs to `json_schema`.
 
     Raises:
-        ApiError: another type, or a bad schema.
+        ApiError: another type, a bad schema, or a schema with a type that has none.
     """
     kind = given["type"]
+    if kind in ("text", "json_object") and isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if value is not None:
+                message = f"{param}: {name} belongs to the type json_schema, not to {kind}."
+                raise bad_request(message, param=param)
     if kind == "text":
         return None
     if kind == "json_object":

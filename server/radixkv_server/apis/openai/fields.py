@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
@@ -131,6 +131,18 @@ class SamplingFields(StrictModel):
         if self.logit_bias:
             options["logit_bias"] = parse_logit_bias(self.logit_bias)
         return options
+
+
+def _tool_name(name: str) -> str:
+    if not _TOOL_NAME.fullmatch(name):
+        raise ValueError(f"a function's name must be 1 to 64 letters, digits, _ or -, not {name[:80]!r}.")
+    return name
+
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+#: OpenAI's rule for the names of functions that are offered.
+ToolName = Annotated[str, AfterValidator(_tool_name)]
 
 
 def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:

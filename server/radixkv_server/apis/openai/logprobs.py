@@ -68,7 +68,7 @@ class LogprobsFormat:
         """`{tokens, token_logprobs, top_logprobs, text_offset}`, offsets in characters of the choice's text.
 
         An entry of None is the first prompt token, which nothing precedes. The chosen token is among its
-        `top_logprobs` even when it is not among the likeliest.
+        `top_logprobs` even when it is not among the likeliest: with `num_top` 0 it is the only one.
         """
         tokens: list[str] = []
         chosen: list[float | None] = []
@@ -76,11 +76,11 @@ class LogprobsFormat:
         for entry, token_id in zip(entries, ids, strict=True):
             tokens.append(self._text_token(token_id))
             chosen.append(None if entry is None else finite(entry.chosen.logprob))
-            tops.append(self._text_top(entry, num_top) if entry is not None and num_top else None)
+            tops.append(self._text_top(entry, num_top) if entry is not None else None)
         return {
             "tokens": tokens,
             "token_logprobs": chosen,
-            "top_logprobs": tops if num_top else None,
+            "top_logprobs": tops,
             "text_offset": list(offsets),
         }
 

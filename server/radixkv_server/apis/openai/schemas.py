@@ -18,6 +18,7 @@ from radixkv_server.apis.openai.fields import (
     IncludeObfuscation,
     SamplingFields,
     ServiceTier,
+    ToolName,
     Verbosity,
     check_logprobs,
     check_stream_options,
@@ -69,7 +70,7 @@ class FunctionTool(StrictModel):
     model_config = ConfigDict(extra="allow")
     PASSED_ON: ClassVar = frozenset({"description", "parameters", "strict", "return"})
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: ToolName
 
     @model_validator(mode="after")
     def _known_extras(self) -> FunctionTool:

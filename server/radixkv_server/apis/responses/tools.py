@@ -13,14 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BaseModel, Discriminator, Tag, ValidationInfo, model_validator
 
-from radixkv_server.apis.openai.fields import Asynchronous
+from radixkv_server.apis.openai.fields import Asynchronous, ToolName
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Ignored, Refused, WithoutEffect
-
-_NAME = Annotated[str, Field(min_length=1, max_length=256)]
 
 #: Types of tools that OpenAI runs, or whose calls have items of their own. A client offers them; no model
 #: served here knows how to call them.
@@ -45,7 +43,7 @@ HOSTED = (
 
 
 class _ClientTool(StrictModel):
-    name: _NAME
+    name: ToolName
     description: str | None = None
     allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
     defer_loading: Annotated[Any, WithoutEffect("all tools are in the prompt")] = None
@@ -167,7 +165,7 @@ class Namespace(StrictModel):
     """A group of tools of the client's."""
 
     type: Literal["namespace"]
-    name: _NAME
+    name: ToolName
     description: str | None = None
     tools: Annotated[list[_OwnTool], FAIL_FAST]
 
