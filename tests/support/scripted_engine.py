@@ -193,7 +193,6 @@ class ScriptedEngine:
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
-        num_blocks: int = 100,
         script: Callable[[str], str] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
