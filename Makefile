@@ -116,6 +116,7 @@ fuzz: install-test
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)
 	RADIXKV_FAULT_SEEDS=50 $(BIN)/python -m pytest tests/engine/test_fault_points.py
+	RADIXKV_HOSTILE_GRAMMARS=1000 $(BIN)/python -m pytest tests/engine/test_hostile_grammars.py
 	$(BIN)/python tests/server/soak.py --minutes 30
 
 clean:
