@@ -120,6 +120,19 @@ class Batch:
         return f"Batch({len(self.entries)} requests, {self.num_tokens} tokens: {counts}{more})"
 
 
+def drop_idle_copies(entries: list[Entry]) -> None:
+    """Leave out copies into blocks that their entry has given up since, for equal ones that others committed.
+
+    Such a block is nobody's, or another's by now. It is copied to only if another copy reads it. O(copies).
+    """
+    sources = {source for entry in entries for source, _, _ in entry.copies}
+    for entry in entries:
+        if entry.copies:
+            assert entry.request.lease is not None
+            table = entry.request.lease.block_table
+            entry.copies = [copy for copy in entry.copies if copy[1] in sources or copy[1] in table]
+
+
 def build_batch(entries: list[Entry], block_size: int, decodes: DecodeRows | None = None) -> Batch:
     """Flatten the entries of a step; O(tokens), vectorised per entry.
 
@@ -251,7 +264,7 @@ def _resolve_copies(
                 extra_rows.append(row)
                 extra_slots.append(goal + offset)
             if before:
-                if not groups or source in targets:
+                if not groups or source in targets or target in targets:
                     groups.append([])
                     targets = set()
                 groups[-1].append((source, target, before))

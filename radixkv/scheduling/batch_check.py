@@ -61,8 +61,11 @@ def _check_copies(batch: Batch, block_size: int, row_of_slot: dict[int, int]) ->
                 source_of[slot] = source * block_size + offset
     given: set[int] = set()
     asked: set[int] = set()
-    for entry in batch.entries:
+    for entry, table in zip(batch.entries, batch.block_tables, strict=True):
         for source, target, count in entry.copies:
+            if target not in table:  # given up for an equal block: may be copied to if nobody else has it
+                asked.update(range(target * block_size, target * block_size + count))
+                continue
             for offset in range(count):
                 slot = target * block_size + offset
                 asked.add(slot)

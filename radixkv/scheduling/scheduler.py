@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.admission import Admission
-from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch
+from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch, drop_idle_copies
 from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.drafting import Drafter, Drafting
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
@@ -190,6 +190,7 @@ class Scheduler:
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, decodes = list(plan.entries.values()), self._running.decode_rows()
         self._count(entries, decodes)
+        drop_idle_copies(entries)
         batch = build_batch(entries, self.cache.block_size, decodes)
         self._running.fill_decodes(entries)
         return batch
@@ -211,8 +212,9 @@ class Scheduler:
         """The model has run: the step's tokens have their K/V. Drafts are left to `settle`."""
         for entry in batch.entries:
             entry.request.num_computed = entry.end
-            if entry.copies and entry.request.lease is not None:
-                entry.request.lease.copies_done()
+            lease = entry.request.lease
+            if lease is not None and lease.has_pending_copies:
+                lease.copies_done()
                 self._matches.touched()
 
     def settle(self, entry: Entry, num_accepted: int) -> None:
