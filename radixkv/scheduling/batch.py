@@ -120,17 +120,19 @@ class Batch:
         return f"Batch({len(self.entries)} requests, {self.num_tokens} tokens: {counts}{more})"
 
 
-def drop_idle_copies(entries: list[Entry]) -> None:
+def drop_idle_copies(entries: list[Entry], block_size: int) -> None:
     """Leave out copies into blocks that their entry has given up since, for equal ones that others committed.
 
-    Such a block is nobody's, or another's by now. It is copied to only if another copy reads it. O(copies).
+    What is copied is the beginning of the block in which the entry starts. Where its table names another
+    block there, the target is nobody's by now, or another's, or holds other tokens of the entry; it is copied
+    to only if another copy reads it. O(copies).
     """
     sources = {source for entry in entries for source, _, _ in entry.copies}
     for entry in entries:
         if entry.copies:
             assert entry.request.lease is not None
-            table = entry.request.lease.block_table
-            entry.copies = [copy for copy in entry.copies if copy[1] in sources or copy[1] in table]
+            target = entry.request.lease.block_table[entry.start // block_size]
+            entry.copies = [copy for copy in entry.copies if copy[1] in sources or copy[1] == target]
 
 
 def build_batch(entries: list[Entry], block_size: int, decodes: DecodeRows | None = None) -> Batch:

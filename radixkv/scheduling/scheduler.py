@@ -190,7 +190,7 @@ class Scheduler:
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, decodes = list(plan.entries.values()), self._running.decode_rows()
         self._count(entries, decodes)
-        drop_idle_copies(entries)
+        drop_idle_copies(entries, self.cache.block_size)
         batch = build_batch(entries, self.cache.block_size, decodes)
         self._running.fill_decodes(entries)
         return batch
