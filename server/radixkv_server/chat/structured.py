@@ -9,6 +9,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.structured import StructuredOutputs
+from radixkv.text.ebnf import is_ebnf, lark_of_ebnf
 from radixkv_server.errors import bad_request
 from radixkv_server.settings import ServerSettings
 
@@ -85,10 +86,17 @@ def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> Stru
 def grammar_of(given: Mapping[str, Any], param: str) -> StructuredOutputs:
     """From `{"json": schema}` and so on, with errors that name the client's field.
 
+    `grammar` may be in Lark or in EBNF, `ebnf` is in EBNF.
+
     Raises:
         ApiError: not exactly one grammar, or one of the wrong type.
     """
+    given = dict(given)
     try:
+        if isinstance(given.get("grammar"), str) and is_ebnf(given["grammar"]):
+            given["ebnf"] = given.pop("grammar")
+        if isinstance(given.get("ebnf"), str) and given.get("grammar") is None:
+            given["grammar"] = lark_of_ebnf(given.pop("ebnf"))
         return StructuredOutputs.of({name: value for name, value in given.items() if value is not None})
     except InvalidRequestError as error:
         raise bad_request(f"{param}: {error}.", param=param) from None

@@ -1,10 +1,12 @@
 """The fields by which clients of chat and text completions say what an answer must look like.
 
-`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older names.
+`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older names;
+`regex`, `ebnf` and `json_schema` are SGLang's, `json_schema` and `grammar` llama.cpp's.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,7 +15,7 @@ from radixkv.structured import StructuredOutputs
 from radixkv_server.chat.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import StrictModel
-from radixkv_server.http.fields import asks_for_nothing
+from radixkv_server.http.fields import WithoutEffect, asks_for_nothing
 
 _GUIDED = {
     "guided_json": "json",
@@ -21,6 +23,7 @@ _GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+_PLAIN = {"regex": "regex", "json_schema": "json", "ebnf": "ebnf", "grammar": "ebnf"}
 
 
 class SchemaFields(StrictModel):
@@ -58,8 +61,18 @@ class GrammarFields(StrictModel):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: Annotated[Any, WithoutEffect("there is one")] = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    grammar_: Annotated[str | None, Field(alias="grammar")] = None
 
     def grammar(self) -> tuple[StructuredOutputs, str] | None:
+        """See `_found`, which is asked once."""
+        return self._found
+
+    @functools.cached_property
+    def _found(self) -> tuple[StructuredOutputs, str] | None:
         """What the answer must look like, and the name of the field that says so; None: anything.
 
         Raises:
@@ -75,6 +88,11 @@ class GrammarFields(StrictModel):
         for name, kind in _GUIDED.items():
             if getattr(self, name) is not None:
                 found.append((grammar_of({kind: getattr(self, name), **more}, name), name))
+        plain = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        # llama.cpp's own page sends an empty grammar where it wants none.
+        for name, value in {**plain, "grammar": self.grammar_ or None}.items():
+            if value is not None:
+                found.append((grammar_of({_PLAIN[name]: value}, name), name))
         if len(found) > 1:
             names = " and ".join(name for _, name in found)
             raise bad_request(f"{names} exclude each other: an answer has one grammar.", param=found[1][1])
