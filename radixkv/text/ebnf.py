@@ -1,7 +1,7 @@
 """Grammars in EBNF (`root ::= "a" | [b-z]+`), as xgrammar, SGLang and llama.cpp's GBNF write them, as Lark.
 
-A grammar without recursion is a regular language and becomes one terminal. In any other each terminal is one
-character: longer ones would be matched greedily, and `[a-z]* "b"` could never end.
+A grammar without recursion is a regular language and becomes one terminal. In any other each part without
+recursion becomes one, as long as it can be: terminals are matched greedily, each to its longest.
 """
 
 from __future__ import annotations
@@ -95,11 +95,7 @@ def lark_of_ebnf(grammar: str) -> str:
         raise _error(f"it has {size} bytes, but at most {MAX_EBNF_BYTES} are allowed")
     rules = _Parser(grammar).rules()
     order = _reachable(rules, grammar)
-    is_regular = not _has_recursion(rules, order)
-    names = {name: f"{'R' if is_regular else 'r'}{i}" for i, name in enumerate(order)}
-    lines = [f"start: {names['root']}"]
-    lines += [f"{names[name]}: {_lark(rules[name], names, whole=is_regular)}" for name in order]
-    return "\n".join(lines)
+    return _Writer(rules, order).lark()
 
 
 class _Parser:
@@ -311,45 +307,90 @@ def _reachable(rules: Mapping[str, _Node], text: str) -> list[str]:
     return list(found)
 
 
-def _has_recursion(rules: Mapping[str, _Node], order: list[str]) -> bool:
-    """Whether some rule needs itself: not all can be put behind those that they need."""
+def _without_recursion(rules: Mapping[str, _Node], order: list[str]) -> set[str]:
+    """The rules that need neither themselves nor any that do: those that can be put behind what they need."""
     needed = {name: {reference.name for reference in _references(rules[name])} for name in order}
     users: dict[str, list[str]] = {name: [] for name in order}
     for name, others in needed.items():
         for other in others:
             users[other].append(name)
     ready = deque(name for name in order if not needed[name])
-    num_done = 0
+    found = set(ready)
     while ready:
-        num_done += 1
         done = ready.popleft()
         for user in users[done]:
             needed[user].discard(done)
             if not needed[user]:
+                found.add(user)
                 ready.append(user)
-    return num_done < len(order)
+    return found
 
 
-def _lark(node: _Node, names: Mapping[str, str], *, whole: bool) -> str:
-    """An expression in Lark.
+class _Writer:
+    """Writes rules in Lark: what has no recursion in terminals, by upper-case names.
 
     Args:
-        whole: strings are whole, within a terminal; else each character is a terminal.
+        order: the rules to write, root first.
     """
-    if isinstance(node, _Literal):
-        pieces = [node.text] if whole or not node.text else list(node.text)
-        spelled = " ".join(json.dumps(piece, ensure_ascii=False) for piece in pieces)
-        return spelled if len(pieces) == 1 else f"({spelled})"
-    if isinstance(node, _Class):
-        return f"/{node.regex}/"
-    if isinstance(node, _Rule):
-        return names[node.name]
-    if isinstance(node, _Repeated):
-        return f"({_lark(node.part, names, whole=whole)}){node.bounds}"
-    parts = [_lark(part, names, whole=whole) for part in node.parts]
-    if isinstance(node, _Choice):
-        return f"({' | '.join(parts)})"
-    return f"({' '.join(parts)})" if parts else '""'
+
+    def __init__(self, rules: Mapping[str, _Node], order: list[str]) -> None:
+        self._rules = rules
+        self._order = order
+        self._regular = _without_recursion(rules, order)
+        self._names = {name: f"{'R' if name in self._regular else 'r'}{i}" for i, name in enumerate(order)}
+        self._terminals: dict[str, str] = {}  # text -> name, of parts of rules
+
+    def lark(self) -> str:
+        lines = [f"start: {self._names['root']}"]
+        for name in self._order:
+            write = self._terminal if name in self._regular else self._rule
+            lines.append(f"{self._names[name]}: {write(self._rules[name])}")
+        lines += [f"{name}: {text}" for text, name in self._terminals.items()]
+        return "\n".join(lines)
+
+    def _is_regular(self, node: _Node) -> bool:
+        return all(reference.name in self._regular for reference in _references(node))
+
+    def _rule(self, node: _Node) -> str:
+        """An expression of a rule; its parts without recursion are terminals, joined where they can be."""
+        if self._is_regular(node):
+            return self._name(node)
+        if isinstance(node, _Repeated):
+            return f"({self._rule(node.part)}){node.bounds}"
+        if isinstance(node, _Choice):
+            regular = tuple(part for part in node.parts if self._is_regular(part))
+            parts = [self._rule(part) for part in node.parts if not self._is_regular(part)]
+            return f"({' | '.join([*parts, *([self._name(_Choice(regular))] if regular else ())])})"
+        if isinstance(node, _Sequence):
+            written: list[str] = []
+            for is_regular, group in itertools.groupby(node.parts, self._is_regular):
+                run = tuple(group)
+                written += [self._name(_Sequence(run))] if is_regular else map(self._rule, run)
+            return f"({' '.join(written)})"
+        assert isinstance(node, _Rule)
+        return self._names[node.name]
+
+    def _name(self, node: _Node) -> str:
+        """The terminal that an expression is."""
+        text = self._terminal(node)
+        if text == '""':
+            return text
+        return self._terminals.setdefault(text, f"T{len(self._terminals)}")
+
+    def _terminal(self, node: _Node) -> str:
+        """An expression of a terminal."""
+        if isinstance(node, _Literal):
+            return json.dumps(node.text, ensure_ascii=False)
+        if isinstance(node, _Class):
+            return f"/{node.regex}/"
+        if isinstance(node, _Rule):
+            return self._names[node.name]
+        if isinstance(node, _Repeated):
+            return f"({self._terminal(node.part)}){node.bounds}"
+        parts = [self._terminal(part) for part in node.parts]
+        if len(parts) < 2:
+            return parts[0] if parts else '""'
+        return f"({(' | ' if isinstance(node, _Choice) else ' ').join(parts)})"
 
 
 def _escaped(character: str) -> str:

@@ -34,7 +34,6 @@ GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
     ("SGLang's json_schema", {"json_schema": json.dumps(SCHEMA)}, '{"a":0,"b":"x"}'),
     ("llama.cpp's json_schema", {"json_schema": SCHEMA}, '{"a":0,"b":"x"}'),
     ("llama.cpp's grammar", {"grammar": 'root ::= "n" root | "o"'}, "no"),
-    ("no grammar", {"grammar": "", "regex": None, "guided_decoding_backend": "xgrammar"}, "none"),
     ("json_schema", {"response_format": {"type": "json_schema", "json_schema": NAMED}}, '{"a":0,"b":"x"}'),
     (
         "json_schema strict",
@@ -85,6 +84,13 @@ def test_every_spelling(http: httpx.Client, path: str, fields: dict[str, Any], t
     choice = answer["choices"][0]
     assert (choice["message"]["content"] if path == CHAT else choice["text"]) == text
     assert choice["finish_reason"] == "stop"
+
+
+def test_fields_that_ask_for_nothing_change_nothing(http: httpx.Client) -> None:
+    """llama.cpp's own page sends an empty grammar."""
+    answer = ask(http, CHAT, grammar="", regex=None, json_schema=None, guided_decoding_backend="xgrammar")
+    assert answer.json()["choices"][0]["message"]["content"] == "none"
+    assert "guided_decoding_backend" in answer.headers["warning"]
 
 
 def test_what_is_cut_off_says_so(http: httpx.Client) -> None:

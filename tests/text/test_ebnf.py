@@ -73,35 +73,43 @@ def test_the_same_texts_match(grammar: str, good: list[str], bad: list[str]) -> 
         assert not matches(grammar, text), (text, lark_of_ebnf(grammar))
 
 
-expressions = st.recursive(
-    st.sampled_from(['"a"', '"ab"', '""', "[ab]", "[^a]", "."]),
-    lambda inner: (
-        st.tuples(inner, inner).map(lambda pair: f"({pair[0]} {pair[1]})")
-        | st.tuples(inner, inner).map(lambda pair: f"({pair[0]} | {pair[1]})")
-        | st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(
-            lambda pair: f"({pair[0]}){pair[1]}"
-        )
-    ),
-    max_leaves=5,
-)
+def expressions(*atoms: str) -> st.SearchStrategy[str]:
+    return st.recursive(
+        st.sampled_from(atoms),
+        lambda inner: (
+            st.tuples(inner, inner).map(lambda pair: f"({pair[0]} {pair[1]})")
+            | st.tuples(inner, inner).map(lambda pair: f"({pair[0]} | {pair[1]})")
+            | st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(
+                lambda pair: f"({pair[0]}){pair[1]}"
+            )
+        ),
+        max_leaves=5,
+    )
+
+
+def as_regex(expression: str) -> str:
+    return re.sub(r'"(\w*)"', r"(?:\1)", expression).replace(" ", "")
+
+
+samples = st.lists(st.text("ab", max_size=5), min_size=1, max_size=4)
 
 
 @settings(max_examples=60, deadline=None)
-@given(expressions, st.lists(st.text("ab", max_size=5), min_size=1, max_size=4), st.booleans())
-def test_random_expressions_match_as_regular_expressions_do(
-    expression: str, samples: list[str], recursive: bool
-) -> None:
-    """With a rule that needs itself, too, where each character is a terminal."""
-    plain = re.sub(r'"(\w*)"', r"(?:\1)", expression).replace(" ", "")
-    grammar = f"root ::= {expression}" + (' | "(" root ")"' if recursive else "")
-    for text in samples:
-        expected = re.fullmatch(plain, text, re.DOTALL) is not None
-        assert matches(grammar, text) == expected
-        if recursive:
-            # What `.` and `[^a]` match may be a bracket as well.
-            assert matches(grammar, f"({text})") == (
-                expected or bool(re.fullmatch(plain, f"({text})", re.DOTALL))
-            )
+@given(expressions('"a"', '"ab"', '""', "[ab]", "[^a]", "."), samples)
+def test_random_expressions_match_as_regular_expressions_do(expression: str, texts: list[str]) -> None:
+    for text in texts:
+        expected = re.fullmatch(as_regex(expression), text, re.DOTALL) is not None
+        assert matches(f"root ::= {expression}", text) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(expressions('"a"', '"ab"', '""', "[ab]"), samples)
+def test_so_they_do_within_brackets(expression: str, texts: list[str]) -> None:
+    grammar = f'root ::= {expression} | "(" root ")"'
+    for text in texts:
+        expected = re.fullmatch(as_regex(expression), text) is not None
+        assert matches(grammar, text) == matches(grammar, f"(({text}))") == expected
+        assert not matches(grammar, f"({text}")
 
 
 @pytest.mark.parametrize(
