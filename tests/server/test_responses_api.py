@@ -589,7 +589,6 @@ def test_retention_outside_what_there_is_is_refused(
             {"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format", id="json"
         ),
         pytest.param({"tool_choice": "required"}, "invalid_value", "tool_choice", id="choice"),
-        pytest.param({"truncation": "auto"}, "unsupported_parameter", "truncation", id="truncation"),
         pytest.param({"background": True}, "unsupported_parameter", "background", id="background"),
         pytest.param({"conversation": "conv_1"}, "unsupported_parameter", "conversation", id="conversation"),
         pytest.param({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt", id="prompt"),

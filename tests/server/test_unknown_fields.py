@@ -20,6 +20,8 @@ GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER, "max_completion_tokens": 9},
     "/v1/completions": {"prompt": "say:hi"},
     "/v1/responses": {"input": "say:hi", "max_output_tokens": 9},
+    "/v1/responses/input_tokens": {"input": "say:hi"},
+    "/v1/responses/compact": {"input": "say:hi"},
     "/v1/messages": {"messages": USER, "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": USER},
     "/tokenize": {"prompt": "hi"},
@@ -51,7 +53,17 @@ def test_what_asks_for_nothing_is_taken_without_a_word(strict: httpx.Client, pat
     body = GOOD[path]
     for state in ("supported", "without effect", "refused"):
         for name in top_level(path, state):
-            if name in {*body, "prompt", "messages", "input", "compare", "node", "id"}:
+            if name in {
+                *body,
+                "add_special",
+                "parse_special",
+                "prompt",
+                "messages",
+                "input",
+                "compare",
+                "node",
+                "id",
+            }:
                 continue
             for value in NOTHING[:4] if state == "supported" else NOTHING:
                 if name in ("allowed_token_ids", "guided_choice") and value == []:

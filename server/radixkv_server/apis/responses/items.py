@@ -175,6 +175,25 @@ class ReasoningItem(_Item):
         return reasoning(item_id, text or _unhidden(self.encrypted_content), "completed")
 
 
+class CompactionItem(_Item):
+    """A summary that this server wrote."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+    @model_validator(mode="after")
+    def _own(self) -> CompactionItem:
+        if not self.encrypted_content.startswith(_HIDDEN):
+            raise ParamError(
+                "a compaction item must be one of this server's: what another encrypted can't be read here.",
+                "input",
+            )
+        return self
+
+    def plain(self, item_id: str) -> Json:
+        return compaction(item_id, _unhidden(self.encrypted_content))
+
+
 class ItemReference(_Item):
     type: Literal["item_reference"] | None = None
     id: Id
@@ -188,7 +207,7 @@ class _UnknownItem(BaseModel):
             raise ParamError("an item of the input must be an object.", code="invalid_type")
         raise ParamError(
             f"items of type {str(value.get('type'))[:40]!r} are not supported: this server knows message, "
-            "function_call, custom_tool_call, the outputs of both, reasoning and item_reference.",
+            "function_call, custom_tool_call, the outputs of both, reasoning, compaction and item_reference.",
             code="unsupported_content",
         )
 
@@ -207,6 +226,7 @@ _KINDS = (
     "custom_tool_call",
     "custom_tool_call_output",
     "reasoning",
+    "compaction",
     "item_reference",
 )
 
@@ -217,6 +237,7 @@ InputItem = Annotated[
     | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
     | Annotated[CustomOutputItem, Tag("[custom_tool_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
+    | Annotated[CompactionItem, Tag("[compaction]")]
     | Annotated[ItemReference, Tag("[item_reference]")]
     | Annotated[_UnknownItem, Tag("[unknown]")],
     Discriminator(_tag),
@@ -262,11 +283,16 @@ def call_output(item_id: str, kind: str, call_id: str, text: str) -> Json:
     return {"id": item_id, "type": kind, "call_id": call_id, "output": text, "status": "completed"}
 
 
-_HIDDEN = "radixkv-reasoning."
+def compaction(item_id: str, summary: str) -> Json:
+    """What stands for a part of a conversation."""
+    return {"id": item_id, "type": "compaction", "encrypted_content": hidden(summary)}
+
+
+_HIDDEN = "radixkv."
 
 
 def hidden(text: str) -> str:
-    """Reasoning as `encrypted_content`: clients that keep no other part of it send this back."""
+    """Text as `encrypted_content`: encoded, not encrypted. Clients send it back as it is."""
     return _HIDDEN + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
 
 
@@ -285,6 +311,7 @@ PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "compaction": "cmp",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
@@ -327,6 +354,9 @@ def messages_of(
         if kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
             messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+        elif kind == "compaction":
+            turn = None
+            messages.append({"role": "assistant", "content": _unhidden(item["encrypted_content"])})
         elif kind == "message" and item["role"] != "assistant":
             turn = None
             role = "system" if item["role"] == "developer" else item["role"]

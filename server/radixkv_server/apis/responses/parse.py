@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from radixkv_server.apis.openai.fields import plain_choice
 from radixkv_server.apis.openai.logprobs import LogprobsFormat
-from radixkv_server.apis.openai.parse import template_options
+from radixkv_server.apis.responses.conversation import chat_of, items_of
 from radixkv_server.apis.responses.errors import ResponsesDialect
-from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
-from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.schemas import InputTokensRequest, PromptFields, ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
-from radixkv_server.chat.chat import Chat, chat_job
-from radixkv_server.chat.structured import tool_choice
+from radixkv_server.apis.responses.truncation import fit
+from radixkv_server.chat.chat import Chat, chat_job, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
@@ -51,14 +49,12 @@ class Creation(ResponsesDialect):
         """The prompt: the conversation so far, with the new input behind it."""
         model = context.resolve_model(body.model)
         response_id = f"resp_{uuid.uuid4().hex}"
-        before: list[Json] = []
-        if body.previous_response_id is not None:
-            previous = await self._stored.get(body.previous_response_id, "previous_response_id")
-            before = previous.conversation
-        new = await self._new_items(response_id, body)
+        before, new = await items_of(body, self._stored, response_id)
         conversation = self._conversation = [*before, *new]
-        tools = Toolbox(body.tools or ())
-        chat = _chat_of(context, body, conversation, tools, self._tenant)
+        salt = body.cache_salt or ""
+        chat, tools = await chat_that_fits(
+            context, body, conversation, self._tenant, salt=salt, room=body.max_output_tokens
+        )
         job, readers = await chat_job(context, chat, _sampling_of(body), renamed=_RENAMED)
 
         def remember(call_id: str, arguments: str) -> None:
@@ -88,22 +84,6 @@ class Creation(ResponsesDialect):
         )
         return wanted, self._renderer
 
-    async def _new_items(self, response_id: str, body: ResponseRequest) -> list[Json]:
-        """The input in its plain form."""
-        if body.input is None:
-            return []
-        if isinstance(body.input, str):
-            given: Sequence[Any] = [MessageItem(role="user", content=body.input)]
-        else:
-            given = body.input
-        items = []
-        for number, item in enumerate(given):
-            if isinstance(item, ItemReference):
-                items.append(await self._stored.item(item.id))
-            else:
-                items.append(item.plain(item.id or item_id(response_id, item.type, number)))
-        return items
-
     async def keep(self, usage: Usage) -> None:
         """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
         assert self._renderer is not None
@@ -122,27 +102,38 @@ class Creation(ResponsesDialect):
         return self._renderer.failure(error)
 
 
-def _chat_of(
-    context: ServerContext, body: ResponseRequest, conversation: Sequence[Json], tools: Toolbox, tenant: str
-) -> Chat:
-    options = template_options(context, body.chat_template_kwargs, body.chat_template)
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning.effort)
-    choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
+async def chat_that_fits(
+    context: ServerContext,
+    body: PromptFields,
+    items: Sequence[Json],
+    tenant: str,
+    *,
+    salt: str = "",
+    room: int | None = None,
+) -> tuple[Chat, Toolbox]:
+    """The chat of a conversation, shortened where the body says that it may be, and its tools.
 
-    def recall(call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return context.calls.recall(tenant, call_id, value)
+    Args:
+        room: tokens of the answer, if it is known.
+    """
+    tools = Toolbox(body.tools or ())
 
-    return Chat(
-        source=[body.instructions, *conversation],
-        convert=lambda: messages_of(body.instructions, conversation, tools, recall),
-        param="input",
-        tools=tools.functions,
-        tool_choice=choice,
-        allowed_tools=allowed,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        options=options,
-    )
+    def make_chat(some: Sequence[Json]) -> Chat:
+        return chat_of(context, body, some, tools, tenant)
+
+    if body.truncation == "auto":
+        items = await fit(context, items, make_chat, room, tenant, salt)
+    return make_chat(items), tools
+
+
+async def count_input_tokens(
+    context: ServerContext, body: InputTokensRequest, stored: StoredResponses, tenant: str
+) -> int:
+    """POST /v1/responses/input_tokens: the length of the prompt that a response to this would have."""
+    context.resolve_model(body.model)
+    before, new = await items_of(body, stored, "resp_count")
+    chat, _ = await chat_that_fits(context, body, [*before, *new], tenant)
+    return len((await chat_prompt(context, chat)).ids)
 
 
 def _sampling_of(body: ResponseRequest) -> dict[str, Any]:

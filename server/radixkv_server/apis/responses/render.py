@@ -65,7 +65,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "tools": told(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }

@@ -5,7 +5,7 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,37 +87,13 @@ class StreamOptions(StrictModel):
 MAX_INPUT_ITEMS = 8192
 
 
-class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
-    """Body of POST /v1/responses."""
+class ConversationFields(StrictModel):
+    """What says which conversation a body is about."""
 
     input: Annotated[list[InputItem], FAIL_FAST] | str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
-    tool_choice: AnyToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    max_output_tokens: int | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    metadata: dict[str, str] | None = None
-    truncation: Annotated[
-        Any, Refused("'auto' (leave out old items yourself, and see usage)", usual=("disabled",))
-    ] = None
-    background: Annotated[Any, Refused("answering in the background (stream the answer instead)")] = None
-    stream_options: StreamOptions | None = None
-    access_programs: Annotated[Any, Refused()] = None
-    context_management: Annotated[Any, Refused("compaction (leave out old items yourself)")] = None
     conversation: Annotated[Any, Refused("a stored conversation (use previous_response_id)")] = None
-    image: Annotated[Any, Refused("image input")] = None
-    moderation: Annotated[Any, Refused("moderation")] = None
-    prompt: Annotated[Any, Refused("a stored prompt template (send input and instructions)")] = None
-    max_tool_calls: Annotated[Any, WithoutEffect("this server runs no tools itself")] = None
-    safety_identifier: ForOpenAI = None
-    service_tier: ServiceTier = None
-    client_metadata: Annotated[Any, WithoutEffect("only says who asks")] = None
 
     @field_validator("input", mode="before")
     @classmethod
@@ -131,6 +107,62 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
             # Before they are looked at one by one, which nobody else is served meanwhile.
             raise ParamError(f"input may have at most {MAX_INPUT_ITEMS} items.", "input")
         return value
+
+    @model_validator(mode="after")
+    def _some_input(self) -> ConversationFields:
+        if self.input is None and self.previous_response_id is None:
+            raise ParamError(
+                "Missing required parameter: 'input'.", "input", code="missing_required_parameter"
+            )
+        return self
+
+
+class PromptFields(ConversationFields, ChatTemplateFields):
+    """What decides the prompt of a response."""
+
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tool_choice: AnyToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class InputTokensRequest(PromptFields):
+    """Body of POST /v1/responses/input_tokens."""
+
+    model: str | None = None
+    personality: Annotated[Any, Refused("a personality (say it in the instructions)")] = None
+
+
+class CompactRequest(ConversationFields, CacheFields):
+    """Body of POST /v1/responses/compact."""
+
+    model: str | None = None
+    cache_salt: str | None = None
+    image: Annotated[Any, Refused("image input")] = None
+    service_tier: ServiceTier = None
+
+
+class ResponseRequest(PromptFields, CacheFields, SamplingFields):
+    """Body of POST /v1/responses."""
+
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    background: Annotated[Any, Refused("answering in the background (stream the answer instead)")] = None
+    stream_options: StreamOptions | None = None
+    access_programs: Annotated[Any, Refused()] = None
+    context_management: Annotated[Any, Refused("compaction (leave out old items yourself)")] = None
+    image: Annotated[Any, Refused("image input")] = None
+    moderation: Annotated[Any, Refused("moderation")] = None
+    prompt: Annotated[Any, Refused("a stored prompt template (send input and instructions)")] = None
+    max_tool_calls: Annotated[Any, WithoutEffect("this server runs no tools itself")] = None
+    safety_identifier: ForOpenAI = None
+    service_tier: ServiceTier = None
+    client_metadata: Annotated[Any, WithoutEffect("only says who asks")] = None
 
     @field_validator("metadata")
     @classmethod
@@ -155,10 +187,6 @@ class ResponseRequest(ChatTemplateFields, CacheFields, SamplingFields):
 
     @model_validator(mode="after")
     def _only_what_works(self) -> ResponseRequest:
-        if self.input is None and self.previous_response_id is None:
-            raise ParamError(
-                "Missing required parameter: 'input'.", "input", code="missing_required_parameter"
-            )
         check_stream_options(self, self.stream_options)
         check_logprobs(self.top_logprobs, "top_logprobs")
         return self

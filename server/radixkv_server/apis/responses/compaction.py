@@ -1,0 +1,88 @@
+"""POST /v1/responses/compact: the model sums up a conversation, and an item holds what it wrote.
+
+What comes back is what the user and the system said, word for word, and one `compaction` item in place of
+all else. Sent as input again, the item is a message of the assistant's with the summary.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.apis.responses.conversation import chat_of, items_of
+from radixkv_server.apis.responses.items import compaction, item_id
+from radixkv_server.apis.responses.render import usage_json
+from radixkv_server.apis.responses.schemas import CompactRequest, PromptFields
+from radixkv_server.apis.responses.stored import StoredResponses
+from radixkv_server.apis.responses.tools import Toolbox
+from radixkv_server.apis.responses.truncation import fit
+from radixkv_server.chat.chat import AnswerReaders, Chat, chat_job
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.usage import Usage
+
+#: Most tokens of a summary.
+SUMMARY_TOKENS = 1024
+
+_WISH = (
+    "Sum up this conversation for yourself, so that you can go on without it: what was asked, what was done "
+    "and found out, what was decided, and what is left to do. Write only the summary."
+)
+
+
+class CompactionRenderer:
+    """The answer: a list of items in place of the conversation's."""
+
+    def __init__(self, response_id: str, kept: Sequence[Json], readers: AnswerReaders) -> None:
+        self._id = response_id
+        self._kept = kept
+        self._readers = readers
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        answer = self._readers.answer(outputs[0].outputs[0])
+        summary = compaction(item_id(self._id, "compaction", 0), answer.content or answer.reasoning)
+        return {
+            "id": self._id,
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [*self._kept, summary],
+            "usage": usage_json(usage, 0),
+        }
+
+    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+        raise NotImplementedError("a compaction is not streamed")
+
+    def ending(self, usage: Usage) -> bytes:
+        raise NotImplementedError("a compaction is not streamed")
+
+
+async def parse_compaction(
+    context: ServerContext, body: CompactRequest, stored: StoredResponses, tenant: str
+) -> tuple[GenerationRequest, CompactionRenderer]:
+    """The conversation with the wish for a summary behind it."""
+    context.resolve_model(body.model)
+    response_id = f"resp_{uuid.uuid4().hex}"
+    before, new = await items_of(body, stored, response_id)
+    items = [*before, *new]
+    wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _WISH}]}
+    asked, tools = PromptFields(input=_WISH, instructions=body.instructions), Toolbox(())
+    room = min(SUMMARY_TOKENS, context.prompts.max_model_len // 4)
+
+    def make_chat(some: Sequence[Json]) -> Chat:
+        return chat_of(context, asked, some, tools, tenant)
+
+    kept = await fit(context, [*items, wish], make_chat, room, tenant, body.cache_salt or "")
+    job, readers = await chat_job(context, make_chat(kept), {"max_tokens": room})
+    request = GenerationRequest(
+        id=response_id,
+        jobs=(job.keeping(body.kept_s),),
+        stream=False,
+        prompt_param="input",
+        cache_salt=body.cache_salt,
+        family=body.prompt_cache_key or "",
+    )
+    words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
+    return request, CompactionRenderer(response_id, words, readers)

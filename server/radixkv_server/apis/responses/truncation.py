@@ -1,0 +1,75 @@
+"""`truncation: auto`: the oldest items of a conversation that does not fit are left out of its prompt.
+
+System and developer messages stay, and so does the last message of a user's with all behind it. A call
+goes with its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from radixkv.errors import ContextLengthExceededError
+from radixkv_server.chat.chat import Chat, chat_prompt
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+
+#: Of the context, left to an answer whose length is not given.
+_ROOM = 8
+
+
+async def fit(
+    context: ServerContext,
+    items: Sequence[Json],
+    make_chat: Callable[[Sequence[Json]], Chat],
+    room: int | None,
+    tenant: str,
+    salt: str,
+) -> Sequence[Json]:
+    """The items whose prompt fits: all of them, or as many of the latest as leave `room` for the answer.
+
+    O(log(items)) renderings of the chat.
+
+    Args:
+        room: tokens of the answer; None: an eighth of the context.
+        tenant, salt: whose quota of the cache the prompt must fit in.
+    """
+    limit = context.prompts.max_model_len
+
+    async def fits(kept: Sequence[Json], answer: int) -> bool:
+        try:
+            ids = (await chat_prompt(context, make_chat(kept))).ids
+            whole = [*ids, *ids[-1:] * (answer - 1)]
+            await context.engine.check_quota([whole], tenant=tenant, salt=salt)
+        except ContextLengthExceededError:
+            return False
+        return len(ids) <= limit - answer
+
+    if await fits(items, 1):
+        return items
+    answer = min(limit // 2, room or limit // _ROOM)
+    order = _oldest_first(items)
+    few, many = 0, len(order)  # leaving out `few` is too little
+    while many - few > 1:
+        middle = (few + many) // 2
+        if await fits(_without(items, order[:middle]), answer):
+            many = middle
+        else:
+            few = middle
+    return _without(items, order[:many])
+
+
+def _without(items: Sequence[Json], left_out: Sequence[list[int]]) -> list[Json]:
+    gone = {index for group in left_out for index in group}
+    return [item for index, item in enumerate(items) if index not in gone]
+
+
+def _oldest_first(items: Sequence[Json]) -> list[list[int]]:
+    """What may be left out, oldest first: indices of items that go together."""
+    last = max((i for i, item in enumerate(items) if item.get("role") == "user"), default=len(items) - 1)
+    groups: dict[object, list[int]] = {}
+    for index, item in enumerate(items[:last]):
+        if item.get("role") in ("system", "developer"):
+            continue
+        groups.setdefault(item.get("call_id", index), []).append(index)
+    behind = {item.get("call_id") for item in items[last:]} - {None}
+    return [group for key, group in groups.items() if key not in behind]
