@@ -46,13 +46,16 @@ class ChatFormat:
     call_id_length: int | None = None
     tools_option: str | None = None
 
-    def parser(self, *, calls: bool = True, parallel: bool = True, prompt_end: str = "") -> AnswerParser:
+    def parser(
+        self, *, calls: bool = True, parallel: bool = True, prompt_end: str = "", forced: bool = False
+    ) -> AnswerParser:
         """A parser for one answer.
 
         Args:
             calls: tell tool calls as such; False: they are content.
             parallel: False: tell the first call only.
             prompt_end: how the prompt ends (`TAIL_TOKENS` tokens suffice): templates may open the reasoning.
+            forced: the answer's grammar wants calls: what there is of one that is cut off is no content.
         """
         marks = {REASONING: self.reasoning, SPOKEN: self.spoken, CALLS: self.calls if calls else None}
         regions = tuple(Region(name, *marked) for name, marked in marks.items() if marked is not None)
@@ -64,6 +67,7 @@ class ChatFormat:
             parallel=parallel,
             new_id=self.new_call_id,
             prefix=self.opened_by(prompt_end),
+            forced=forced,
         )
 
     def opened_by(self, prompt_end: str) -> str:

@@ -35,6 +35,8 @@ class FormatParser:
         parallel: False: only the first call is told.
         new_id: gives a fresh id of a call.
         prefix: the end of the prompt, where that opens a region which the answer goes on with.
+        forced: the answer is calls, reasoning aside. What is cut off of one is told as far as it goes, if its
+            name and the beginning of its arguments are there, and nothing is ever told as content.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class FormatParser:
         parallel: bool,
         new_id: Callable[[], str],
         prefix: str = "",
+        forced: bool = False,
     ) -> None:
         self._reader = RegionReader(regions)
-        self._answer = _AnswerWriter(parallel, new_id)
+        self._answer = _AnswerWriter(parallel, new_id, speaks=not forced)
         self._syntax = syntax
         self._calls: _CallsRegion | None = None
         for event in self._reader.push(prefix):
@@ -85,7 +88,8 @@ class _AnswerWriter:
     White space that nothing but parts of other kinds follows (between reasoning and a call, say) is dropped.
     """
 
-    def __init__(self, parallel: bool, new_id: Callable[[], str]) -> None:
+    def __init__(self, parallel: bool, new_id: Callable[[], str], *, speaks: bool) -> None:
+        self.speaks = speaks
         self._events: list[AnswerEvent] = []
         self._parallel = parallel
         self._new_id = new_id
@@ -103,6 +107,8 @@ class _AnswerWriter:
         return events
 
     def say(self, text: str) -> None:
+        if not self.speaks:
+            return
         if not self._speaking:
             self._blanks.append(text)
             if not text.strip():
@@ -184,7 +190,9 @@ class _CallsRegion:
             self._answer.end_call()  # cut off: what there is of its arguments has been told
         else:
             calls = self._read()
-            if calls is None:
+            if calls is None and not self._answer.speaks:
+                self._tell_cut()
+            elif calls is None:
                 self._answer.say(self._mark + self._body + mark)
             for call in calls or ():
                 self._answer.begin_call(call.name, call.id)
@@ -198,6 +206,18 @@ class _CallsRegion:
             return self._syntax.read_on(self._body)
         except (ValueError, RecursionError):
             return None
+
+    def _tell_cut(self) -> None:
+        """The calls of a body that is cut off, the last one as far as it goes."""
+        at = self._syntax.skip_between(self._body, 0) if self._told_calls else 0
+        head = self._syntax.match_head(self._body, at)
+        while head is not None:
+            self._answer.begin_call(head["name"], head.groupdict().get("id"))
+            size, ended = ObjectScanner().take(self._body[head.end() :])
+            self._answer.add_arguments(self._body[head.end() : head.end() + size])
+            self._answer.end_call()
+            at = self._syntax.skip_between(self._body, head.end() + size)
+            head = self._syntax.match_head(self._body, at) if ended else None
 
     def _decide(self) -> str:
         """A long body is told as it comes from here on; what of it is still to be looked at."""

@@ -290,3 +290,32 @@ def test_attacks_take_linear_time(name: str) -> None:
         # The best of some: a busy machine can only make them slower. In quadratic time it were 64 times.
         ratio = min(seconds(long) for _ in range(2)) / min(seconds(short) for _ in range(4))
         assert ratio < 32, attack
+
+
+FORCED = [name for name, known in FORMATS.items() if known.syntax is not None]
+
+
+@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("size", [0, 700])
+def test_a_forced_call_that_is_cut_off_is_as_much_of_a_call_as_there_is(name: str, size: int) -> None:
+    """Cut after each character, whole and in pieces: never content, and the arguments as far as they go."""
+    known = FORMATS[name]
+    first, second = '{"a": {"b": "%s"}}' % ("x" * size), '{"c": "d}\\""}'
+    text = known.write_calls([("look", first), ("see", second)])
+    for end in range(0, len(text), 1 if not size else 17):
+        for step in (len(text), 5):
+            parser, answer = known.parser(forced=True), Answer()
+            for at in range(0, end, step):
+                answer.add(parser.push(text[at : min(end, at + step)]))
+            answer.add(parser.finish())
+            assert not answer.content, (end, answer)
+            told = [(call.name, call.arguments) for call in answer.tool_calls]
+            assert len(told) <= 2
+            for (called, arguments), (wanted, whole) in zip(
+                told, (("look", first), ("see", second)), strict=False
+            ):
+                assert (called, whole.startswith(arguments)) == (wanted, True)
+            head = text.find(first)
+            if head < end:
+                assert told, (end, text[:end])
+                assert len(told[0][1]) == min(len(first), end - head)

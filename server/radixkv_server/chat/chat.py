@@ -93,9 +93,15 @@ class AnswerReaders:
 
     Args:
         make_parser: a parser for a further sample.
+
+    Attributes:
+        forced: the answers are calls, without content.
     """
 
-    def __init__(self, make_parser: Callable[[], AnswerParser] = PlainParser) -> None:
+    def __init__(
+        self, make_parser: Callable[[], AnswerParser] = PlainParser, *, forced: bool = False
+    ) -> None:
+        self.forced = forced
         self._make_parser = make_parser
         self._parsers: dict[int, AnswerParser] = {}
         self._called: set[int] = set()
@@ -188,11 +194,13 @@ async def chat_job(
         vocab_size=tokenizer.vocab_size,
         renamed=renamed,
     )
+    forced = chat.tool_choice not in ("none", "auto")
     make_parser = functools.partial(
         prompt.format.parser,
         calls=bool(chat.callable_tools) and chat.tool_choice != "none",
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
+        forced=forced,
     )
     job = Job(
         ids,
@@ -202,7 +210,7 @@ async def chat_job(
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
         grammar_param=grammar_param or renamed.get("structured", "structured_outputs"),
     )
-    return job, AnswerReaders(make_parser)
+    return job, AnswerReaders(make_parser, forced=forced)
 
 
 def _check_free(chat: Chat, param: str) -> None:

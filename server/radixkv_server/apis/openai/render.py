@@ -168,7 +168,7 @@ class ChatRenderer:
         answer = self._readers.answer(sample)
         return {
             "index": index,
-            "message": {"role": "assistant", **_message(answer), "refusal": None},
+            "message": {"role": "assistant", **_message(answer, self._readers.forced), "refusal": None},
             "logprobs": self._logprobs.chat(sample.logprobs),
             "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
             "stop_reason": sample.stop_reason,
@@ -183,12 +183,13 @@ class ChatRenderer:
         choices = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            choices.append(choice({"role": "assistant", "content": "", "refusal": None}))
+            content = None if self._readers.forced else ""
+            choices.append(choice({"role": "assistant", "content": content, "refusal": None}))
         told = [_delta(event) for event in self._readers.read(delta)]
         details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
-        said = [content for content in told if content is not None] or [{"content": ""}] * bool(
-            delta.logprobs or details
-        )
+        said = [content for content in told if content is not None] or [
+            {} if self._readers.forced else {"content": ""}
+        ] * bool(delta.logprobs or details)
         for number, content in enumerate(said):
             more = {} if number else {"logprobs": self._logprobs.chat(delta.logprobs), **details}
             choices.append(choice(content, **more))
@@ -203,9 +204,9 @@ def _finish_reason(reason: str | None, has_called: bool) -> str | None:
     return "tool_calls" if reason == "stop" and has_called else reason
 
 
-def _message(answer: Answer) -> Json:
-    """What a whole answer says. Content is null where there are only calls."""
-    message: Json = {"content": answer.content or (None if answer.tool_calls else "")}
+def _message(answer: Answer, forced: bool) -> Json:
+    """What a whole answer says. Content is null where there are only calls, or can be nothing else."""
+    message: Json = {"content": answer.content or (None if answer.tool_calls or forced else "")}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
