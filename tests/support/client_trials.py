@@ -269,5 +269,7 @@ def _read(trial: Trial, out: str, servers: Servers) -> None:
 
 
 def _last_line(text: str) -> str:
+    """The last line that tells of an error, or else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (told or lines or [""])[-1][:300]

@@ -1,6 +1,7 @@
 """lm-eval over completions (likelihoods of given answers) and chat completions (generated answers)."""
 
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def task() -> dict:
 
 
 def evaluate() -> str:
+    # Its tokenizer takes a key as an argument, its questions only from here.
+    os.environ["OPENAI_API_KEY"] = report.KEY
     path = "/v1/chat/completions" if report.API == "chat" else "/v1/completions"
     backend = "none" if report.API == "chat" else "remote"
     arguments = {
