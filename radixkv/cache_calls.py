@@ -118,10 +118,10 @@ class CacheCalls:
         ]
 
     async def publish(self, token_ids: TokenIds) -> int:
-        return await self._run(lambda cache: cache.publish(token_ids))
+        return await self._run(lambda cache: cache.publish(token_ids, self.namespace()))
 
     async def unpublish(self, token_ids: TokenIds) -> bool:
-        return await self._run(lambda cache: cache.unpublish(token_ids))
+        return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace()))
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))

@@ -82,7 +82,7 @@ class Admission:
             node = source
         elif depth != node.start + len(node.blocks) * size:  # no node ends where the whole blocks do
             node = tree.split(node, (depth - node.start) // size)
-        public = state.public.length_in(data) // TOKEN_BYTES if state.public.prefixes else 0
+        public = space.declared.length_in(data) // TOKEN_BYTES if space.declared.prefixes else 0
         lease = Lease(
             state,
             namespace,

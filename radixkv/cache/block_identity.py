@@ -49,13 +49,16 @@ class BlockIdentities:
         self._size = block_bytes
         self._cut: dict[int, Callable[[bytes | bytearray], tuple[bytes, ...]]] = {}  # by number of blocks
 
-    def seed(self, key: NamespaceKey, is_public: bool = False) -> bytes:
-        """What the first block of a namespace follows; of public text, of all that computes alike.
+    def seed(self, key: NamespaceKey) -> bytes:
+        """What the first block of a namespace follows.
 
         Each part is framed by its length, and each half by its number of parts.
         """
-        framed = _framed(what_computes(key))
-        return self._digest(framed if is_public else framed + _framed(key[:_OWNER_PARTS]))
+        return self._digest(_framed(what_computes(key)) + _framed(key[:_OWNER_PARTS]))
+
+    def public_seed(self, computes: NamespaceKey) -> bytes:
+        """What the first block of public text follows, see `what_computes`."""
+        return self._digest(_framed(computes))
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
         """What the first private block behind public text follows."""

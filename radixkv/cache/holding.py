@@ -289,7 +289,7 @@ class Holding(BlockTable):
             end = start + size
             limit, space = self.num_committed, self.space
             if pos < self._public_tokens:
-                limit, space = min(limit, self._public_tokens), self._capacity.public
+                limit, space = min(limit, self._public_tokens), self.space.public
             node = self.node
             if pos == start or len(node.blocks) == 1:  # the next block is, or is to be, a child's first one
                 above = node if pos == start else node.parent
@@ -324,7 +324,7 @@ class Holding(BlockTable):
             return False
         above = self.node if pos == start else self.node.parent
         assert above is not None
-        siblings = tree.children_of(above, self._capacity.public if is_public else self.space)
+        siblings = tree.children_of(above, self.space.public if is_public else self.space)
         block = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
         return siblings is not None and siblings.find(block) is not None
 

@@ -33,10 +33,14 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
         assert root.space is space, f"the root of {space!r} is misplaced"
         assert root.parent is None, f"the root of {space!r} has a parent"
         assert not root.key, f"the root of {space!r} holds tokens"
-        assert space.seed == tree.identities.seed(space.key, space.is_public), f"{space!r} has another seed"
+        assert space.is_public or space.seed == tree.identities.seed(space.key), f"{space!r} has another seed"
         assert root.ids == space.seed, f"the root of {space!r} does not begin with its seed"
         assert not len(root.blocks), f"the root of {space!r} holds blocks"
         assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left behind"
+    for computes, space in state.namespaces.publics.items():
+        assert space.seed == tree.identities.public_seed(computes), (
+            f"public text of {computes} has another seed"
+        )
     for node in nodes:
         parent = node.parent
         assert parent is not None, f"{node!r} has no parent"
@@ -47,7 +51,7 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
             f"{node!r} has blocks that its tokens don't fill"
         )
         assert node.is_leaf or not len(node.key) % size, f"{node!r} has children behind a partial block"
-        assert node.space is parent.space or parent.space.is_public, (
+        assert node.space is parent.space or parent.space is node.space.public, (
             f"{node!r} of {node.space!r} hangs below a private node of {parent.space!r}"
         )
         before = tree.identity_behind(parent, node.space)
@@ -166,7 +170,7 @@ def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
     total = sum(group.used for group in state.capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-    if not state.public.version:
+    if not any(space.declared.version for space in state.namespaces.publics.values()):
         for group in state.capacity.groups:
             assert group.most is None or group.used <= group.most, "a quota's ceiling is exceeded"
 

@@ -171,6 +171,11 @@ def frame_namespace(namespace: Namespace) -> NamespaceKey:
     )
 
 
+def whole_key(key: NamespaceKey, model: str) -> NamespaceKey:
+    """The key (tenant, salt, adapter, model), of which parts may be missing; without a model they stay so."""
+    return key if len(key) > 3 or not model else (*key, *[""] * (3 - len(key)), model)
+
+
 def shared_bytes(a: bytes | bytearray, b: bytes | bytearray) -> int:
     """How many leading bytes two strings share. O(min(len(a), len(b)))."""
     n = min(len(a), len(b))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES, Namespace
+from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
@@ -79,13 +80,12 @@ class Lookup:
         version: changes when earlier answers don't hold any more wherever they end.
     """
 
-    __slots__ = ("_enabled", "_prefixes", "_public", "_tree", "version")
+    __slots__ = ("_enabled", "_namespaces", "_tree", "version")
 
-    def __init__(self, tree: RadixTree, public: PublicPrefixes, enabled: bool) -> None:
+    def __init__(self, tree: RadixTree, namespaces: Namespaces, enabled: bool) -> None:
         self._tree = tree
-        self._public = public
+        self._namespaces = namespaces
         self._enabled = enabled
-        self._prefixes = public.prefixes
         self.version = 0
 
     def outdate(self) -> None:
@@ -96,7 +96,7 @@ class Lookup:
         """The longest cached prefix. O(tokens + path).
 
         Args:
-            namespace: remembered in the match, for a namespace without a space so far.
+            namespace: of that name; it says what public text is shared where there is no space so far.
         """
         match = Match()
         match.data = data
@@ -106,8 +106,8 @@ class Lookup:
         root = self._tree.roots.get(space) if space is not None else None
         if not self._enabled:
             match._ends_at(None)
-        elif self._prefixes and (length := self._public.length_in(data)):
-            match._ends_at(self._walk_public(data, space, length))
+        elif self._namespaces.any_declared and (length := self._public(space, namespace).length_in(data)):
+            match._ends_at(self._walk_public(data, space, namespace, length))
         elif root is None:
             match._ends_at(None)
         else:
@@ -121,8 +121,7 @@ class Lookup:
 
     def nothing_found(self, data: bytes, space: Space) -> Walk:
         """Where a lookup of these tokens begins, as one that found nothing. O(log public prefixes)."""
-        is_public = self._prefixes and self._public.length_in(data)
-        root = self._tree.root(self._public.space if is_public else space)
+        root = self._tree.root(space.public if space.declared.length_in(data) else space)
         return Walk(root, 0, 0, None, None, b"")
 
     def identity(self, match: Match) -> tuple[bytes, int]:
@@ -162,13 +161,19 @@ class Lookup:
             (self.match(data, other).num_tokens for other in islice(others, MOST_NAMESPACES)), default=0
         )
 
-    def _walk_public(self, data: bytes, space: Space | None, public: int) -> Walk | None:
+    def _public(self, space: Space | None, namespace: Namespace) -> PublicPrefixes:
+        return self._namespaces.public_of(namespace).declared if space is None else space.declared
+
+    def _walk_public(
+        self, data: bytes, space: Space | None, namespace: Namespace, public: int
+    ) -> Walk | None:
         """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
         tree = self._tree
-        root = tree.roots.get(self._public.space)
+        shared = self._namespaces.public_of(namespace) if space is None else space.public
+        root = tree.roots.get(shared)
         if root is None:
             return None
-        walk = tree.walk(root, self._public.space, data, 0, public)
+        walk = tree.walk(root, shared, data, 0, public)
         node = walk.node
         if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or space is None:
             return walk
@@ -184,13 +189,13 @@ class Lookup:
             return True
         if match._was_made_at(self.version):
             if match.walk is None:
-                if not self._public.prefixes and space is not None and space not in self._tree.roots:
+                if not self._namespaces.any_declared and space is not None and space not in self._tree.roots:
                     return True
             elif match._is_untouched():
                 return True
-            elif not self._public.prefixes:
+            elif not self._namespaces.any_declared:
                 return self._renew(match, match.walk)
-        new = self.match(match.data, space)
+        new = self.match(match.data, space, match.namespace)
         if new.num_tokens != match.num_tokens:
             return False
         match._version_of_all = new._version_of_all

@@ -1,5 +1,8 @@
 """Namespaces: who shares cached blocks with whom, remembered for as long as something refers to them.
 
+The key of a namespace says whose it is, (tenant, salt), and then what computes its K/V, (adapter, model).
+Public text is shared by those whose keys agree in the latter.
+
 A namespace is an object while blocks are cached or held in it, or a lookup in it is still in use; then it
 vanishes by itself. So any number of names may come and go.
 """
@@ -8,9 +11,10 @@ from __future__ import annotations
 
 from weakref import ref
 
-from radixkv.cache.block_identity import BlockIdentities
-from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
+from radixkv.cache.block_identity import BlockIdentities, what_computes
+from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace, whole_key
 from radixkv.cache.node import Space
+from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.retention.quota import QuotaGroups
 
 
@@ -27,12 +31,33 @@ class Namespaces:
     Args:
         groups: what their blocks count in.
         identities: give each its seed.
+        block_bytes: bytes of a block's token ids.
+        model: what computes, in the keys of which callers name less than all four parts; empty: nothing.
+
+    Attributes:
+        publics: the public text, by what computes it, as far as some was ever asked for.
+        any_declared: whether a prefix is declared public.
     """
 
-    __slots__ = ("__weakref__", "_groups", "_identities", "_references")
+    __slots__ = (
+        "__weakref__",
+        "_block_bytes",
+        "_groups",
+        "_identities",
+        "_model",
+        "_references",
+        "any_declared",
+        "publics",
+    )
 
-    def __init__(self, groups: QuotaGroups, identities: BlockIdentities) -> None:
+    def __init__(
+        self, groups: QuotaGroups, identities: BlockIdentities, block_bytes: int, model: str = ""
+    ) -> None:
         self._identities = identities
+        self._block_bytes = block_bytes
+        self._model = model
+        self.publics: dict[NamespaceKey, Space] = {}
+        self.any_declared = False
         self._groups = groups
         self._references: dict[Namespace, _Reference] = {}  # by plain name where the key has only one part
 
@@ -42,16 +67,57 @@ class Namespaces:
     def __repr__(self) -> str:
         return f"Namespaces({len(self)} in use)"
 
+    def key(self, namespace: Namespace) -> NamespaceKey:
+        """The whole key of a namespace. O(1).
+
+        Raises:
+            InvalidRequestError: neither a string nor a tuple of strings.
+        """
+        return whole_key(frame_namespace(namespace), self._model)
+
+    def quota_key(self, key: NamespaceKey) -> NamespaceKey:
+        """The key of a quota: a tenant's alone stands for all of its namespaces."""
+        return key if len(key) == 1 else whole_key(key, self._model)
+
+    def public_of(self, namespace: Namespace) -> Space:
+        """The public text that a namespace shares. O(1)."""
+        return self._public(what_computes(self.key(namespace)))
+
+    def _public(self, computes: NamespaceKey) -> Space:
+        space = self.publics.get(computes)
+        if space is None:
+            declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
+            space = self.publics[computes] = Space((), self._groups.common, seed, declared, None)
+        return space
+
+    def declare(self, computes: NamespaceKey, data: bytes) -> int:
+        """Declare a prefix public; returns its length in bytes, of whole blocks."""
+        length = self._public(computes).declared.add(data)
+        self.any_declared |= length > 0
+        return length
+
+    def take_back(self, computes: NamespaceKey, data: bytes) -> bool:
+        """Take a declaration back; False: there was none."""
+        done = self._public(computes).declared.discard(data)
+        self.any_declared = any(space.declared.prefixes for space in self.publics.values())
+        return done
+
+    def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
+        """What computes and the tokens of every public prefix. O(prefixes)."""
+        return tuple(
+            (computes, data) for computes, space in self.publics.items() for data in space.declared.prefixes
+        )
+
     def known(self, namespace: Namespace) -> Space | None:
         """The namespace, if it is in use. O(1).
 
         Raises:
             InvalidRequestError: neither a string nor a tuple of strings.
         """
-        if type(namespace) is str:
+        if type(namespace) is str and not self._model:
             reference = self._references.get(namespace)
         else:
-            reference = self._references.get(_name(frame_namespace(namespace)))
+            reference = self._references.get(_name(self.key(namespace)))
         return None if reference is None else reference()
 
     def obtain(self, namespace: Namespace) -> Space:
@@ -62,8 +128,9 @@ class Namespaces:
         """
         space = self.known(namespace)
         if space is None:
-            key = frame_namespace(namespace)
-            space = Space(key, self._groups.of(key), self._identities.seed(key))
+            key = self.key(namespace)
+            public = self._public(what_computes(key))
+            space = Space(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
             reference = _Reference(space, self._forget)
             reference.name = _name(key)
             self._references[reference.name] = reference

@@ -21,6 +21,7 @@ from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 if TYPE_CHECKING:
+    from radixkv.cache.retention.public_prefixes import PublicPrefixes
     from radixkv.cache.retention.quota import QuotaGroup
 
 _MOST_LOOKED_AT = 16
@@ -28,19 +29,34 @@ _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker
 
 
 class Space:
-    """One namespace: its framed key, the quota group it counts in, and whether everybody may read it.
+    """One namespace, or the public text of all whose K/V is computed alike.
+
+    Args:
+        public: the public text that a namespace shares; None: this is public itself.
 
     Attributes:
+        key: its framed key; () if it is public.
+        group: the quota group it counts in.
         seed: what the identity of its first block follows.
+        declared: the public prefixes that it shares.
     """
 
-    __slots__ = ("__weakref__", "group", "is_public", "key", "seed")
+    __slots__ = ("__weakref__", "declared", "group", "is_public", "key", "public", "seed")
 
-    def __init__(self, key: NamespaceKey, group: QuotaGroup, seed: bytes, is_public: bool = False) -> None:
+    def __init__(
+        self,
+        key: NamespaceKey,
+        group: QuotaGroup,
+        seed: bytes,
+        declared: PublicPrefixes,
+        public: Space | None,
+    ) -> None:
         self.key = key
         self.group = group
         self.seed = seed
-        self.is_public = is_public
+        self.declared = declared
+        self.is_public = public is None
+        self.public = self if public is None else public
 
     def __repr__(self) -> str:
         return "Space(public)" if self.is_public else f"Space({self.key!r})"

@@ -18,6 +18,7 @@ class CacheOptions(NamedTuple):
     clock: Callable[[], float]
     ghost_blocks: int | None
     hash_function: HashFunction | None
+    model: str
     pin_budget: float
     partial_reuse: bool
     explain: bool

@@ -38,10 +38,10 @@ from radixkv.cache.integrity import check
 from radixkv.cache.keys import (
     EncodedTokens,
     Namespace,
+    NamespaceKey,
     TokenIds,
     encode_known,
     encode_tokens,
-    frame_namespace,
 )
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
@@ -65,6 +65,8 @@ class PrefixCache:
         ghost_blocks: evicted blocks to remember (hashes only); None: 4 * num_blocks; 0: none.
         hash_function: bytes -> int for the identities of blocks; every hit is confirmed by its tokens, so any
             function is right, and a bad one only makes reports and followers of events guess. None: xxh3_128.
+        model: fingerprint of the model; completes the key (tenant, salt, adapter, model) of namespaces that
+            name fewer parts. Empty: namespaces are taken as they are.
         pin_budget: share of the pool that pins may protect.
         quotas: namespace -> Quota, or (floor, ceiling) in blocks. A quota of a plain name also counts the
             namespaces that begin with it and have none of their own: a tenant's salts share one quota.
@@ -85,6 +87,7 @@ class PrefixCache:
         clock: Callable[[], float] = time.monotonic,
         ghost_blocks: int | None = None,
         hash_function: HashFunction | None = None,
+        model: str = "",
         pin_budget: float = 0.5,
         quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None = None,
         partial_reuse: bool = True,
@@ -97,6 +100,7 @@ class PrefixCache:
             clock,
             ghost_blocks,
             hash_function,
+            model,
             pin_budget,
             partial_reuse,
             explain,
@@ -130,21 +134,30 @@ class PrefixCache:
             f"{self.policy.name})"
         )
 
+    def namespace_key(self, namespace: Namespace) -> NamespaceKey:
+        """The whole key of a namespace, which stands for it in every call. O(1).
+
+        Raises:
+            InvalidRequestError: neither a string nor a tuple of at least one string.
+        """
+        return self._namespaces.key(namespace)
+
     # ------------------------------------------------------------------ public prefixes
 
-    def publish(self, token_ids: TokenIds) -> int:
-        """Declare a prefix public: its whole blocks are shared by all namespaces from now on.
+    def publish(self, token_ids: TokenIds, namespace: Namespace = "") -> int:
+        """Declare a prefix public: from now on its whole blocks are shared.
 
-        What namespaces cached of it before stays theirs alone. O(tokens).
+        By all namespaces whose K/V is computed as that of `namespace` is: whose keys agree in all parts from
+        the third on, behind tenant and salt. What namespaces cached of it before stays theirs. O(tokens).
 
         Returns:
             Tokens of the prefix that are shared: its whole blocks.
         """
-        return self._declarations.publish(token_ids)
+        return self._declarations.publish(token_ids, namespace)
 
-    def unpublish(self, token_ids: TokenIds) -> bool:
+    def unpublish(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
         """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
-        return self._declarations.unpublish(token_ids)
+        return self._declarations.unpublish(token_ids, namespace)
 
     # ------------------------------------------------------------------ lookup
 
@@ -241,7 +254,7 @@ class PrefixCache:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
-        return self._capacity.available(self._groups.of(frame_namespace(namespace)))
+        return self._capacity.available(self._groups.of(self._namespaces.key(namespace)))
 
     def room(self, namespace: Namespace = "") -> tuple[int, int | None]:
         """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
@@ -250,12 +263,12 @@ class PrefixCache:
         """
         if self._pinned:
             self._pins.expire()
-        group = self._groups.of(frame_namespace(namespace))
+        group = self._groups.of(self._namespaces.key(namespace))
         return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
 
     def ceiling(self, namespace: Namespace = "") -> int:
         """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
-        ceiling = self._groups.of(frame_namespace(namespace)).ceiling
+        ceiling = self._groups.of(self._namespaces.key(namespace)).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
     def most_blocks(self, token_ids: TokenIds, namespace: Namespace = "") -> int:
@@ -264,17 +277,17 @@ class PrefixCache:
         The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
         public prefixes, else O(1).
         """
-        ceiling = self._groups.of(frame_namespace(namespace)).ceiling
+        ceiling = self._groups.of(self._namespaces.key(namespace)).ceiling
         if ceiling is None:
             return self.num_blocks
-        public = self._state.public
-        if public.prefixes:
-            ceiling += public.length_in(encode_tokens(token_ids)) // self._capacity.tree.block_bytes
+        if self._namespaces.any_declared:
+            declared = self._namespaces.public_of(namespace).declared
+            ceiling += declared.length_in(encode_tokens(token_ids)) // self._capacity.tree.block_bytes
         return min(ceiling, self.num_blocks)
 
     def shares_quota(self, one: Namespace, other: Namespace) -> bool:
         """Whether the blocks of two namespaces count for the same quota, or for none. O(1)."""
-        return self._groups.of(frame_namespace(one)) is self._groups.of(frame_namespace(other))
+        return self._groups.of(self._namespaces.key(one)) is self._groups.of(self._namespaces.key(other))
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
@@ -302,7 +315,7 @@ class PrefixCache:
 
         O(tokens + path).
         """
-        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace)).walk
+        walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace), namespace).walk
         if walk is not None and walk.depth + walk.partial > keep:
             discard_from(self._capacity, walk.source if walk.source is not None else walk.node, keep)
             self._state.tree.end_changes()
@@ -447,7 +460,7 @@ class PrefixCache:
         Args:
             namespace: whose prompts; None: everybody's.
         """
-        key = None if namespace is None else frame_namespace(namespace)
+        key = None if namespace is None else self._namespaces.key(namespace)
         return self._state.advisor.advice(limit, key)
 
     def check(self) -> None:

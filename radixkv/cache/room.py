@@ -22,19 +22,16 @@ class Room:
     """Answers for one cache.
 
     Args:
-        public: the namespace of public blocks.
-
     Attributes:
         refused: how often there were too few blocks.
     """
 
-    __slots__ = ("_capacity", "_leases", "_pins", "_public", "refused")
+    __slots__ = ("_capacity", "_leases", "_pins", "refused")
 
-    def __init__(self, capacity: Capacity, pins: PinBoard, leases: Leases, public: Space) -> None:
+    def __init__(self, capacity: Capacity, pins: PinBoard, leases: Leases) -> None:
         self._capacity = capacity
         self._pins = pins
         self._leases = leases
-        self._public = public
         self.refused = 0
 
     def grow(self, lease: Holding, count: int) -> array[int]:
@@ -112,7 +109,7 @@ class Room:
         self.refused += 1
         tree = self._capacity.tree
         tree.drop_empty_root(space)
-        tree.drop_empty_root(self._public)
+        tree.drop_empty_root(space.public)
         quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
         raise OutOfBlocks(
             f"{needed} blocks are needed, {available} of {self._capacity.pool.num_blocks} are free or "

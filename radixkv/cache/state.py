@@ -15,7 +15,6 @@ from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard
-from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.room import Room
 
 
@@ -32,7 +31,6 @@ class CacheState:
 
     tree: RadixTree
     namespaces: Namespaces
-    public: PublicPrefixes
     lookup: Lookup
     capacity: Capacity
     pins: PinBoard

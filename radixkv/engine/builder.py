@@ -123,6 +123,7 @@ def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> En
         enabled=config.enable_prefix_caching,
         ghost_blocks=config.ghost_blocks,
         pin_budget=config.pin_budget,
+        model=options.get("model_fingerprint", ""),
     )
     return Engine(config, runner=runner, cache=cache, **options)
 

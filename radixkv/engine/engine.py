@@ -187,7 +187,8 @@ class Engine:
         Args:
             prompt: text, token ids (a sequence or an array), or what `input_processor.encode` made of them.
             request_id: must be unused among unfinished requests; None: a fresh one.
-            namespace: requests share cached prefixes only inside one namespace.
+            namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
+                adapter); the model is added.
             priority: smaller is more urgent, under the `priority` policy.
             family: what requests share that come back together; tells eviction how soon (see `adaptive`).
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
@@ -204,7 +205,7 @@ class Engine:
             prompt,
             params or SamplingParams(),
             request_id=request_id,
-            namespace=namespace,
+            namespace=self.cache.namespace_key(namespace),
             priority=priority,
             family=family,
             grammar=grammar,

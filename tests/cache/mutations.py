@@ -124,7 +124,10 @@ MUTATIONS = [
     ),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
-        "rebuild without the public prefixes", "Declarations.current", "self._state.public.prefixes", "()"
+        "rebuild without the public prefixes",
+        "Declarations.current",
+        "self._state.namespaces.declared()",
+        "()",
     ),
 ]
 

@@ -395,7 +395,7 @@ class ModelledCache:
         assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
         assert fresh._pins.budget_blocks == old._pins.budget_blocks
-        assert list(fresh._state.public.prefixes) == list(old._state.public.prefixes)
+        assert fresh.declared.public_prefixes == old.declared.public_prefixes
         assert fresh._groups.quotas == old._groups.quotas
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()

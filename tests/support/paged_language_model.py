@@ -251,6 +251,7 @@ def make_engine(
     clock: Callable[[], float] | None = None,
     tokenizer: Any = None,
     step_costs: StepCosts | None = None,
+    model_fingerprint: str = "",
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
@@ -267,6 +268,7 @@ def make_engine(
         end_token_ids=(END,),
         model_name="paged-hash",
         step_costs=step_costs,
+        model_fingerprint=model_fingerprint,
         **extra,
     )
     MADE.append(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from radixkv.cache.block_identity import what_computes
 from radixkv.cache.keys import TOKEN_BYTES, Namespace, NamespaceKey, TokenIds, encode_tokens
 from radixkv.cache.retention.quota import Quota, framed_quotas
 from radixkv.cache.state import CacheState
@@ -12,10 +13,15 @@ from radixkv.errors import ConfigError
 
 
 class Declared(NamedTuple):
-    """What users declared to a cache: quotas by framed namespace, public prefixes as encoded tokens."""
+    """What users declared to a cache.
+
+    Attributes:
+        quotas: by framed namespace.
+        public_prefixes: what computes them, and their encoded tokens.
+    """
 
     quotas: dict[NamespaceKey, Quota]
-    public_prefixes: tuple[bytes, ...]
+    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]
 
 
 class Declarations:
@@ -26,24 +32,27 @@ class Declarations:
     def __init__(self, state: CacheState) -> None:
         self._state = state
 
-    def publish(self, token_ids: TokenIds) -> int:
+    def publish(self, token_ids: TokenIds, namespace: Namespace) -> int:
         """As `PrefixCache.publish`."""
         state = self._state
-        length = state.public.add(encode_tokens(token_ids))
+        length = state.namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
         state.lookup.outdate()
         return length // TOKEN_BYTES
 
-    def unpublish(self, token_ids: TokenIds) -> bool:
+    def _computes(self, namespace: Namespace) -> NamespaceKey:
+        return what_computes(self._state.namespaces.key(namespace))
+
+    def unpublish(self, token_ids: TokenIds, namespace: Namespace) -> bool:
         """As `PrefixCache.unpublish`."""
         state = self._state
         state.lookup.outdate()
-        return state.public.discard(encode_tokens(token_ids))
+        return state.namespaces.take_back(self._computes(namespace), encode_tokens(token_ids))
 
     def set_quotas(self, quotas: Mapping[Namespace, Quota | tuple[int, int | None]]) -> None:
         """As `PrefixCache.set_quotas`."""
         state = self._state
         groups = state.capacity.groups
-        framed = framed_quotas(quotas)
+        framed = {state.namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
         used = {space.key for space in state.tree.roots} | {lease.space.key for lease in state.leases}
         for key in framed:
             if not groups.is_known(key) and any(key in (name, name[:1]) for name in used):
@@ -58,7 +67,7 @@ class Declarations:
     @property
     def current(self) -> Declared:
         """What is declared now. O(quotas and prefixes)."""
-        return Declared(self._state.capacity.groups.quotas, tuple(self._state.public.prefixes))
+        return Declared(self._state.capacity.groups.quotas, self._state.namespaces.declared())
 
     def adopt(self, declared: Declared) -> None:
         """Declare what was declared to another cache, on one that is new.
@@ -67,5 +76,5 @@ class Declarations:
             ConfigError: the quotas' floors exceed the pool.
         """
         self._state.capacity.groups.set(declared.quotas)
-        for prefix in declared.public_prefixes:
-            self._state.public.add(prefix)
+        for computes, prefix in declared.public_prefixes:
+            self._state.namespaces.declare(computes, prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens, frame_namespace
+from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.retention.pins import Pin, PinBoard
@@ -51,7 +51,7 @@ class Pinning:
     def unpin_id(self, pin_id: str, namespace: Namespace) -> bool:
         """As `PrefixCache.unpin_id`."""
         self._board.expire()
-        return self._end(self._board.of_id(pin_id, frame_namespace(namespace)))
+        return self._end(self._board.of_id(pin_id, self._namespaces.key(namespace)))
 
     def _end(self, pin: Pin | None) -> bool:
         if pin is not None:

@@ -46,7 +46,6 @@ class TreeView:
         return TreeWalk(
             state.tree,
             space,
-            state.public.space,
             shown_tokens=shown_tokens,
             most_nodes=most_nodes,
             most_bytes=most_bytes,
@@ -58,7 +57,8 @@ class TreeView:
         The last one may be found in part. O(tokens + path).
         """
         state = self._state
-        walk = state.lookup.match(encode_tokens(token_ids), state.namespaces.known(namespace)).walk
+        data, space = encode_tokens(token_ids), state.namespaces.known(namespace)
+        walk = state.lookup.match(data, space, namespace).walk
         if walk is None:
             return []
         last = walk.node if walk.source is None else walk.source

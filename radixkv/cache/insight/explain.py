@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple, cast
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Space
-from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 Reason = Literal[
@@ -196,7 +195,6 @@ class Explainer:
         self,
         tree: TreeNodes,
         ghosts: GhostIndex,
-        public: PublicPrefixes,
         clock: Callable[[], float],
         *,
         enabled: bool,
@@ -204,7 +202,6 @@ class Explainer:
     ) -> None:
         self._tree = tree
         self._ghosts = ghosts
-        self._public = public
         self._clock = clock
         self._enabled = enabled
         self._partial_reuse = partial_reuse
@@ -227,8 +224,8 @@ class Explainer:
         depth, inside = (0, 0) if walk is None else walk[1:3]
         start = depth * TOKEN_BYTES
         first = own = space
-        if self._public.prefixes and (shared := self._public.length_in(data)):
-            first = self._public.space
+        if space.declared.prefixes and (shared := space.declared.length_in(data)):
+            first = space.public
             own = first if start < shared else space
         before = first.seed if walk is None else tree.identity_of_match(walk, own)
         following = data[start : start + tree.block_bytes]

@@ -63,7 +63,6 @@ class TreeWalk:
 
     Args:
         space: whose nodes, besides the public ones; None: everybody's.
-        everybody: to whom the public nodes belong.
         shown_tokens: leading tokens of each node to read; -1: all.
         most_nodes, most_bytes: after which the walk ends.
 
@@ -76,7 +75,6 @@ class TreeWalk:
         self,
         tree: TreeNodes,
         space: Space | None,
-        everybody: Space,
         *,
         shown_tokens: int = 0,
         most_nodes: int = 50_000,
@@ -91,7 +89,7 @@ class TreeWalk:
         self._most_nodes = most_nodes
         self._bytes_left = most_bytes
         self._ids: set[int] = set()
-        roots = tree.roots if space is None else (everybody, space)
+        roots = tree.roots if space is None else (space.public, space)
         self._todo: deque[tuple[Node, int]] = deque()
         for owner in roots:
             root = tree.roots.get(owner)

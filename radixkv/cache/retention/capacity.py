@@ -7,11 +7,12 @@ down to that group's floor.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import hook
+from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Node, Space
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
@@ -24,7 +25,7 @@ class Capacity:
 
     Args:
         groups: all of them.
-        public: the namespace that public blocks belong to.
+        publics: the public text, by what computes it.
         on_evict: called as (node, number of its last blocks, what for) before they go.
     """
 
@@ -33,14 +34,14 @@ class Capacity:
         pool: BlockPool,
         tree: RadixTree,
         groups: QuotaGroups,
-        public: Space,
+        publics: Mapping[NamespaceKey, Space],
         on_evict: OnEvict,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.groups = groups
         self.evicted_blocks = 0
-        self.public = public
+        self._publics = publics
         self._on_evict = on_evict
         self._victim = hook(tree.policy, "victim")
         self._trim_limit = hook(tree.policy, "trim_limit")
@@ -101,7 +102,7 @@ class Capacity:
         self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int
     ) -> int:
         """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
-        if not kept_back or self.public not in self.tree.roots:
+        if not kept_back:
             return 0
         path = set()
         while end is not None:
@@ -128,10 +129,8 @@ class Capacity:
 
         O(public nodes * namespaces below them).
         """
-        root = self.tree.roots.get(self.public)
-        if root is None:
-            return []
-        nodes = [root]
+        roots = self.tree.roots
+        nodes = [roots[public] for public in self._publics.values() if public in roots]
         for node in nodes:  # parents first
             nodes.extend(node.children or ())
         above: set[Node] = set()

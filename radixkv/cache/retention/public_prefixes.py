@@ -1,4 +1,4 @@
-"""PublicPrefixes: prompts' beginnings that all namespaces share.
+"""PublicPrefixes: prompts' beginnings that all namespaces share whose K/V is computed alike.
 
 The tokens of a public prefix hang below a root of their own; what namespaces cached behind it hangs there as
 each one's `namespace_children` children, so that it stays private.
@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from radixkv.cache.keys import shared_bytes
-from radixkv.cache.node import Space
 
 
 class _PrefixOrder:
@@ -56,7 +55,6 @@ class PublicPrefixes:
     """The declared prefixes, as bytes of whole blocks.
 
     Args:
-        space: the namespace that public blocks belong to.
         block_bytes: bytes of a block's token ids.
 
     Attributes:
@@ -64,10 +62,9 @@ class PublicPrefixes:
         version: changes with each declaration.
     """
 
-    __slots__ = ("_order", "_size", "prefixes", "space", "version")
+    __slots__ = ("_order", "_size", "prefixes", "version")
 
-    def __init__(self, space: Space, block_bytes: int) -> None:
-        self.space = space
+    def __init__(self, block_bytes: int) -> None:
         self.prefixes: dict[bytes, None] = {}
         self._order: _PrefixOrder | None = None  # None: to be made when it is needed
         self.version = 0
