@@ -21,7 +21,7 @@ from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 
-ROUNDS = int(os.environ.get("RADIXKV_HOSTILE_GRAMMARS", "16"))
+ROUNDS = int(os.environ.get("RADIXKV_HOSTILE_GRAMMARS", "8"))
 SEED = int(os.environ.get("RADIXKV_HOSTILE_SEED", "0"))
 #: CPU time of one step, in which one answer's grammar may go wrong; and of all steps of a round.
 MAX_STEP_S = 1.0

@@ -29,8 +29,8 @@ MAX_GRAMMAR_BYTES = 64 * 2**20
 #: CPU time of one mask or one token; nothing of a common grammar takes a tenth of it.
 MAX_CALL_S = 0.025
 
-_WALKS = 4
-_WALK_TOKENS = 32
+_WALKS = 3
+_WALK_TOKENS = 24
 #: CPU time after which no further walk begins; a grammar's first masks take longest.
 _ENOUGH_S = 0.015
 
