@@ -28,7 +28,7 @@ def says(text: str, **fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with live_server(ScriptedEngine()) as running:
+    with live_server(ScriptedEngine(num_blocks=256)) as running:
         yield running
 
 
@@ -141,7 +141,7 @@ def test_a_template_without_tools_shows_them_all_the_same() -> None:
 
 
 def test_plain_answers_are_left_alone() -> None:
-    with live_server(ScriptedEngine(), chat_format="plain") as server:
+    with live_server(ScriptedEngine(num_blocks=256), chat_format="plain") as server:
         answer, reason = message(server, f"<think>Hm.</think>{CALL}")
         assert (answer.content, reason) == (f"<think>Hm.</think>{CALL}", "stop")
 
