@@ -2,7 +2,8 @@
 
 One process for each instruction set (`RADIXKV_CPU_ISA`; torch's libraries are limited likewise) has a model
 three times and runs the same steps with each in turns: decodes of 1 and 8 sequences, prompts of 512 and 1,500
-tokens. Medians of the steps' times, and their ratios to float32's of the same turns.
+tokens. Medians of the steps' times, and of their ratios to float32's of the same turn. One thread, and the
+clock is its CPU time, so that other programs disturb little.
 
     python -m benchmarks.cpu_products [--model embedded|0.3b] [--isa avx2 ...] [--rounds N]
     python -m benchmarks.cpu_products --json benchmarks/results/cpu_products.json
@@ -106,7 +107,7 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
     runners = {
         name: LLM(
             model, device="cpu", num_blocks=128, block_size=BLOCK, max_model_len=2048,
-            max_num_batched_tokens=2048, speculation="off", **options,
+            max_num_batched_tokens=2048, speculation="off", threads=1, **options,
         ).engine.runner
         for name, options in WEIGHTS.items()
     }  # fmt: skip
@@ -114,19 +115,20 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
     for step, shape in STEPS.items():
         batch = make_batch(*shape)
         times: dict[str, list[float]] = {name: [] for name in runners}
-        # Short steps are repeated within a turn.
-        repeats = max(1, 64 // (shape[0] * shape[1]))
-        for turn in range(rounds + 1):
+        # A decode is repeated within a turn, and its first turn is not counted; prompts have fewer turns.
+        repeats, first, turns = (4, 1, rounds + 1) if shape[1] == 1 else (1, 0, max(1, rounds // 3))
+        for turn in range(turns):
             for name, runner in runners.items():
-                start = time.perf_counter()
+                start = time.thread_time()
                 for _ in range(repeats):
                     runner.execute(batch)
-                if turn:  # the first touches memory for the first time
-                    times[name].append((time.perf_counter() - start) / repeats)
+                if turn >= first:
+                    times[name].append((time.thread_time() - start) / repeats)
         ratios = {
             name: statistics.median(a / b for a, b in zip(own, times["float32"], strict=True))
             for name, own in times.items()
         }
+        print(step, ratios, file=sys.stderr)
         figures[step] = {
             name: {"ms": 1000 * statistics.median(own), "of_float32": ratios[name]}
             for name, own in times.items()
@@ -149,7 +151,9 @@ def main() -> None:
     )
     parser.add_argument("--model", action="append", choices=["embedded", "0.3b"], help="default: both")
     parser.add_argument("--isa", action="append", choices=list(LIBRARIES), help="default: all there are")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each step (default 9)")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="turns of a decode, three times those of a prompt (default 9)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--here", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
