@@ -58,7 +58,7 @@ def body_of(route: str, **fields: Any) -> dict[str, Any]:
 def ask(client: httpx.Client, route: str, **fields: Any) -> dict[str, Any]:
     answer = client.post(f"/v1/{route_path(route)}", json=body_of(route, **fields))
     assert answer.status_code == 200, answer.text
-    return answer.json()  # type: ignore[no-any-return]
+    return answer.json()
 
 
 def stream(client: httpx.Client, route: str, **fields: Any) -> list[dict[str, Any]]:
