@@ -37,7 +37,8 @@ class TokenizeRequest(ChatTemplateFields):
         ours = ("return_token_strs", "add_special_tokens")
         theirs = ("add_special", "parse_special", "with_pieces")
         for name in ours if given == ["content"] else theirs:
-            if getattr(self, name) is not None:
+            asks_for_nothing = getattr(self, name) is False and name in ("return_token_strs", "with_pieces")
+            if getattr(self, name) is not None and not asks_for_nothing:
                 raise ParamError(f"{name} does not go with {given[0]}.", name)
         if self.messages is not None:
             check_ending(self.messages, self.add_generation_prompt, self.continue_final_message)
