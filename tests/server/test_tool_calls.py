@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_logprobs_come_with_what_is_held_back(server: LiveServer) -> None:
     with server.openai() as client:
         chunks = list(client.chat.completions.create(**says(CALL, stream=True, logprobs=True)))
     tokens = [entry for chunk in chunks if (lp := chunk.choices[0].logprobs) for entry in lp.content]
-    assert len(tokens) == len(CALL) + 1
+    assert len(tokens) == len(CALL)
 
 
 def test_a_template_without_tools_shows_them_all_the_same() -> None:
@@ -214,3 +215,16 @@ def test_a_forced_call_that_is_cut_is_no_markup_in_any_api(server: LiveServer, m
         answer = http.post("/v1/messages", json={"messages": messages, **message}).json()
         assert answer["stop_reason"] == "max_tokens"
         assert not any(block.get("text") for block in answer["content"])
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": "lo"}, {"max_tokens": 4}])
+def test_logprobs_of_a_chat_are_those_of_its_content(server: LiveServer, more: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "say:héllo"}], "logprobs": True, **more}
+    with server.http() as http:
+        choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+        lines = http.post("/v1/chat/completions", json={**body, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:])["choices"] for line in lines if line.startswith("data: {")]
+    streamed = [part["logprobs"]["content"] for (part,) in chunks if part["logprobs"]]
+    for tokens in (choice["logprobs"]["content"], [token for part in streamed for token in part]):
+        told = bytes(byte for token in tokens for byte in token["bytes"])
+        assert told.decode() == choice["message"]["content"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from radixkv.client import TextTokenizer
-from radixkv.request import Logprob, TokenLogprobs
+from radixkv.request import CompletionOutput, Logprob, OutputDelta, SamplingParams, TokenLogprobs
 from radixkv_server.dialect import Json
 
 
@@ -27,6 +27,30 @@ class TextOffsets:
         offset = self._next
         self._next += len(self._decoder.push([token_id]))
         return offset
+
+
+class ShownTokens:
+    """The tokens of one answer whose text it shows: not what ended it, the end token or a stop string's.
+
+    A stream may show a token's text later than it has the token.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
+        self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
+        self._waiting: list[tuple[int, TokenLogprobs]] = []
+        self._next = self._shown = 0
+
+    def take(self, part: CompletionOutput | OutputDelta) -> list[TokenLogprobs] | None:
+        """Those that begin in the text up to here and have not been given; None: none were asked for."""
+        if part.logprobs is None and not self._waiting:
+            return None
+        for entry in part.logprobs or ():
+            self._waiting.append((self._next, entry))
+            self._next += len(self._decoder.push([entry.chosen.token_id]))
+        self._shown += len(part.text)
+        ready = [entry for offset, entry in self._waiting if offset < self._shown]
+        self._waiting = self._waiting[len(ready) :]
+        return ready
 
 
 class LogprobsFormat:

@@ -45,7 +45,9 @@ async def parse_chat(
     request = _request(new_id("chatcmpl"), body, jobs, "messages", family=family)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
-    return request, ChatRenderer(body, envelope, _logprobs(context, body), readers, job.prompt_ids)
+    return request, ChatRenderer(
+        body, envelope, _logprobs(context, body), readers, job.prompt_ids, job.params
+    )
 
 
 async def parse_completion(

@@ -19,8 +19,8 @@ from radixkv.chat.answer import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
-from radixkv_server.apis.openai.logprobs import LogprobsFormat, TextOffsets
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv_server.apis.openai.logprobs import LogprobsFormat, ShownTokens, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.apis.openai.token_details import TokenDetails
 from radixkv_server.chat.chat import AnswerReaders
@@ -137,7 +137,10 @@ class ChatRenderer:
         logprobs: LogprobsFormat,
         readers: AnswerReaders,
         prompt_ids: Sequence[int],
+        params: SamplingParams,
     ) -> None:
+        self._params = params
+        self._shown: dict[int, ShownTokens] = {}
         self._readers = readers
         self._details = TokenDetails(body)
         self._prompt_ids = prompt_ids
@@ -169,7 +172,7 @@ class ChatRenderer:
         return {
             "index": index,
             "message": {"role": "assistant", **_message(answer, self._readers.forced), "refusal": None},
-            "logprobs": self._logprobs.chat(sample.logprobs),
+            "logprobs": self._logprobs.chat(ShownTokens(self._logprobs.tokenizer, self._params).take(sample)),
             "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
             "stop_reason": sample.stop_reason,
             **self._details.of_answer(sample.token_ids),
@@ -187,11 +190,14 @@ class ChatRenderer:
             choices.append(choice({"role": "assistant", "content": content, "refusal": None}))
         told = [_delta(event) for event in self._readers.read(delta)]
         details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
+        if delta.index not in self._shown:
+            self._shown[delta.index] = ShownTokens(self._logprobs.tokenizer, self._params)
+        shown = self._shown[delta.index].take(delta)
         said = [content for content in told if content is not None] or [
             {} if self._readers.forced else {"content": ""}
-        ] * bool(delta.logprobs or details)
+        ] * bool(shown or details)
         for number, content in enumerate(said):
-            more = {} if number else {"logprobs": self._logprobs.chat(delta.logprobs), **details}
+            more = {} if number else {"logprobs": self._logprobs.chat(shown), **details}
             choices.append(choice(content, **more))
         if delta.finish_reason is not None:
             reason = _finish_reason(delta.finish_reason, self._readers.has_called(delta.index))
