@@ -186,8 +186,8 @@ class ChatRenderer:
         choices = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            content = None if self._readers.forced else ""
-            choices.append(choice({"role": "assistant", "content": content, "refusal": None}))
+            begin = None if self._readers.forced else ""
+            choices.append(choice({"role": "assistant", "content": begin, "refusal": None}))
         told = [_delta(event) for event in self._readers.read(delta)]
         details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
         if delta.index not in self._shown:
