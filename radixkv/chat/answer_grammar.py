@@ -4,6 +4,7 @@ Calls are written as the model's family writes them, each with arguments that it
 
     required, or one function     start: (thinking)? calls
     auto, with strict tools       start: (text up to the mark of a call, calls)* text
+    none, with tools              start: text in which no call begins
     JSON, with or without tools   start: (thinking)? (JSON | calls)
 """
 
@@ -24,6 +25,8 @@ _WHITESPACE = " ?"
 #: What may follow a backslash: one spelling for each character, so that no key can be hidden behind another.
 _ESCAPES = '"\\bfnrt'
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+#: So many characters of a mark that is no special token tell that a call begins.
+_TELLING = 6
 #: What a schema without properties says at most.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
@@ -109,7 +112,34 @@ class AnswerGrammar:
         ]
         return "\n".join([*rules, *(self._calls(None) if calls else ())])
 
+    def without_calls(self) -> str | None:
+        """Any text in which no call of the tools begins. None: the format has no calls."""
+        if self.format.calls is None or not self.tools:
+            return None
+        marks = [self.format.reasoning, self.format.spoken]
+        elsewhere = [mark for known in marks if known is not None for part in known for mark in part]
+        specials = [mark for mark in self.format.special_tokens if self._is_special(mark)]
+        free = [text for text in specials if any(text in mark for mark in elsewhere)]
+        beginnings = set()
+        for mark in self.format.calls[0]:
+            if not any(text in mark for text in specials if text not in free):
+                written = max(re.split("|".join(map(re.escape, free)) or "$", mark), key=len).strip()
+                if not written.startswith("{"):
+                    beginnings.add(_exactly(written[:_TELLING]))
+        if self.format.syntax is not None and f'"name": "{NAME}"' in self.format.syntax.head:
+            # Kept from the mark, a model would go on with what comes behind it.
+            beginnings.add(self._bare_beginning())
+        unlike = rf" & ~/(.|\n)*({'|'.join(sorted(beginnings))})(.|\n)*/" if beginnings else ""
+        follow = " | ".join(f"TEXT {self._literal(text)}" for text in free)
+        rules = [f"start: {'free* ' if free else ''}TEXT", rf"TEXT: /(.|\n)*/{unlike}"]
+        return "\n".join([*rules, f"free: {follow}"] if free else rules)
+
     # ------------------------------------------------------------------ calls
+
+    def _bare_beginning(self) -> str:
+        """How a call without a mark begins, as a regular expression: other objects may have names, too."""
+        names = "|".join(_exactly(tool["function"]["name"]) for tool in self.tools)
+        return rf'\{{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({names})"'
 
     def _calls(self, name: str | None) -> list[str]:
         """The rule `calls`, and those it needs."""
@@ -197,6 +227,11 @@ class AnswerGrammar:
 
 #: Any text; what follows it ends it.
 _TEXT = (r"TEXT: /(.|\n)*/",)
+
+
+def _exactly(text: str) -> str:
+    """A regular expression, between slashes, for a text."""
+    return re.sub(r"([^\w\s<>=\"'▁｜])", r"\\\1", text)
 
 
 def _head(syntax: CallSyntax, tool: Mapping[str, Any]) -> str:

@@ -133,6 +133,18 @@ def test_free_answers_hold_their_calls_to_strict_schemas(case: Case) -> None:
     assert not once(case.two)
 
 
+def test_text_in_which_no_call_begins(case: Case) -> None:
+    accepts = case.accepts(case.grammar().without_calls())
+    spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
+    for text in ("", "Hello {} <b>\n", '{"name": "Bob"}', case.thinking + spoken + "Hello"):
+        assert accepts(text)
+    for text in (case.call, "Hello\n" + case.call, case.thinking + case.call, case.two, case.bad):
+        assert not accepts(text)
+    if '"name":' in case.call:
+        for name in ("look", "wait"):
+            assert not accepts(f'{{ "name" : "{name}", "arguments"')
+
+
 def test_json_or_a_call(case: Case) -> None:
     accepts = case.accepts(case.grammar().json('{"type": "integer"}'))
     spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
@@ -147,7 +159,7 @@ def test_where_nothing_is_to_be_held() -> None:
     assert AnswerGrammar(case.format, lax, True, case.tokenizer.token_of).optional() is None
     assert AnswerGrammar(case.format, [], True, case.tokenizer.token_of).json("{}") is None
     plain = AnswerGrammar(FORMATS["plain"], TOOLS, True, case.tokenizer.token_of)
-    assert plain.required() is plain.optional() is plain.json("{}") is None
+    assert plain.required() is plain.optional() is plain.json("{}") is plain.without_calls() is None
 
 
 def test_thinking_that_the_prompt_has_opened_is_closed_first() -> None:

@@ -278,8 +278,10 @@ def test_tokens_are_counted_as_they_would_be_sent(server: LiveServer, client: an
     assert len(server.engine.requests) == before
     client.messages.create(**ask, **ASK)
     assert counted == len(server.engine.requests[-1].prompt)
-    without = client.messages.count_tokens(model="scripted", **{**ask, "tool_choice": {"type": "none"}})
-    assert without.input_tokens < counted
+    uncalled = client.messages.count_tokens(model="scripted", **{**ask, "tool_choice": {"type": "none"}})
+    assert uncalled.input_tokens == counted, "the tools stay in the prompt"
+    without = {name: value for name, value in ask.items() if not name.startswith("tool")}
+    assert client.messages.count_tokens(model="scripted", **without).input_tokens < counted
 
 
 def test_models(client: anthropic.Anthropic) -> None:

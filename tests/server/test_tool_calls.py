@@ -89,9 +89,29 @@ def test_what_is_no_call_is_text(server: LiveServer) -> None:
 
 
 def test_calls_are_text_where_there_are_no_tools(server: LiveServer) -> None:
-    for fields in ({"tool_choice": "none"}, {"tools": None}):
-        answer, reason = message(server, CALL, **fields)
-        assert (answer.content, answer.tool_calls, reason) == (CALL, None, "stop")
+    answer, reason = message(server, CALL, tools=None)
+    assert (answer.content, answer.tool_calls, reason) == (CALL, None, "stop")
+
+
+@pytest.mark.parametrize("text", [CALL, f"Hm. {CALL}", CALL.removeprefix("<tool_call>")])
+def test_no_call_is_made_where_none_is_wanted_and_the_tools_stay_in_the_prompt(
+    server: LiveServer, text: str
+) -> None:
+    """A loop that ends with `tool_choice: none` finds the prompt of its earlier turns."""
+    message(server, text)
+    offered = server.engine.requests[-1].prompt
+    answer, reason = message(server, text, tool_choice="none")
+    assert server.engine.requests[-1].prompt == offered
+    assert (answer.tool_calls, reason) == (None, "stop")
+    assert "<tool_call>" not in answer.content
+    assert '"name": "look"' not in answer.content
+    with server.openai() as client:
+        stream = client.chat.completions.create(**says(text, tool_choice="none", stream=True))
+        deltas = [chunk.choices[0].delta for chunk in stream]
+    assert "".join(delta.content or "" for delta in deltas) == answer.content
+    assert not any(delta.tool_calls for delta in deltas)
+    plain = 'Say {"name": "Bob"} <table> and <b>'
+    assert message(server, plain, tool_choice="none")[0].content == plain
 
 
 def test_only_the_first_call_is_told_without_parallel_calls(server: LiveServer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin
@@ -139,7 +139,7 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     if len(chat.source) > context.settings.max_messages:
         raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
     template = await context.templates.find(chat.options.get("chat_template"))
-    tools = () if chat.tool_choice == "none" else chat.tools
+    tools = chat.tools  # shown whatever the choice is: the next turn, with another choice, finds the prompt
     given, more = template_tools(tools, template.format, template.traits)
     reasoning_sent = False
     messages: list[Message] = []
@@ -264,6 +264,9 @@ def _grammar(
             raise bad_request(message, param="tool_choice", code="unsupported_parameter")
         return StructuredOutputs(grammar=lark), "tools"
     if wanted is None:
+        if chat.tool_choice == "none":
+            lark = replace(grammar, tools=chat.callable_tools).without_calls()
+            return (StructuredOutputs(grammar=lark), "tools") if lark is not None else (None, None)
         lark = grammar.optional()
         if lark is None and allowed is not None and chat_format.syntax is not None:
             message = (
