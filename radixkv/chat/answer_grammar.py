@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from radixkv.chat.calls import NAME, CallSyntax
@@ -25,7 +26,7 @@ _WHITESPACE = " ?"
 #: What may follow a backslash: one spelling for each character, so that no key can be hidden behind another.
 _ESCAPES = '"\\bfnrt'
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
-#: So many characters of a mark that is no special token tell that a call begins.
+#: So many characters more than other marks begin with tell that a call begins, where no special token does.
 _TELLING = 6
 #: What a schema without properties says at most.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
@@ -123,9 +124,13 @@ class AnswerGrammar:
         beginnings = set()
         for mark in self.format.calls[0]:
             if not any(text in mark for text in specials if text not in free):
-                written = max(re.split("|".join(map(re.escape, free)) or "$", mark), key=len).strip()
-                if not written.startswith("{"):
-                    beginnings.add(_exactly(written[:_TELLING]))
+                mark = mark.strip("\n")
+                shared = max((_num_shared(mark, other) for other in elsewhere), default=0)
+                told = mark[: shared + _TELLING]
+                for text in free:
+                    told = told.rpartition(text)[2]
+                if not told.startswith("{"):
+                    beginnings.add(_exactly(told))
         if self.format.syntax is not None and f'"name": "{NAME}"' in self.format.syntax.head:
             # Kept from the mark, a model would go on with what comes behind it.
             beginnings.add(self._bare_beginning())
@@ -227,6 +232,11 @@ class AnswerGrammar:
 
 #: Any text; what follows it ends it.
 _TEXT = (r"TEXT: /(.|\n)*/",)
+
+
+def _num_shared(text: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))))
 
 
 def _exactly(text: str) -> str:
