@@ -45,9 +45,10 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """The call's arguments are complete."""
+    """The call's arguments are complete or, `cut`, end before they are."""
 
     index: int
+    cut: bool = False
 
 
 AnswerEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments | ToolCallEnd

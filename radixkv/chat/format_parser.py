@@ -136,8 +136,8 @@ class _AnswerWriter:
         if text:
             self._call_event(ToolCallArguments(self._num_calls - 1, text))
 
-    def end_call(self) -> None:
-        self._call_event(ToolCallEnd(self._num_calls - 1))
+    def end_call(self, *, cut: bool = False) -> None:
+        self._call_event(ToolCallEnd(self._num_calls - 1, cut))
 
     def finish(self) -> None:
         if self._blanks and not self._has_parts:
@@ -187,7 +187,7 @@ class _CallsRegion:
         if self._is_text:
             self._answer.say(mark)
         elif self._arguments is not None:
-            self._answer.end_call()  # cut off: what there is of its arguments has been told
+            self._answer.end_call(cut=True)  # what there is of its arguments has been told
         else:
             calls = self._read()
             if calls is None and not self._answer.speaks:
@@ -215,7 +215,7 @@ class _CallsRegion:
             self._answer.begin_call(head["name"], head.groupdict().get("id"))
             size, ended = ObjectScanner().take(self._body[head.end() :])
             self._answer.add_arguments(self._body[head.end() : head.end() + size])
-            self._answer.end_call()
+            self._answer.end_call(cut=not ended)
             at = self._syntax.skip_between(self._body, head.end() + size)
             head = self._syntax.match_head(self._body, at) if ended else None
 

@@ -231,7 +231,7 @@ class OutputItems:
             assert isinstance(self._open, _Call)
             yield from self._open.add(event.text)
         elif isinstance(event, ToolCallEnd):
-            yield from self.end("completed")
+            yield from self.end("incomplete" if event.cut else "completed")
 
     def add_logprobs(self, logprobs: list[Json]) -> None:
         """Those of tokens whose text comes with the next events, if it is content."""
