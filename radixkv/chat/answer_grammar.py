@@ -1,6 +1,7 @@
 """The Lark grammar of an answer that must call tools, or must be JSON after what the model thinks.
 
-Calls are written as the model's family writes them, each with arguments that its tool's schema accepts:
+Calls are written as the model's family writes them, each with arguments that its tool's schema accepts, or
+with an input that its tool's own grammar accepts:
 
     required, or one function     start: (thinking)? calls
     auto, with strict tools       start: (text up to the mark of a call, calls)* text
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -53,6 +54,8 @@ class AnswerGrammar:
         others: the prompt shows other tools, too, which must not be called.
         closes_objects: arguments have the properties that are listed, and no others, unless a tool's schema
             says something of others; those of strict tools, and of tools without properties, always.
+        inputs: name of a tool -> Lark grammar, escaped (`radixkv.text.escaped_lark`), of the text that is its
+            only argument, `input`; its schema does not count.
     """
 
     format: ChatFormat
@@ -62,6 +65,7 @@ class AnswerGrammar:
     prompt_end: str = ""
     others: bool = False
     closes_objects: bool = False
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def required(self, name: str | None = None) -> str | None:
         """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
@@ -73,10 +77,12 @@ class AnswerGrammar:
     def optional(self) -> str | None:
         """Any text, in which every call is as its tool's schema wants it.
 
-        None: no tool is strict and all may be called, or the format does not show where a call begins.
+        None: no tool is strict or has a grammar and all may be called, or the format does not show where a
+        call begins.
         """
         syntax, trigger = self.format.syntax, self._trigger()
-        if syntax is None or trigger is None or not (self.others or any(map(_is_strict, self.tools))):
+        wanted = self.others or any(_is_strict(tool) or _name(tool) in self.inputs for tool in self.tools)
+        if syntax is None or trigger is None or not wanted:
             return None
         specials = [text for text in self.format.special_tokens if self._is_special(text)]
         free = " | ".join(f"TEXT {self._literal(text)}" for text in specials if text != trigger)
@@ -164,12 +170,18 @@ class AnswerGrammar:
         return " | ".join(
             f"{self._literal((before + _head(syntax, tool))[skipped:])} args_{i} {self._literal(syntax.tail)}"
             for i, tool in enumerate(self.tools)
-            if name is None or tool["function"]["name"] == name
+            if name is None or _name(tool) == name
         )
 
     def _arguments(self) -> list[str]:
-        schemas = [_schema(tool, self.closes_objects) for tool in self.tools]
-        return [f"args_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
+        rules = []
+        for i, tool in enumerate(self.tools):
+            given = self.inputs.get(_name(tool))
+            if given is None:
+                rules.append(f"args_{i}: %json {json.dumps(_schema(tool, self.closes_objects))}")
+            else:
+                rules += [f"args_{i}: {_INPUT_BEGIN} input_{i} {_INPUT_END}", _embedded(i, given)]
+        return rules
 
     def _trigger(self) -> str | None:
         """What of a call's writing tells that it is one; None: not known without a look at what is around."""
@@ -179,6 +191,15 @@ class AnswerGrammar:
         written = syntax.begin + syntax.head
         marks = [mark for mark in self.format.calls[0] if written.startswith(mark) and NAME not in mark]
         return min(marks, key=len, default=None)
+
+    def inputs_in(self, written: str) -> Iterator[tuple[str, range]]:
+        """Where the inputs' grammars are in one that this has written: a tool's name, and the lines."""
+        for i, tool in enumerate(self.tools):
+            given = self.inputs.get(_name(tool))
+            at = written.find(_embedded(i, given)) if given is not None else -1
+            if given is not None and at >= 0:
+                first = written.count("\n", 0, at) + 2
+                yield _name(tool), range(first, first + given.count("\n") + 2)  # with the closing brace
 
     # ------------------------------------------------------------------ thinking
 
@@ -230,6 +251,8 @@ class AnswerGrammar:
         return " ".join(written) or '""'
 
 
+#: Around the input of a tool that takes text.
+_INPUT_BEGIN, _INPUT_END = (json.dumps(text) for text in ('{"input": "', '"}'))
 #: Any text; what follows it ends it.
 _TEXT = (r"TEXT: /(.|\n)*/",)
 
@@ -245,7 +268,18 @@ def _exactly(text: str) -> str:
 
 
 def _head(syntax: CallSyntax, tool: Mapping[str, Any]) -> str:
-    return syntax.head.replace(NAME, tool["function"]["name"])
+    return syntax.head.replace(NAME, _name(tool))
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    name = tool["function"]["name"]
+    assert isinstance(name, str)
+    return name
+
+
+def _embedded(i: int, grammar: str) -> str:
+    """The rule of an input, with names of its own."""
+    return f"input_{i}: %lark {{\n{grammar}\n}}"
 
 
 def _is_strict(tool: Mapping[str, Any]) -> bool:

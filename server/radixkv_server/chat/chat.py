@@ -23,6 +23,7 @@ from radixkv_server.chat.message_places import place_name
 from radixkv_server.chat.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
+from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.request import Job, sampling_params
 from radixkv_server.generation.usage import Hint, PlaceName
 
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrammar:
+    """What the text that a tool takes must look like.
+
+    Args:
+        escaped: in Lark, as written inside of a JSON string (`radixkv.text.escaped_lark`).
+        param: what the body calls it, for errors.
+    """
+
+    escaped: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ class Chat:
         unlisted_tools: further ones that may be called; what the prompt says of them is in its messages.
         tool_choice: `auto`, `none`, `required`, or the name of the one function to call.
         allowed_tools: names of the only tools that may be called; the prompt shows all. None: all.
+        tool_inputs: name of a tool with no other argument than a text, `input` -> what that must look like.
         parallel_tool_calls: whether one answer may call more than once.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         options: further arguments of the chat template.
@@ -61,6 +76,7 @@ class Chat:
     unlisted_tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     allowed_tools: Collection[str] | None = None
+    tool_inputs: Mapping[str, InputGrammar] = field(default_factory=dict)
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -185,8 +201,15 @@ async def chat_job(
     wanted = with_default(sampling.get("structured"), context.settings)
     if wanted is not None:
         _check_free(chat, renamed.get("structured", "structured_outputs"))
-    closes_objects = context.settings.closes_objects
-    structured, grammar_param = _grammar(chat, prompt.format, tokenizer, wanted, end, closes_objects)
+    structured, places = _grammar(
+        chat,
+        prompt.format,
+        tokenizer,
+        wanted,
+        end,
+        context.settings.closes_objects,
+        renamed.get("structured", "structured_outputs"),
+    )
     params = sampling_params(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
         defaults=context.engine.default_sampling,
@@ -208,7 +231,7 @@ async def chat_job(
         hint=_hint(tokenizer, prompt),
         place_name=_place_name(tokenizer, chat, prompt),
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
-        grammar_param=grammar_param or renamed.get("structured", "structured_outputs"),
+        grammar_places=places,
     )
     return job, AnswerReaders(make_parser, forced=forced)
 
@@ -233,13 +256,15 @@ def _grammar(
     wanted: StructuredOutputs | None,
     end: str,
     closes_objects: bool,
-) -> tuple[StructuredOutputs | None, str | None]:
-    """What the answer must look like, and the field to blame for it where that is not the one of `wanted`.
+    param: str,
+) -> tuple[StructuredOutputs | None, GrammarPlaces]:
+    """What the answer must look like, and the fields that it comes from.
 
     Args:
         wanted: what the body says of the answer itself.
         end: how the prompt ends.
         closes_objects: see AnswerGrammar.
+        param: what the body calls `wanted`.
 
     Raises:
         ApiError: a call is wanted that can't be.
@@ -254,6 +279,7 @@ def _grammar(
         end,
         others=allowed is not None,
         closes_objects=closes_objects,
+        inputs={name: given.escaped for name, given in chat.tool_inputs.items()},
     )
     if allowed is not None or chat.tool_choice not in ("none", "auto"):
         _check_choice(chat)
@@ -262,21 +288,21 @@ def _grammar(
         if lark is None:
             message = f"tool_choice: the chat format of this model, {chat_format.name}, has no tool calls."
             raise bad_request(message, param="tool_choice", code="unsupported_parameter")
-        return StructuredOutputs(grammar=lark), "tools"
-    if wanted is None:
-        if chat.tool_choice == "none":
-            lark = replace(grammar, tools=chat.callable_tools).without_calls()
-            return (StructuredOutputs(grammar=lark), "tools") if lark is not None else (None, None)
+    elif wanted is None and chat.tool_choice == "none":
+        lark = replace(grammar, tools=chat.callable_tools).without_calls()
+    elif wanted is None:
         lark = grammar.optional()
         if lark is None and allowed is not None and chat_format.syntax is not None:
             message = (
                 f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
             )
             raise bad_request(message, param="tool_choice", code="unsupported_parameter")
-        return (StructuredOutputs(grammar=lark), "tools") if lark is not None else (None, None)
-    schema = wanted.json_schema
-    lark = grammar.json(schema) if schema is not None else None
-    return (StructuredOutputs(grammar=lark) if lark is not None else wanted), None
+    else:
+        lark = grammar.json(wanted.json_schema) if wanted.json_schema is not None else None
+    if lark is None:
+        return wanted, GrammarPlaces(param)
+    inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}
+    return StructuredOutputs(grammar=lark), GrammarPlaces("tools" if wanted is None else param, inputs)
 
 
 def _check_choice(chat: Chat) -> None:

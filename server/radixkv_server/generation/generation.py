@@ -145,8 +145,7 @@ class Generation:
         if isinstance(error, ContextLengthExceededError):
             return ContextLengthExceededError(str(error), param=self._request.prompt_param)
         if error.param == "structured":
-            param = self._request.jobs[0].grammar_param
-            return InvalidRequestError(f"{param}: {error}", param=param, code=error.code)
+            return self._request.jobs[0].grammar_places.name(error)
         return error
 
 

@@ -11,12 +11,14 @@ from typing import Any
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv_server.errors import bad_request
+from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
 #: What tells of more tokens than these, logprobs and all, is put together in a thread.
 INLINE_TOKENS = 1024
 
+_AS_GIVEN = GrammarPlaces("structured_outputs")
 _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 
@@ -36,7 +38,7 @@ class Job:
         hint: what to say of the prompt's miss report beyond its reason.
         place_name: names the message that a place of the prompt lies in.
         last_message: how a chat's last message begins; "" is no chat.
-        grammar_param: what the body calls that which the answer must look like, for errors.
+        grammar_places: what the body calls that which the answer must look like, for errors.
     """
 
     prompt_ids: list[int]
@@ -45,7 +47,7 @@ class Job:
     hint: Hint | None = None
     place_name: PlaceName | None = None
     last_message: str = ""
-    grammar_param: str = "structured_outputs"
+    grammar_places: GrammarPlaces = _AS_GIVEN
 
     @property
     def tells_much(self) -> bool:

@@ -51,7 +51,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # Told apart from other answers' by nobody here.
 ForOpenAI = Annotated[Any, WithoutEffect("only says who asks")]
 ServiceTier = Annotated[Any, WithoutEffect("there is one tier", usual=("auto", "default"))]
-Verbosity = Annotated[Any, Refused("anything but 'medium'", usual=("medium",))]
+Verbosity = Annotated[Any, WithoutEffect("a hint that no model served here knows", usual=("medium",))]
 Asynchronous = Annotated[Any, Refused("calling in the background"), Field(alias="async")]
 Caller = Annotated[Any, WithoutEffect("the model is the only caller", usual=({"type": "direct"},))]
 IncludeObfuscation = Annotated[Any, WithoutEffect("a stream's events have no padding")]

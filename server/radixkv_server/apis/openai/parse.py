@@ -20,6 +20,7 @@ from radixkv_server.chat.chat import Chat, chat_job
 from radixkv_server.chat.structured import tool_choice, with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
+from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.request import GenerationRequest, Job, new_id, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
@@ -57,8 +58,8 @@ async def parse_completion(
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)
     _check_prompt_logprobs(body, sum(map(len, prompts)))
-    param = _grammar_param(body)
-    jobs = [Job(ids, _text_params(context, body, len(ids)), grammar_param=param) for ids in prompts]
+    places = GrammarPlaces(_grammar_param(body))
+    jobs = [Job(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts]
     request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)

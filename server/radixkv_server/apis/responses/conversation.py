@@ -66,6 +66,7 @@ def chat_of(
         tools=tools.functions,
         tool_choice=choice,
         allowed_tools=allowed,
+        tool_inputs=tools.inputs,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
     )

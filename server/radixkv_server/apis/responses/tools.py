@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Tag, ValidationInfo, model_validator
+from pydantic import BaseModel, Discriminator, Tag, ValidationInfo, field_validator, model_validator
 
+from radixkv.sampling.grammar.limits import check_lark
+from radixkv.text.escaped_lark import escape_lark
 from radixkv_server.apis.openai.fields import Asynchronous, ToolName
+from radixkv_server.chat.chat import InputGrammar
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Ignored, Refused, WithoutEffect
@@ -92,6 +95,14 @@ class CustomFormat(StrictModel):
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
+    @field_validator("definition")
+    @classmethod
+    def _usable(cls, definition: str | None, info: ValidationInfo) -> str | None:
+        if definition and info.data.get("syntax") == "lark" and info.data.get("type") == "grammar":
+            check_lark(definition)
+            check_lark(escape_lark(definition))
+        return definition
+
     @model_validator(mode="after")
     def _whole(self) -> CustomFormat:
         if self.type == "grammar" and (self.syntax is None or not self.definition):
@@ -107,11 +118,13 @@ class CustomTool(_ClientTool):
     type: Literal["custom"]
     format: CustomFormat | None = None
 
-    @model_validator(mode="after")
-    def _known_effect(self, info: ValidationInfo) -> CustomTool:
-        if self.format is not None and self.format.syntax == "lark" and isinstance(info.context, Ignored):
-            info.context.say("tools[].format of syntax lark (shown to the model, not enforced)")
-        return self
+    @property
+    def lark(self) -> str | None:
+        """What the input must look like, where that is said in Lark."""
+        wanted = self.format
+        if wanted is None or wanted.type != "grammar" or wanted.syntax != "lark":
+            return None
+        return wanted.definition
 
     def plain(self) -> Json:
         shown: Json = {"type": self.type, "name": self.name, "description": self.description}
@@ -212,19 +225,26 @@ class Toolbox:
 
     Args:
         tools: of the request.
+
+    Attributes:
+        functions: as templates know them.
+        inputs: name of a custom tool in the prompt -> the Lark grammar of its input.
     """
 
     def __init__(self, tools: Sequence[Any]) -> None:
         own = list(_own(tools))
-        count = Counter(tool.name for tool, _ in own)
+        count = Counter(tool.name for tool, _, _ in own)
         self._called: dict[str, Called] = {}
         self._names: dict[tuple[str | None, str], str] = {}
         self.functions: list[Json] = []
-        for tool, group in own:
+        self.inputs: dict[str, InputGrammar] = {}
+        for tool, group, place in own:
             space = None if group is None else group.name
             name = tool.name if count[tool.name] == 1 or space is None else f"{space}__{tool.name}"
             self._called[name] = Called(tool.name, space, isinstance(tool, CustomTool))
             self._names[space, tool.name] = name
+            if isinstance(tool, CustomTool) and tool.lark is not None:
+                self.inputs[name] = InputGrammar(escape_lark(tool.lark), f"{place}.format.definition")
             function = {"name": name, **tool.function()}
             if group is not None and group.description:
                 of_group = f"({group.name}: {group.description}) "
@@ -258,9 +278,13 @@ def told(tools: Sequence[Any]) -> list[Json]:
     return [tool.plain() for tool in tools if isinstance(tool, _ClientTool | Namespace)]
 
 
-def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, Namespace | None]]:
-    for tool in tools:
+def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, Namespace | None, str]]:
+    """The tools of the client's, the namespaces that they are in, and their places in the body."""
+    for number, tool in enumerate(tools):
+        place = f"tools[{number}]"
         if isinstance(tool, Namespace):
-            yield from ((inner, tool) for inner in tool.tools if isinstance(inner, _ClientTool))
+            for inner_number, inner in enumerate(tool.tools):
+                if isinstance(inner, _ClientTool):
+                    yield inner, tool, f"{place}.tools[{inner_number}]"
         elif isinstance(tool, _ClientTool):
-            yield tool, None
+            yield tool, None, place

@@ -1,0 +1,43 @@
+"""GrammarPlaces: which field of the body an error in an answer's grammar is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from radixkv.errors import InvalidRequestError
+
+#: How a compiler says where in a grammar it has found something; the text of the grammar follows it.
+_PLACE = re.compile(r"\b(?P<line>\d+)(?P<column>\(\d+\))(?=: )")
+_OF_SCHEMA = "JSON schema"
+_TEXT = re.compile(r"(?:\n +(?:\d+ \|.*|\^))+\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarPlaces:
+    """What of a body a grammar is made of.
+
+    Args:
+        param: the field that the grammar as a whole comes from.
+        parts: field -> lines of the grammar, from 1 on, which are that field's text.
+    """
+
+    param: str
+    parts: Mapping[str, range] = field(default_factory=dict)
+
+    def name(self, error: InvalidRequestError) -> InvalidRequestError:
+        """An error in the grammar, with the field's name and the line in its text."""
+        message, param = str(error), self.param
+        place = _PLACE.search(message)
+        if place is None and len(self.parts) == 1 and _OF_SCHEMA not in message:
+            (param,) = self.parts
+        elif place is not None:
+            line = int(place["line"])
+            for part, lines in self.parts.items():
+                if line in lines:
+                    param = part
+                    within = f"line {line - lines.start + 1}{place['column']}"
+                    message = message[: place.start()] + within + message[place.end() :]
+                    message = _TEXT.sub("", message)
+        return InvalidRequestError(f"{param}: {message}", param=param, code=error.code)
