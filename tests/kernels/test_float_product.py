@@ -47,14 +47,14 @@ def test_products_equal_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), [(48, 80), (577, 97), (3, 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 80), (577, 97), (3, 1), (1030, 260)])
 def test_a_row_has_the_same_bits_whatever_is_beside_it(inputs: int, outputs: int, dtype: torch.dtype) -> None:
     weight, bias, x = random(outputs, inputs).to(dtype), random(outputs, seed=1), random(200, inputs, seed=2)
     plain = PackedFloat(weight, bias)
     gate = PackedGate(weight, weight.flip(0), bias, None)
     for product in (plain, gate):
         whole = product.multiply(x, torch.empty(200, outputs))
-        for count in (1, 2, 3, 5, 7, 8, 9, 64, 65, 130):
+        for count in (1, 2, 3, 5, 7, 8, 9, 12, 13, 64, 65, 130):
             for start in (0, 1, 200 - count):
                 own = product.multiply(x[start : start + count].contiguous(), torch.empty(count, outputs))
                 assert torch.equal(own, whole[start : start + count]), (type(product), count, start)

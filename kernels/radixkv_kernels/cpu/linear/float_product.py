@@ -5,8 +5,9 @@
 
 Weights lie in panels of a few vectors of columns, in the order the loop reads them: [panel][input][column].
 A tile of rows x vectors keeps its sums in registers and reads the panel once: with few rows, weights stream
-through at memory speed; with many, a panel stays in the core's own cache. What comes after the sums (bias,
-residual, SiLU) is done while they are in the L1 cache.
+through at memory speed (one or two rows take several panels at once, a tile of more asks for what comes
+next); with many, a panel stays in the core's own cache. What comes after the sums (bias, residual, SiLU) is
+done while they are in the L1 cache.
 
 Weights of 16 bits stay so in memory and are widened in the tile, once for all of its rows: half of the memory
 to read, which is what few rows wait for, and the same float32 sums for many.
@@ -32,7 +33,7 @@ from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.isa import widens_float16
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import aligned, compile_kernel, emit_prefetch, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
 
 # Places in the int64 argument block.
@@ -53,12 +54,17 @@ from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
     ADD,
     ROWS_PER_ITEM,
     PANEL_BYTES,
-) = range(16)
-_NUM_ARGUMENTS = 16
+    GROUP,
+) = range(17)
+_NUM_ARGUMENTS = 17
 #: Vectors of a panel and rows of a tile: their product in accumulators, beside what a step loads, fits 32
 #: registers of 16 floats (AVX-512), or 16 of 8.
 _VECTORS, _TILE_ROWS = (3, 8) if LANES == 16 else (2, 6)
 COLUMNS = _VECTORS * LANES
+#: Bytes of a panel that both tiles of an item go through before the next, so that the second finds them in
+#: the L1 cache, and how far ahead memory is read. Wide vectors leave the processor time to do that itself.
+_PART = 16_384
+_READS_AHEAD = LANES == 8
 #: Rows of one work item: enough to use a panel often, few enough to share a product out among many threads.
 _ITEM_ROWS = 8 * _TILE_ROWS
 #: Multiplications below which waking the other threads costs more than they save.
@@ -67,6 +73,8 @@ _UNROLL = 4
 #: What weights are stored as, and bytes of an element.
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 SIZES = (4, 2, 2)
+#: Whether a word of a bfloat16 panel holds a column of one vector and one of the next: one load for both.
+_PAIRED = _VECTORS % 2 == 0
 _STORAGE = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LONG = ir.IntType(64)
 _LOG2E = np.float32(1.4426950408889634)
@@ -88,37 +96,63 @@ def storage_kind(dtype: torch.dtype) -> int:
     return _STORAGE[dtype]
 
 
-def _widened(e: Emitter, storage: int, address: Any) -> Any:
-    """A vector of the panel's columns as float32."""
-    if storage == FLOAT32:
-        return e.load(address, LANES)
+def _group(rows: int) -> int:
+    """Panels that one or two rows multiply at once: a multiply-add waits for the one before it in its sum, so
+    that a core with few sums is not busy and has little of memory under way."""
+    return max(1, 4 // rows)
+
+
+def _widened(e: Emitter, storage: int, panel: Any) -> list[Any]:
+    """The vectors of a panel's row as float32."""
     b = e.builder
-    stored = ir.VectorType(ir.IntType(16) if storage == BFLOAT16 else ir.HalfType(), LANES)
-    narrow = b.load(b.inttoptr(address, stored.as_pointer()), align=2)
     floats = ir.VectorType(ir.FloatType(), LANES)
-    if storage == FLOAT16:
-        return b.fpext(narrow, floats)
     words = ir.VectorType(ir.IntType(32), LANES)
-    return b.bitcast(b.shl(b.zext(narrow, words), ir.Constant(words, [16] * LANES)), floats)
+    if storage == FLOAT32:
+        return [e.load(e.at(panel, v * LANES * 4), LANES) for v in range(_VECTORS)]
+    if storage == BFLOAT16 and _PAIRED:
+        found = []
+        for v in range(0, _VECTORS, 2):
+            pair = b.load(b.inttoptr(e.at(panel, v * LANES * 2), words.as_pointer()), align=4)
+            found += [b.shl(pair, ir.Constant(words, [16] * LANES))]
+            found += [b.and_(pair, ir.Constant(words, [0xFFFF0000] * LANES))]
+        return [b.bitcast(each, floats) for each in found]
+    stored = ir.VectorType(ir.IntType(16) if storage == BFLOAT16 else ir.HalfType(), LANES).as_pointer()
+    narrow = [b.load(b.inttoptr(e.at(panel, v * LANES * 2), stored), align=2) for v in range(_VECTORS)]
+    if storage == FLOAT16:
+        return [b.fpext(each, floats) for each in narrow]
+    return [
+        b.bitcast(b.shl(b.zext(each, words), ir.Constant(words, [16] * LANES)), floats) for each in narrow
+    ]
 
 
 def _tile_intrinsic(
-    typing_context: Any, num_rows: Any, kind: Any, x: Any, stride: Any, weight: Any, depth: Any, out: Any
-) -> Any:
+    typing_context: Any, num_rows: Any, num_panels: Any, kind: Any, x: Any, stride: Any, weight: Any,
+    panel_bytes: Any, depth: Any, ahead: Any, out: Any,
+) -> Any:  # fmt: skip
     # Taller tiles than the registers hold are never asked for.
-    rows, storage = min(num_rows.literal_value, _TILE_ROWS), kind.literal_value
+    rows, panels = min(num_rows.literal_value, _TILE_ROWS), num_panels.literal_value
+    storage = kind.literal_value
     size = SIZES[storage]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emitter(builder)
-        x, stride, weight, depth, out = args[2:]
+        x, stride, weight, panel_bytes, depth, ahead, out = args[3:]
         floats = ir.VectorType(ir.FloatType(), LANES)
-        sums = [[e.variable(floats, e.constant(0.0, floats)) for _ in range(_VECTORS)] for _ in range(rows)]
+        places = [
+            [
+                e.at(out, ((p * rows + r) * COLUMNS + v * LANES) * 4)
+                for p in range(panels)
+                for v in range(_VECTORS)
+            ]
+            for r in range(rows)
+        ]
+        sums = [[e.variable(floats, e.load(place, LANES)) for place in own] for own in places]
         bases = [builder.add(x, builder.mul(stride, _LONG(r))) for r in range(rows)]
+        starts = [builder.add(weight, builder.mul(panel_bytes, _LONG(p))) for p in range(panels)]
 
         def step(number: Any) -> None:
-            panel = e.at(weight, e.scaled(number, COLUMNS * size))
-            columns = [_widened(e, storage, e.at(panel, v * LANES * size)) for v in range(_VECTORS)]
+            at = e.scaled(number, COLUMNS * size)
+            columns = [column for start in starts for column in _widened(e, storage, e.at(start, at))]
             for base, own in zip(bases, sums, strict=True):
                 value = e.splat(e.scalar(e.at(base, e.scaled(number, 4))), LANES)
                 for column, place in zip(columns, own, strict=True):
@@ -127,71 +161,115 @@ def _tile_intrinsic(
         whole = builder.udiv(depth, _LONG(_UNROLL))
         with e.loop(whole) as index:
             at = e.scaled(index, _UNROLL)
+            if panels == 1 and _READS_AHEAD:
+                # While a tile of many rows computes, too few loads are under way to keep memory busy.
+                with builder.if_then(builder.icmp_signed("!=", ahead, _LONG(0))):
+                    next_part = e.at(e.at(weight, e.scaled(at, COLUMNS * size)), ahead)
+                    for line in range(0, _UNROLL * COLUMNS * size, 64):
+                        emit_prefetch(builder, e.at(next_part, line))
             for k in range(_UNROLL):
                 step(builder.add(at, _LONG(k)))
         done = e.scaled(whole, _UNROLL)
         with e.loop(builder.sub(depth, done)) as index:
             step(builder.add(done, index))
-        for r, own in enumerate(sums):
-            for v, place in enumerate(own):
-                e.store(builder.load(place), e.at(out, (r * COLUMNS + v * LANES) * 4))
+        for own, row in zip(sums, places, strict=True):
+            for total, place in zip(own, row, strict=True):
+                e.store(builder.load(total), place)
         return context.get_dummy_value()
 
-    return types.void(num_rows, kind, x, stride, weight, depth, out), codegen
+    return types.void(num_rows, num_panels, kind, x, stride, weight, panel_bytes, depth, ahead, out), codegen
 
 
-#: tile(rows, storage, x, stride, weight, depth, out): out[rows, COLUMNS] = x[rows, depth] . panel. The first
-#: two are constants; x, weight, out: addresses; stride: bytes from row to row of x. All int64.
+#: tile(rows, panels, storage, x, stride, weight, panel_bytes, depth, ahead, out):
+#: out[panels, rows, COLUMNS] += x[rows, depth] . panels. The first three are constants; x, weight, out:
+#: addresses; stride: bytes from row to row of x; panel_bytes: from panel to panel; ahead: bytes from what is
+#: read to what is asked for meanwhile, or 0. All int64.
 _tile: Any = intrinsic(prefer_literal=True)(_tile_intrinsic)
+_ONE_ROW, _TWO_ROWS = _group(1), _group(2)
 
 
 @njit(inline="always")
-def _sums(storage: int, n: int, x: int, stride: int, weight: int, depth: int, out: int) -> None:
-    """The tile of n rows, by what weights are stored as."""
-    if n == 8:
-        _tile(8, storage, x, stride, weight, depth, out)
+def _sums(
+    storage: int, n: int, group: int, x: int, stride: int, weight: int, panel_bytes: int, depth: int,
+    ahead: int, out: int,
+) -> None:  # fmt: skip
+    """The tile of n rows, by what weights are stored as, with a group of panels or one."""
+    if group > 1:
+        if n == 1:
+            _tile(1, _ONE_ROW, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+        else:
+            _tile(2, _TWO_ROWS, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+    elif n == 8:
+        _tile(8, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 1:
-        _tile(1, storage, x, stride, weight, depth, out)
+        _tile(1, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 2:
-        _tile(2, storage, x, stride, weight, depth, out)
+        _tile(2, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 3:
-        _tile(3, storage, x, stride, weight, depth, out)
+        _tile(3, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 4:
-        _tile(4, storage, x, stride, weight, depth, out)
+        _tile(4, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 5:
-        _tile(5, storage, x, stride, weight, depth, out)
+        _tile(5, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 6:
-        _tile(6, storage, x, stride, weight, depth, out)
+        _tile(6, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     else:
-        _tile(7, storage, x, stride, weight, depth, out)
+        _tile(7, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+
+
+@njit(inline="always")
+def _item_sums(
+    storage: int, n: int, group: int, x: int, stride: int, weight: int, panel_bytes: int, depth: int, out: int
+) -> None:
+    """The sums of n rows with a panel, or of a tile's rows with a group of them: [group, n, COLUMNS]."""
+    f32_row(out, group * n * COLUMNS)[:] = np.float32(0.0)
+    tiles = (n + _TILE_ROWS - 1) // _TILE_ROWS
+    row_bytes = COLUMNS * SIZES[storage]
+    # With more than two tiles, reading costs little beside what is computed.
+    ahead = _PART if tiles <= 2 else 0
+    # Whole rounds of the unrolled loop.
+    part = _PART // row_bytes // _UNROLL * _UNROLL if tiles == 2 and _READS_AHEAD else depth
+    for k in range(0, depth, part):
+        begin = 0
+        for tile in range(tiles):
+            # Tiles of about one height: a low one has too few sums to be busy.
+            end = n * (tile + 1) // tiles
+            _sums(
+                storage, end - begin, group, x + begin * stride + 4 * k, stride, weight + k * row_bytes,
+                panel_bytes, min(part, depth - k), ahead, out + begin * COLUMNS * 4,
+            )  # fmt: skip
+            begin = end
 
 
 @functools.cache
 def _plain_kernel(storage: int) -> Any:
     def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (16,), np.int64)
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
         stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
-        sums = aligned(_TILE_ROWS * COLUMNS)
+        sums = aligned(_ITEM_ROWS * COLUMNS)
         sums_at = np.int64(sums.ctypes.data)
-        parts = (rows + per_item - 1) // per_item
+        parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
+        groups = (panels + arg[GROUP] - 1) // arg[GROUP]
         while True:
             item = take(counter)
-            if item >= arg[PANELS] * parts:
+            if item >= groups * parts:
                 break
-            panel = item // parts
-            begin = (item - panel * parts) * per_item
-            weight = arg[WEIGHT] + panel * arg[PANEL_BYTES]
-            base = panel * COLUMNS
-            count = min(COLUMNS, width - base)
-            bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
-            for r in range(begin, min(rows, begin + per_item), _TILE_ROWS):
-                n = min(_TILE_ROWS, rows - r)
-                _sums(storage, n, arg[INPUT] + r * stride, stride, weight, depth, sums_at)
-                for i in range(n):
-                    out = f32_row(arg[OUTPUT] + (r + i) * out_stride + base * 4, count)
-                    own = sums[i * COLUMNS : i * COLUMNS + count]
+            begin = item % parts * per_item
+            n = min(rows - begin, per_item)
+            panel = item // parts * arg[GROUP]
+            end = min(panels, panel + arg[GROUP])
+            group = arg[GROUP] if end - panel == arg[GROUP] else 1
+            for first in range(panel, end, group):
+                x, weight = arg[INPUT] + begin * stride, arg[WEIGHT] + first * panel_bytes
+                _item_sums(storage, n, group, x, stride, weight, panel_bytes, depth, sums_at)
+                for place in range(group * n):
+                    base, i = (first + place // n) * COLUMNS, place % n
+                    count = min(COLUMNS, width - base)
+                    bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
+                    out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
+                    own = sums[place * COLUMNS : place * COLUMNS + count]
                     if arg[ADD]:
                         for c in range(count):
                             out[c] += own[c] + bias[c]
@@ -216,31 +294,34 @@ def _gate(gates: Any, gate_bias: Any, ups: Any, up_bias: Any, out: Any) -> None:
 @functools.cache
 def _gate_kernel(storage: int) -> Any:
     def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (16,), np.int64)
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
         stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
-        ups, gates = aligned(_TILE_ROWS * COLUMNS), aligned(_TILE_ROWS * COLUMNS)
+        ups, gates = aligned(_ITEM_ROWS * COLUMNS), aligned(_ITEM_ROWS * COLUMNS)
         ups_at, gates_at = np.int64(ups.ctypes.data), np.int64(gates.ctypes.data)
-        parts = (rows + per_item - 1) // per_item
+        parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
+        groups = (panels + arg[GROUP] - 1) // arg[GROUP]
         while True:
             item = take(counter)
-            if item >= arg[PANELS] * parts:
+            if item >= groups * parts:
                 break
-            panel = item // parts
-            begin = (item - panel * parts) * per_item
-            offset, base = panel * arg[PANEL_BYTES], panel * COLUMNS
-            count = min(COLUMNS, width - base)
-            up_bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
-            gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
-            for r in range(begin, min(rows, begin + per_item), _TILE_ROWS):
-                n = min(_TILE_ROWS, rows - r)
-                x = arg[INPUT] + r * stride
-                _sums(storage, n, x, stride, arg[WEIGHT] + offset, depth, ups_at)
-                _sums(storage, n, x, stride, arg[GATE_WEIGHT] + offset, depth, gates_at)
-                for i in range(n):
-                    out = f32_row(arg[OUTPUT] + (r + i) * out_stride + base * 4, count)
-                    at = i * COLUMNS
+            begin = item % parts * per_item
+            n = min(rows - begin, per_item)
+            panel = item // parts * arg[GROUP]
+            end = min(panels, panel + arg[GROUP])
+            group = arg[GROUP] if end - panel == arg[GROUP] else 1
+            for first in range(panel, end, group):
+                x, offset = arg[INPUT] + begin * stride, first * panel_bytes
+                for weight, sums_at in ((arg[WEIGHT], ups_at), (arg[GATE_WEIGHT], gates_at)):
+                    _item_sums(storage, n, group, x, stride, weight + offset, panel_bytes, depth, sums_at)
+                for place in range(group * n):
+                    base, i = (first + place // n) * COLUMNS, place % n
+                    count = min(COLUMNS, width - base)
+                    up_bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
+                    gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
+                    out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
+                    at = place * COLUMNS
                     _gate(gates[at : at + COLUMNS], gate_bias, ups[at : at + COLUMNS], up_bias, out)
 
     return compile_kernel(product)
@@ -255,6 +336,9 @@ def _panels(weight: torch.Tensor) -> torch.Tensor:
         rows = weight[panel * COLUMNS : (panel + 1) * COLUMNS]
         packed[panel, :, : len(rows)] = rows.t()
         packed[panel, :, len(rows) :] = 0
+    if weight.dtype == torch.bfloat16 and _PAIRED:
+        pairs = packed.view(count, inputs, _VECTORS // 2, 2, LANES)
+        packed = pairs.transpose(3, 4).contiguous().view(count, inputs, COLUMNS)
     return packed
 
 
@@ -290,6 +374,9 @@ class _Packed:
         a, count = self._arguments, rows.shape[0]
         a[ROWS], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), 4 * rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE] = out.data_ptr(), 4 * out.stride(0)
+        group = _group(count)
+        # Threads have to find enough items.
+        a[GROUP] = group if a[PANELS] >= 4 * group * torch.get_num_threads() else 1
         work = count * self.out_features * self.in_features
         self._block.run(self._kernel, on_all_threads=work >= _SMALL)
         return out
