@@ -4,7 +4,7 @@ r"""Lark grammars of texts that are written inside of JSON strings.
 as JSON wants it. Each character has one spelling, and none begins another, so it suffices to rewrite the
 characters and classes of strings and regular expressions: sequences, choices, repetitions, `&`, and where a
 lexeme ends stay what they are. The rest is copied as it stands, on the lines where it stood, so that what a
-compiler says of it is right. O(length).
+compiler says of it is right.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _SPACES = frozenset("\t\n\v\f\r")
 _ESCAPED = _CONTROLS | _MARKS
 _UNESCAPED = r'[^"\\\x00-\x1f]'
 _MAX_NESTING = 64
+#: Of a grammar: it is rewritten while others wait.
+MAX_CHARS = 16 * 1024
 
 #: What `%import common.NAME` gives.
 _COMMON = {
@@ -63,9 +65,9 @@ _PARTS = re.compile(
     r"|/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)"
     r"|%import[ \t]+(?P<import>[^\n]*)"
     r"|(?P<directive>%(?:json|lark|regex|llguidance))\b"
-    r"|(?P<token><[^>\n]*>)"
+    r"|(?P<token><[^>\n]{0,200}>)"
     r"|(?P<not>~)|(?P<word>[A-Za-z_]\w*)"
-    r"|(?P<brace>[{}])"
+    r"|(?P<brace>[{}])|(?P<open>[\"/])"
 )
 #: A terminal that is a regular expression, perhaps with strings before it.
 _SIMPLE = re.compile(
@@ -85,6 +87,8 @@ def escape_lark(grammar: str) -> str:
     Raises:
         ValueError: something of it has no such form.
     """
+    if len(grammar) > MAX_CHARS:
+        raise ValueError(f"it has {len(grammar)} characters, but at most {MAX_CHARS} are allowed")
     return _Rewriting(grammar).result()
 
 
@@ -103,6 +107,8 @@ class _Rewriting:
 
     def result(self) -> str:
         for part in _PARTS.finditer(self._grammar):
+            if part["open"] is not None:
+                raise ValueError(f"line {self._line(part)}: there is a {part[0]} without another one")
             if part["import"] is not None:
                 self._import(part)
         for found in _SIMPLE.finditer(self._grammar):
@@ -246,7 +252,7 @@ class _Atom(NamedTuple):
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|(?P<on>[a-zA-Z]*)(?:-(?P<off>[a-zA-Z]+))?(?P<close>[:)])))?")
 _COUNT = re.compile(r"\{[\d, ]*\}")
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xuU]\{([0-9a-fA-F]+)\})")
-_PROPERTY = re.compile(r"\\([pP])(?:\{(\^?)([^}]*)\}|(\w))")
+_PROPERTY = re.compile(r"\\([pP])(?:\{(\^?)([^}]{0,64})\}|(\w))")
 _POSIX = re.compile(r"\[:(\^?)(\w+):\]")
 _CHARS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _PERL: dict[str, frozenset[str]] = {"d": frozenset(), "s": _SPACES, "w": frozenset()}
@@ -424,7 +430,7 @@ def _bracketed(pattern: str, at: int, depth: int = 1) -> _Atom:
         at += 1
     at += at == first and pattern.startswith("]", at)
     left: frozenset[str] = frozenset()
-    join = frozenset[str].union
+    join: Callable[[frozenset[str], frozenset[str]], frozenset[str]] = frozenset.__or__
     members: frozenset[str] = frozenset()
     while at < len(pattern):
         if pattern[at] == "]":
@@ -461,6 +467,7 @@ def _bracketed(pattern: str, at: int, depth: int = 1) -> _Atom:
 _QUANTIFIER = re.compile(r"(?P<kind>[*+?]|\{(?P<least>\d+)(?P<comma>,?)(?P<most>\d*)\})\??")
 _GROUP_HEAD = re.compile(r"\((?:\?(?:P?<\w+>|(?P<flags>s?):))?(?!\?)")
 _MAX_COUNTED = 200
+_MAX_GROUPS = 4
 
 
 def _split(pattern: str, flags: str, *, is_ignored: bool = False) -> str | None:
@@ -476,7 +483,10 @@ def _split(pattern: str, flags: str, *, is_ignored: bool = False) -> str | None:
         return None
     if pattern.startswith("(?s)"):
         pattern, flags = pattern[4:], flags + "s"
-    while (outer := _GROUP_HEAD.match(pattern)) is not None and _group_end(pattern, 0) == len(pattern):
+    for _ in range(_MAX_GROUPS):
+        outer = _GROUP_HEAD.match(pattern)
+        if outer is None or _group_end(pattern, 0) != len(pattern):
+            break
         if outer["flags"] and "s" not in flags:
             flags += "s"
         pattern = pattern[outer.end() : -1]
@@ -547,18 +557,18 @@ def _pieces(pattern: str) -> list[tuple[str, re.Match[str] | None]] | None:
     return pieces
 
 
-def _one_char(atom: str, has_dots: bool) -> tuple[str, frozenset[str]] | None:
+def _one_char(atom: str, has_dots: bool, depth: int = 0) -> tuple[str, frozenset[str]] | None:
     """What matches just one character, as a class or an escaped character, and its escaped members."""
     if atom.startswith("("):
         head = _GROUP_HEAD.match(atom)
-        if head is None:
+        if head is None or depth == _MAX_GROUPS:
             return None
         found = []
         for way in _ways(atom[head.end() : -1]):
             pieces = _pieces(way)
             if pieces is None or len(pieces) != 1 or pieces[0][1] is not None:
                 return None
-            found.append(_one_char(pieces[0][0], has_dots or bool(head["flags"])))
+            found.append(_one_char(pieces[0][0], has_dots or bool(head["flags"]), depth + 1))
         known = [one for one in found if one is not None]
         if len(known) < len(found):
             return None

@@ -156,6 +156,7 @@ def test_no_other_spelling_is_accepted(vocabulary: Vocabulary, raw: str) -> None
         ('start: "a"\n}\nx: "b"', "line 2: there is a '}'"),
         ("start: a{", "brace"),
         ("x: /a/", "start"),
+        ("start: /" + "a" * 2**14 + "/", "16384"),
         ("start: %json {}", "line 1: %json"),
         ("start: <|eot|>", "<|eot|>"),
         ("start: /[a/", "not closed"),

@@ -99,8 +99,9 @@ class CustomFormat(StrictModel):
     @classmethod
     def _usable(cls, definition: str | None, info: ValidationInfo) -> str | None:
         if definition and info.data.get("syntax") == "lark" and info.data.get("type") == "grammar":
+            escaped = escape_lark(definition)
             check_lark(definition)
-            check_lark(escape_lark(definition))
+            check_lark(escaped)
         return definition
 
     @model_validator(mode="after")
