@@ -92,20 +92,9 @@ class Room:
         Raises:
             OutOfBlocks: they can't; nothing was changed.
         """
-        available = min(room())
-        if needed <= available:
+        if needed <= min(room()) or self._pins_give_way(needed, space.group, total, path, room, lease):
             return
-        pins = self._pins
-        if len(pins) and not (lease is not None and lease.has_pending_copies):
-            own = total - self._public_blocks(space.group, *path)
-            if space.group.ceiling is None or own <= space.group.ceiling:
-                available = self._end_own_pins(needed, space.group, room, lease)
-                pins_yield = needed > available and self._pins_must_yield(space.group, total, lease)
-                while pins_yield and needed > available and len(pins):
-                    pins.give_way()
-                    available = min(room())
-                if needed <= available:
-                    return
+        available = min(room())
         self.refused += 1
         tree = self._capacity.tree
         tree.drop_empty_root(space)
@@ -118,29 +107,34 @@ class Room:
             available=available,
         )
 
-    def _end_own_pins(
+    def _pins_give_way(
         self,
         needed: int,
         group: QuotaGroup,
+        total: int,
+        path: tuple[Node, int],
         room: Callable[[], tuple[int, int]],
         lease: Holding | None,
-    ) -> int:
-        """End pins of the group, if nothing else can make room for the request below its ceiling.
+    ) -> bool:
+        """End pins if nothing else can ever make room for the request; False: nothing was changed.
 
-        Nothing else can where no other lease of the group is left, whatever other groups hold. Returns what
-        is available then.
+        Nothing else can below the group's ceiling where no other lease of the group is left, and in the pool
+        where no other lease at all is.
         """
-        pool, below = room()
-        if needed <= below or group.ceiling is None:
-            return min(pool, below)
-        if any(other is not lease and other.space.group is group for other in self._leases):
-            return min(pool, below)
-        for pin in self._pins.of_group(group):
-            self._pins.give_way(pin)
-            pool, below = room()
-            if needed <= below:
-                break
-        return min(pool, below)
+        pins = self._pins
+        if not len(pins) or (lease is not None and lease.has_pending_copies):
+            return False
+        if group.ceiling is not None and total - self._public_blocks(group, *path) > group.ceiling:
+            return False
+
+        def is_enough() -> bool:
+            return needed <= min(room())
+
+        if group.ceiling is not None and needed > room()[1]:
+            others = any(other is not lease and other.space.group is group for other in self._leases)
+            if not others and pins.give_way(is_enough, group):
+                return True
+        return self._pins_must_yield(group, total, lease) and pins.give_way(is_enough)
 
     def _public_blocks(self, group: QuotaGroup, end: Node, depth: int) -> int:
         """The blocks of a path up to token `depth` that count for another group: public ones. O(path)."""

@@ -44,7 +44,7 @@ class Pin:
         space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
     """
 
-    __slots__ = ("_place", "key", "node", "num_tokens", "set_at", "space", "ttl")
+    __slots__ = ("key", "node", "num_tokens", "place", "set_at", "space", "ttl")
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Pin:
         self.num_tokens = num_tokens
         self.ttl = ttl
         self.set_at = set_at
-        self._place = place
+        self.place = place
 
     @property
     def expires(self) -> float:
         """Clock seconds; infinity: only `unpin` ends it."""
-        return max(self.set_at, self._place.renewed_at) + self.ttl
+        return max(self.set_at, self.place.renewed_at) + self.ttl
 
     def __repr__(self) -> str:
         return f"Pin({self.num_tokens} tokens of {self.key[0]!r}, expires at {self.expires:g})"
@@ -240,10 +240,12 @@ class PinBoard:
         if len(self._heap) > 2 * len(self.by_key) + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self.by_key.get(entry[2].key) is entry[2]]
             heapq.heapify(self._heap)
-        node: Node | None = pin.node
-        assert node is not None
-        self.pinned_blocks -= self._tree.unpin(node)
-        while lapsed and node is not None and not node.pins:
+        self.pinned_blocks -= self._tree.unpin(pin.node)
+        if lapsed:
+            self._mark_lapsed(pin.node)
+
+    def _mark_lapsed(self, node: Node | None) -> None:
+        while node is not None and not node.pins:
             node.lapsed = self.any_lapsed = True
             node = node.parent
 
@@ -271,16 +273,39 @@ class PinBoard:
                 return pin
         return None
 
-    def of_group(self, group: QuotaGroup) -> list[Pin]:
-        """The pins of a quota's namespaces, those first that would expire first. O(pins log pins)."""
-        return sorted((pin for pin in self if pin.space.group is group), key=lambda pin: pin.expires)
+    def give_way(self, is_enough: Callable[[], bool], group: QuotaGroup | None = None) -> bool:
+        """End pins for a request that could never run beside them, those first that would expire first.
 
-    def give_way(self, pin: Pin | None = None) -> None:
-        """End a pin, or the one that would expire first, for a request that could never run beside it."""
-        pin = pin or self._soonest()
-        assert pin is not None
-        self.drop(pin, lapsed=True)
-        self.given_way += 1
+        One after the other until there is enough; where there never is, none has ended. O(pins log pins), and
+        a call of `is_enough` for each.
+
+        Args:
+            group: end only those of this quota's namespaces; None: of all.
+        """
+        before, ended = self.by_key.copy(), []
+        for pin in sorted(self, key=lambda pin: pin.expires):
+            if group is None or pin.space.group is group:
+                self.drop(pin)
+                ended.append(pin)
+                if is_enough():
+                    self.given_way += len(ended)
+                    for pin in ended:
+                        self._mark_lapsed(pin.node)
+                    return True
+        self.by_key = before
+        for pin in ended:
+            self._put_back(pin)
+        return False
+
+    def _put_back(self, pin: Pin) -> None:
+        """A pin that was dropped is there again, as if it had never been gone. O(pins)."""
+        node = pin.node
+        self.pinned_blocks += self._tree.pin(node)
+        place = self._by_node[node] = pin.place
+        place.pins[pin] = None
+        place.pins = {other: None for other in self if other in place.pins}
+        self._serial += 1
+        heapq.heappush(self._heap, (pin.expires, self._serial, pin))
 
     def expire(self) -> None:
         """End the pins whose time has run out. O(1) when there are none."""
