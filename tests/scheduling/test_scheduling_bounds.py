@@ -396,7 +396,9 @@ def test_thrash_is_bounded_and_resumption_recomputes_only_what_was_evicted(
                 seen[request.request_id] = (request.num_preemptions, request.num_tokens)
     computed_once = sum(length + 29 for length in lengths)
     evicted = engine.cache.stats.evicted_blocks * 8
-    assert model.num_computed <= computed_once + evicted + engine.stats().num_preemptions
+    guesses = engine.stats().speculation
+    wrong = guesses.num_draft_tokens - guesses.num_accepted_tokens
+    assert model.num_computed <= computed_once + evicted + engine.stats().num_preemptions + wrong
 
 
 def test_tenants_share_by_weight_whatever_their_salts():
