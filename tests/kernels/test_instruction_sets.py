@@ -26,7 +26,13 @@ _WIDER = {
     "vnni": r"\btdp\w+",
 }
 _NEEDED = {
-    "avx2": [r"vpmaddwd.*ymm", r"vfmadd\w+ps.*ymm", r"vpmovsxbw.*ymm", r"vpmovzxwd.*ymm", r"vcvtph2ps.*ymm"],
+    "avx2": [
+        r"vpmaddwd.*ymm",
+        r"vfmadd\w+ps.*ymm",
+        r"vpmovsxbw.*ymm",
+        r"vpslld\s+\$16, .*ymm",
+        r"vcvtph2ps.*ymm",
+    ],
     "avx512": [r"vpmaddwd.*zmm"],
     "vnni": [r"vpdpbusd"],
 }
