@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 #: Draws a name that no text can know.
 _NAME_BYTES = 12
 
@@ -29,16 +31,25 @@ class JsonText(dict[str, Any]):
         self.text = text
 
 
-def read_json_text(text: str) -> Any:
+def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
     """The value of a JSON text; an object whose spacing is not what templates print remembers its text.
 
     >>> read_json_text('{"a": 1}'), type(read_json_text('{"a":1}')).__name__
     ({'a': 1}, 'JsonText')
 
+    Args:
+        may_be_cut: the text may also be the beginning of an object, more than its brace: what was written of
+            a call's arguments before the answer reached its longest.
+
     Raises:
         ValueError, RecursionError: not JSON, or nested too deep.
     """
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = from_json(text, allow_partial="trailing-strings") if may_be_cut else None
+        if not isinstance(value, dict) or text.strip() == "{":
+            raise
     if isinstance(value, dict) and json.dumps(value, ensure_ascii=False) != text:
         return JsonText(value, text)
     return value

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
@@ -253,3 +254,31 @@ def test_logprobs_of_a_chat_are_those_of_its_content(server: LiveServer, more: d
     for tokens in (choice["logprobs"]["content"], [token for part in streamed for token in part]):
         told = bytes(byte for token in tokens for byte in token["bytes"])
         assert told.decode() == choice["message"]["content"]
+
+
+def test_a_call_that_was_cut_off_may_be_sent_back(server: LiveServer) -> None:
+    """The prompt has it as far as it was written, as the model wrote it."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"city":"Osl'}}
+    history: list[Any] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "not JSON"},
+        {"role": "user", "content": "again"},
+    ]
+    with server.openai() as client:
+        client.chat.completions.create(model="scripted", messages=history, tools=[TOOL])
+        asked = server.engine.requests[-1].text
+        assert "Osl" in asked
+        call["function"]["arguments"] = "{city: Oslo}"
+        with pytest.raises(openai.BadRequestError, match="not JSON"):
+            client.chat.completions.create(model="scripted", messages=history, tools=[TOOL])
+        first = client.responses.create(
+            model="scripted",
+            input="x",
+            instructions=None,
+            tools=[{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
+            tool_choice="required",
+            max_output_tokens=45,
+        )
+        assert first.status == "incomplete"
+        client.responses.create(model="scripted", input="go on", previous_response_id=first.id)

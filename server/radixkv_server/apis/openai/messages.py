@@ -138,7 +138,7 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
     plain: dict[str, Any] = {} if call.id is None else {"id": call.id}
     plain |= {"type": "function", "function": {"name": call.function.name}}
     try:
-        plain["function"]["arguments"] = read_json_text(call.function.arguments or "{}")
+        plain["function"]["arguments"] = read_json_text(call.function.arguments or "{}", may_be_cut=True)
     except (ValueError, RecursionError):
         message = f"The arguments of the tool call {call.function.name[:64]!r} are not JSON."
         raise bad_request(message, param="messages") from None

@@ -392,7 +392,7 @@ def _given(item: Json, recall: Recall) -> Any:
     if item["type"] == "custom_tool_call":
         return recall(item["call_id"], {"input": item["input"]})
     try:
-        return read_json_text(item["arguments"] or "{}")
+        return read_json_text(item["arguments"] or "{}", may_be_cut=True)
     except (ValueError, RecursionError):
         text = f"The arguments of the function call {item['name'][:64]!r} are not JSON."
         raise bad_request(text, param="input") from None
