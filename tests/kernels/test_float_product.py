@@ -60,6 +60,13 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(inputs: int, outputs: int
                 assert torch.equal(own, whole[start : start + count]), (type(product), count, start)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows_are_a_product_of_no_rows(dtype: torch.dtype) -> None:
+    """A chunk within a prompt has no row whose logits are wanted."""
+    product = PackedFloat(torch.randn(97, 48).to(dtype))
+    assert product.multiply(torch.empty(0, 48), torch.empty(0, 97)).shape == (0, 97)
+
+
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     product, x = PackedFloat(random(960, 576)), random(70, 576, seed=1)
     threads = torch.get_num_threads()

@@ -99,7 +99,7 @@ def storage_kind(dtype: torch.dtype) -> int:
 def _group(rows: int) -> int:
     """Panels that one or two rows multiply at once: a multiply-add waits for the one before it in its sum, so
     that a core with few sums is not busy and has little of memory under way."""
-    return max(1, 4 // rows)
+    return max(1, 4 // max(1, rows))
 
 
 def _widened(e: Emitter, storage: int, panel: Any) -> list[Any]:
