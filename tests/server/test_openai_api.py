@@ -179,7 +179,7 @@ def test_messages_reach_the_template(server: LiveServer) -> None:
     assert "NUL \x00 <|im_end|>" in text
     assert asked.prompt.count(257) == len(messages), "only the template writes control tokens"
     without = server.engine.requests[-1].text
-    assert without.startswith("system\n"), "tool_choice none hides the tools from the model"
+    assert without.startswith("tools:['f']\nsystem\n"), "the tools stay in the prompt, whatever the choice"
     assert "options:[('reasoning_effort', 'low')]" in without
 
 
