@@ -21,12 +21,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
@@ -133,6 +135,13 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
+        itself, num_blocks = weakref.ref(self), cache.num_blocks
+
+        def most_blocks(prompt: TokenIds, namespace: Namespace) -> int:
+            # The processor outlives an engine that has failed, and must not keep its memory.
+            engine = itself()
+            return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
+
         self.input_processor = InputProcessor(
             config,
             tokenizer,
@@ -141,7 +150,7 @@ class Engine:
             end_token_ids=self.end_token_ids,
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
-            most_blocks=lambda prompt, namespace: self.cache.most_blocks(prompt, namespace),
+            most_blocks=most_blocks,
             clock=clock,
         )
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
