@@ -10,13 +10,15 @@ SERVER = "radixkv_server"
 #: From the ground up: a room imports from lower floors and from itself. Of rooms that stand around the
 #: context, which holds some of what they make, the files below it are named apart.
 FLOORS = (
-    ("errors", "log_format"),
+    ("log_format", "response_store"),
+    ("errors",),
     ("tenants",),
-    ("settings", "response_store"),
+    ("settings", "response_file"),
     (
         "dialect",
         *("chat.call_memory", "chat.message_places", "chat.structured", "chat.templates"),
-        *("generation.concurrency", "generation.prompts", "generation.request", "generation.usage"),
+        *("generation.concurrency", "generation.grammar_places", "generation.prompts"),
+        *("generation.request", "generation.usage"),
     ),
     ("http", "metrics"),
     ("generation.metering", "insight"),
@@ -45,8 +47,11 @@ ENGINE = {
     "radixkv.config",
     "radixkv.errors",
     "radixkv.request",
+    "radixkv.sampling.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
     "radixkv.structured",
+    "radixkv.text.ebnf",  # a second notation of grammars
+    "radixkv.text.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
     "radixkv.text.json_text",  # arguments of tool calls as they were written
     "radixkv.text.text_size",
 }

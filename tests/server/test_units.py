@@ -22,7 +22,7 @@ from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.hosts import HostOriginMiddleware, split_host
 from radixkv_server.http.observation import access_line
-from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.http.request_record import RequestRecord, attach_record
 from radixkv_server.tenants.tenant import Tenant
 
 
@@ -50,7 +50,9 @@ async def test_huge_bodies_are_parsed_one_at_a_time_and_off_the_event_loop() -> 
             return {"type": "http.request", "body": body, "more_body": False}
 
         headers = [(b"content-type", b"application/json")]
-        return Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        scope: Scope = {"type": "http", "method": "POST", "headers": headers}
+        attach_record(scope, RequestRecord("req_1"))
+        return Request(scope, receive)
 
     reader = BodyReader(max_depth=64, max_parts=1000)
     body = json.dumps({"text": "x" * (HUGE_BYTES + 1)}).encode()
