@@ -50,7 +50,7 @@ from radixkv.tools.bench.server_process import machine
 BLOCK = 16
 VOCABULARY = 1024
 FAMILY_TOKENS = 1600  # a cached prompt: 100 blocks
-OWN_TOKENS = 40  # of a request behind a cached prompt, at most
+OWN_TOKENS = 40  # of a request after a cached prompt, at most
 ENDLESS = 100_000
 TARGET_MS = 2.0
 

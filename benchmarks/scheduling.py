@@ -36,8 +36,8 @@ from rich.table import Table
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.tools.bench.server_process import machine
 
 POLICIES = ("prefix", "lpm", "fcfs")
@@ -83,11 +83,11 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
         cache, max_num_batched_tokens=512, max_num_seqs=8, policy=policy, max_overtake=max_overtake
     )
     prompts = [rng.integers(0, VOCABULARY, SHARED) for _ in range(scenario.families)]
-    cold: list[Request] = []
+    cold: list[SequenceState] = []
     overtaken = 0
 
-    def arrive(tokens: np.ndarray, now: int) -> Request:
-        request = Request(str(now), tokens, PARAMS, arrival_s=now)
+    def arrive(tokens: np.ndarray, now: int) -> SequenceState:
+        request = SequenceState(str(now), tokens, PARAMS, arrival_s=now)
         scheduler.add(request)
         return request
 
@@ -134,12 +134,12 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     if situation == "no block":  # all but 40 blocks are in use; each waiting request needs 64
         in_use = num_blocks - 8 * (1000 // BLOCK + 1) - 40
         cache.acquire(rng.integers(0, VOCABULARY, in_use * BLOCK), "another")
-    runs = Request("runs", rng.integers(0, VOCABULARY, 50), SamplingParams(max_tokens=10 * steps))
+    runs = SequenceState("runs", rng.integers(0, VOCABULARY, 50), SamplingParams(max_tokens=10 * steps))
     scheduler.add(runs)
     run_step(scheduler, 0)
     for i in range(waiting):
         tokens = np.concatenate([families[i % 8], rng.integers(0, VOCABULARY, 1000)])
-        scheduler.add(Request(str(i), tokens, PARAMS))
+        scheduler.add(SequenceState(str(i), tokens, PARAMS))
     run_step(scheduler, 0)
     times = []
     for now in range(steps):

@@ -61,7 +61,7 @@ _EDITED = (
     # Edition 2.
     ("radixkv/cache/admission.py", "Admission"),
     ("radixkv/cache/radix_tree.py", "RadixTree"),
-    ("radixkv/cache/retired.py", "RetiredTree"),
+    ("radixkv/cache/invalidated_tree.py", "InvalidatedTree"),
     ("radixkv/scheduling/chunks.py", "Chunks"),
     ("radixkv/scheduling/running.py", "RunningRequests"),
     ("radixkv/scheduling/step_builder.py", "StepBuilder"),

@@ -33,15 +33,15 @@ from rich.table import Table
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.tools.bench.server_process import machine
 
 POLICIES = ("fcfs", "prefix", "fair")
 BUDGET = 512
 FLOOD, FLOOD_PROMPT, FLOOD_ANSWER = 60, 400, 100
 QUIET, QUIET_PROMPT, QUIET_ANSWER = 5, 30, 4
-MOST_STEPS = 5000
+MAX_STEPS = 5000
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Tenants:
         self._rng = np.random.default_rng(0)
         self._numbers = itertools.count()
 
-    def request(self, tenant: str, prompt: int, answer: int) -> Request:
+    def request(self, tenant: str, prompt: int, answer: int) -> SequenceState:
         tokens = self._rng.integers(0, VOCABULARY, prompt)
         params = SamplingParams(max_tokens=answer)
-        return Request(f"{tenant}-{next(self._numbers)}", tokens, params, namespace=(tenant, ""))
+        return SequenceState(f"{tenant}-{next(self._numbers)}", tokens, params, namespace=(tenant, ""))
 
 
-def step(scheduler: Scheduler) -> list[Request]:
+def step(scheduler: Scheduler) -> list[SequenceState]:
     """Schedule, pretend to compute, and end requests that have all their tokens; who got a token."""
     batch = scheduler.schedule().batch
     if batch is None:
@@ -102,7 +102,7 @@ def waits(policy: str, scenario: Scenario) -> dict[str, Any]:
     for _ in range(QUIET):
         quiet = make.request("quiet", QUIET_PROMPT, QUIET_ANSWER)
         scheduler.add(quiet)
-        for number in range(1, MOST_STEPS):
+        for number in range(1, MAX_STEPS):
             if quiet in step(scheduler):
                 found.append(number)
                 break

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from radixkv.cache_calls import CacheCalls
+from radixkv.async_cache import AsyncCache
 from radixkv.config import EngineConfig
 from radixkv.engine.commands import Abort, AbortById, Add, Call
 from radixkv.engine.counters import EngineStats
@@ -32,7 +32,7 @@ from radixkv.text.text_size import text_size
 from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.cache.keys import Namespace, TokenIds
+    from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.engine.startup import EngineSummary
@@ -76,7 +76,7 @@ class AsyncEngine:
             1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
-        self.cache = CacheCalls(self._run_on_cache, self._thread.facts.model_fingerprint)
+        self.cache = AsyncCache(self._run_on_cache, self._thread.info.model_fingerprint)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -94,41 +94,41 @@ class AsyncEngine:
 
     @property
     def config(self) -> EngineConfig:
-        return self._thread.facts.config
+        return self._thread.info.config
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self._thread.facts.tokenizer
+        tokenizer = self._thread.info.tokenizer
         assert tokenizer is not None
         return tokenizer
 
     @property
     def model_name(self) -> str:
-        return self._thread.facts.model_name
+        return self._thread.info.model_name
 
     @property
     def model_fingerprint(self) -> str:
         """Identifies configuration, weights and dtype; empty: unknown."""
-        return self._thread.facts.model_fingerprint
+        return self._thread.info.model_fingerprint
 
     @property
     def max_model_len(self) -> int:
-        return self._thread.facts.max_model_len
+        return self._thread.info.max_model_len
 
     @property
     def context_length(self) -> int:
         """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
-        return self._thread.facts.context_length
+        return self._thread.info.context_length
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         """Arguments of SamplingParams for requests that don't give them."""
-        return self._thread.facts.default_sampling
+        return self._thread.info.default_sampling
 
     @property
     def summary(self) -> EngineSummary:
         """What the start-up banner says of the engine."""
-        summary = self._thread.facts.summary
+        summary = self._thread.info.summary
         assert summary is not None, "the engine was not made by build_engine"
         return summary
 
@@ -173,7 +173,7 @@ class AsyncEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
@@ -185,7 +185,14 @@ class AsyncEngine:
         """
         namespace = self.cache.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id, namespace=namespace, family=family, priority=priority)
+            self._events(
+                prompt,
+                params,
+                request_id,
+                namespace=namespace,
+                cache_key_hint=cache_key_hint,
+                priority=priority,
+            )
         ) as events:
             async for event in events:
                 if isinstance(event, OutputDelta):
@@ -199,13 +206,20 @@ class AsyncEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
         namespace = self.cache.namespace(tenant, salt)
         async with contextlib.aclosing(
-            self._events(prompt, params, request_id, namespace=namespace, family=family, priority=priority)
+            self._events(
+                prompt,
+                params,
+                request_id,
+                namespace=namespace,
+                cache_key_hint=cache_key_hint,
+                priority=priority,
+            )
         ) as events:
             async for event in events:
                 if isinstance(event, RequestOutput):
@@ -252,7 +266,7 @@ class AsyncEngine:
         """
         return await self._off_loop(
             len(text),
-            lambda: self._thread.facts.input_processor.tokenize(
+            lambda: self._thread.info.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
             ),
         )
@@ -288,20 +302,20 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
     async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
-        encode = self._thread.facts.input_processor.encode
+        encode = self._thread.info.input_processor.encode
         try:
             size = len(prompt)
         except TypeError:  # no prompt: refused below
             size = 0
         return await self._off_loop(size, lambda: encode(prompt))
 
-    async def _compile(self, params: SamplingParams, namespace: Namespace) -> Grammar | None:
+    async def _compile(self, params: SamplingParams, namespace: NamespaceName) -> Grammar | None:
         """What the output must match, compiled in the compiler's threads."""
         if params.grammar is None:
             return None
         # Shielded: others may wait for the same grammar.
         return await asyncio.shield(
-            asyncio.wrap_future(self._thread.facts.input_processor.grammars.submit(params.grammar, namespace))
+            asyncio.wrap_future(self._thread.info.input_processor.grammars.submit(params.grammar, namespace))
         )
 
     # ------------------------------------------------------------------ one request
@@ -311,11 +325,11 @@ class AsyncEngine:
         prompt: str | TokenIds,
         params: SamplingParams,
         request_id: str | None,
-        namespace: Namespace,
+        namespace: NamespaceName,
         **options: Any,
     ) -> AsyncGenerator[OutputDelta | RequestOutput]:
         encoded = await self._encode(prompt)
-        checks = self._thread.facts.input_processor
+        checks = self._thread.info.input_processor
         if params.bad_words:
             asked, size = params, sum(len(word) + 64 for word in params.bad_words)
             params = await self._off_loop(size, lambda: checks.encode_words(asked))

@@ -388,13 +388,13 @@ class EngineClient(Protocol):
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
         Args:
-            family: what requests of a tenant and salt share that come back together; a hint for eviction.
+            cache_key_hint: what requests of a tenant and salt share that come back together; a hint for eviction.
 
         A request that has ended, or whose iterator was closed, leaves its id free for another.
 
@@ -413,7 +413,7 @@ class EngineClient(Protocol):
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""

@@ -21,7 +21,7 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams, search_beams
-from radixkv.scheduling.request_state import Namespace
+from radixkv.scheduling.sequence_state import NamespaceName
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds
@@ -115,7 +115,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         priority: int = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -161,7 +161,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         priority: int = 0,
         progress: bool | None = None,
         **template_options: Any,
@@ -183,7 +183,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The best beams of each prompt, best first, with their scores. The prompt is computed once.
@@ -206,7 +206,7 @@ class LLM:
             )
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: Namespace = ""
+        self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: NamespaceName = ""
     ) -> Iterator[OutputDelta]:
         """Complete one prompt, yielding each step's increment; closing the iterator aborts the request.
 

@@ -1,7 +1,7 @@
 """What a user asks for and what they get: SamplingParams, RequestOutput and their parts.
 
 These are plain data, shared by the engine, the offline `LLM` class and the server. The running state of
-a request lives in `radixkv.scheduling.request_state`.
+a request lives in `radixkv.scheduling.sequence_state`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SamplingParams:
         stop: string or strings that end the output (not included unless `include_stop_str_in_output`).
         stop_token_ids: token ids that end the output, besides the model's own end tokens.
         bad_words: what is not to be generated, at most 1,024 texts of 1 to 1,024 characters (or sequences of
-            token ids). A text is ruled out as the tokens that it is encoded to, by itself and behind a space:
+            token ids). A text is ruled out as the tokens that it is encoded to, by itself and after a space:
             the last of them, where those before it have just been generated. The same text in other tokens
             is not seen. All together have at most 8,192 tokens.
         allowed_token_ids: the only tokens that may be generated; the model's end token is one of them only
@@ -311,7 +311,7 @@ class SamplingParams:
         return wanted
 
     @property
-    def goes_past_end(self) -> bool:
+    def ignores_eos(self) -> bool:
         """Whether the model's end tokens don't end the output."""
         return self.ignore_eos and self.structured is None
 

@@ -10,11 +10,11 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
-from radixkv.cache.eviction.policy import hook
+from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.explain import DueReport
-from radixkv.cache.keys import TOKEN_BYTES, Namespace
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.state import CacheState
 from radixkv.cache.tree_nodes import Walk
 
@@ -32,10 +32,12 @@ class Admission:
 
     def __init__(self, state: CacheState) -> None:
         self._state = state
-        self._on_acquire = hook(state.tree.policy, "on_acquire")
+        self._on_acquire = overridden(state.tree.policy, "on_acquire")
         self.admitted = self.queried_tokens = self.hit_tokens = 0
 
-    def admit(self, data: bytes, namespace: Namespace, space: Space, walk: Walk, skip: str | None) -> Lease:
+    def admit(
+        self, data: bytes, namespace: NamespaceName, space: Namespace, walk: Walk, skip: str | None
+    ) -> Lease:
         """Plan what to hold, copy and allocate; make sure that there is room; only then change anything.
 
         Raises:

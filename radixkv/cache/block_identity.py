@@ -2,7 +2,7 @@
 
     seed of a namespace       hash of what computes its K/V, and whose it is; of public text only the former
     identity of a block       hash of the identity before it (of the first one: the seed) and its token ids
-    behind public text        the first private block follows a hash of the public identity and the seed
+    after public text        the first private block follows a hash of the public identity and the seed
 
 An identity is computed once, when its block is committed, and kept beside the node's blocks. Equal prefixes
 of one namespace have equal identities in every process. Identities propose, tokens decide: nothing is cached,
@@ -28,7 +28,7 @@ _MASK = (1 << 8 * IDENTITY_BYTES) - 1
 
 
 def what_computes(key: NamespaceKey) -> NamespaceKey:
-    """The parts of a namespace that say what computes its K/V: those behind (tenant, salt)."""
+    """The parts of a namespace that say what computes its K/V: those after (tenant, salt)."""
     return key[_OWNER_PARTS:]
 
 
@@ -61,11 +61,11 @@ class BlockIdentities:
         return self._digest(_framed(computes))
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
-        """What the first private block behind public text follows."""
+        """What the first private block after public text follows."""
         return self._digest(before + seed)
 
     def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
-        """The identities of whole blocks behind `before`, one after the other. O(tokens)."""
+        """The identities of whole blocks after `before`, one after the other. O(tokens)."""
         digest, count = self._digest, len(key) // self._size
         if count > _MAX_CUT:
             cut = _MAX_CUT * self._size
@@ -79,7 +79,7 @@ class BlockIdentities:
         return bytearray(b"".join([before := digest(before + block) for block in blocks(key)]))
 
     def next(self, before: bytes, block: bytes | bytearray) -> bytes:
-        """The identity of one block, whole or not, behind `before`."""
+        """The identity of one block, whole or not, after `before`."""
         return self._digest(before + block)
 
 

@@ -31,10 +31,10 @@ from collections.abc import Container
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_table import BlockTable
-from radixkv.cache.forgetting import discard_from, drop_covered, release, unprotect
+from radixkv.cache.discard import discard_from, drop_covered, release, unprotect
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.moved_blocks import Moved
-from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.node import Children, Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.retention.capacity import Capacity
 
@@ -55,7 +55,7 @@ class Holding(BlockTable):
 
     __slots__ = (
         "_capacity",
-        "_family",
+        "_forks",
         "_own_from",
         "_public_tokens",
         "_tree",
@@ -72,7 +72,7 @@ class Holding(BlockTable):
     def __init__(
         self,
         capacity: Capacity,
-        space: Space,
+        space: Namespace,
         tokens: bytes | bytearray,
         node: Node,
         tree_tokens: int,
@@ -92,7 +92,7 @@ class Holding(BlockTable):
         self._public_tokens = public_tokens  # leading tokens that belong to a public prefix
         self.shares = shares
         self.pending: PendingCopies | None = None
-        self._family: list[Holding] | None = None  # the forks of one another, itself included
+        self._forks: list[Holding] | None = None  # the forks of one another, itself included
 
     def private_blocks(self) -> array[int]:
         """The part of the block table that is not in the tree."""
@@ -151,10 +151,10 @@ class Holding(BlockTable):
         self._capacity.pool.share(self.private_blocks())
         if self.pending is not None:
             child.pending = self.pending.for_fork()
-        if self._family is None:
-            self._family = [self]
-        self._family.append(child)
-        child._family = self._family
+        if self._forks is None:
+            self._forks = [self]
+        self._forks.append(child)
+        child._forks = self._forks
 
     # ------------------------------------------------------------------ growing and shrinking
 
@@ -227,7 +227,7 @@ class Holding(BlockTable):
         private = max(keep, -(-self.tree_tokens // size))
         self._capacity.free_private(self.blocks(private, self.num_blocks), self.space.group)
         if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
-            self._move(self._tree.cut_behind(self.node, keep * size))
+            self._move(self._tree.split_after(self.node, keep * size))
         self._keep_blocks(keep)
         self.tokens = self.tokens[: num_tokens * TOKEN_BYTES]
         self.num_tokens = num_tokens
@@ -263,7 +263,7 @@ class Holding(BlockTable):
         self._tree.end_changes()
         return max(0, min(num_tokens, shared_until) - before)
 
-    def _take_back(self, num_tokens: int) -> Node | None:
+    def _rollback(self, num_tokens: int) -> Node | None:
         """Tokens from `num_tokens` on are not committed; returns the node that this lease put there, if any.
 
         O(path + blocks of a node).
@@ -271,7 +271,7 @@ class Holding(BlockTable):
         self.num_committed = min(self.num_committed, max(0, num_tokens))
         self._end_copies()
         cut = max(num_tokens, self._own_from)
-        return self._tree.cut_before(self.node, cut) if cut < self.tree_tokens else None
+        return self._tree.split_before(self.node, cut) if cut < self.tree_tokens else None
 
     def _sync(self) -> int:
         """Bring the tree from `tree_tokens` up to `num_committed`; returns where shared tokens end.
@@ -332,7 +332,7 @@ class Holding(BlockTable):
         """Grow the tree's partial block [.., pos) to `end`, for the lease and the forks that share it."""
         node = self.node
         self._tree.extend_tail(node, self.tokens[pos * TOKEN_BYTES : end * TOKEN_BYTES])
-        for sibling in self._family or ():
+        for sibling in self._forks or ():
             if sibling.node is node and sibling.tree_tokens == pos:
                 sibling.tree_tokens = end
         self.tree_tokens = end
@@ -358,7 +358,7 @@ class Holding(BlockTable):
         self._own_from = self.tree_tokens
         return self.tree_tokens
 
-    def _insert(self, pos: int, end: int, space: Space, siblings: Children | None) -> bool:
+    def _insert(self, pos: int, end: int, space: Namespace, siblings: Children | None) -> bool:
         """Put the tokens [pos, end) and their private blocks into the tree, as part of `space`.
 
         False: the first of the blocks is also private to a lease that can't follow.
@@ -410,7 +410,7 @@ class Holding(BlockTable):
         pool = self._capacity.pool
         sharers: list[tuple[Holding, list[int]]] = []
         holders = [0] * len(blocks)
-        for other in self._family or ():
+        for other in self._forks or ():
             if other is not self and other.shares:
                 theirs = other.blocks(first, first + len(blocks))
                 equal = [i for i, block in enumerate(theirs) if block == blocks[i]]
@@ -434,20 +434,20 @@ class Holding(BlockTable):
         start = -(-self.tree_tokens // size)
         pairs = zip(self.blocks(start, num_blocks), leader.blocks(start, num_blocks), strict=True)
         duplicates = array("i", [own for own, theirs in pairs if own != theirs])
-        place = self._tree.cut_behind(leader.node, num_blocks * size)
+        place = self._tree.split_after(leader.node, num_blocks * size)
         self._replace_blocks(0, leader.blocks(0, num_blocks))
         self._move(place)
         self._capacity.free_private(duplicates, self.space.group)
 
     # ------------------------------------------------------------------ leaving the tree, and the end
 
-    def leave(self, below: Container[Node], moved: Moved) -> bool:
+    def invalidate_below(self, below: Container[Node], moved: Moved) -> bool:
         """Nodes are about to leave the tree: what is held of them becomes private. O(depth + blocks).
 
         Returns whether anything of the lease's path was among them.
         """
         if self.pending is not None:
-            self.pending.leave(below, moved)
+            self.pending.invalidate_below(below, moved)
         if self.node not in below:
             return False
         node = self.node
@@ -476,8 +476,8 @@ class Holding(BlockTable):
 
     def _end(self, keep: int | None) -> None:
         """Give everything back; tokens beyond `keep` that this lease contributed are forgotten."""
-        if self._family is not None:
-            self._family.remove(self)
+        if self._forks is not None:
+            self._forks.remove(self)
         if self.num_blocks > -(-self.tree_tokens // self._tree.block_size):
             self._capacity.free_private(self.private_blocks(), self.space.group)
         node = self.node

@@ -50,11 +50,11 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
         assert len(node.blocks) == -(-len(node.key) // size), (
             f"{node!r} has blocks that its tokens don't fill"
         )
-        assert node.is_leaf or not len(node.key) % size, f"{node!r} has children behind a partial block"
+        assert node.is_leaf or not len(node.key) % size, f"{node!r} has children after a partial block"
         assert node.space is parent.space or parent.space is node.space.public, (
             f"{node!r} of {node.space!r} hangs below a private node of {parent.space!r}"
         )
-        before = tree.identity_behind(parent, node.space)
+        before = tree.identity_after(parent, node.space)
         ids = tree.identities.chain(before, node.key[: len(node.key) // size * size])
         assert node.ids == ids, f"{node!r} has other identities than its tokens"
     for node in [*tree.roots.values(), *nodes]:

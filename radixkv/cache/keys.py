@@ -48,7 +48,7 @@ class EncodedTokens:
 
 
 TokenIds = Sequence[int] | npt.NDArray[Any] | EncodedTokens
-Namespace = str | tuple[str, ...]
+NamespaceName = str | tuple[str, ...]
 NamespaceKey = tuple[str, ...]
 
 _INT32 = np.dtype("<i4")
@@ -154,7 +154,7 @@ def decode_tokens(data: bytes | bytearray) -> list[int]:
     return np.frombuffer(bytes(data), dtype=_INT32).tolist()
 
 
-def frame_namespace(namespace: Namespace) -> NamespaceKey:
+def frame_namespace(namespace: NamespaceName) -> NamespaceKey:
     """A namespace as the tuple that keys the tree; its parts are never joined, so they can't run together.
 
     Raises:

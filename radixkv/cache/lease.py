@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from radixkv.cache.detach import detach
 from radixkv.cache.holding import Holding
 from radixkv.cache.insight.explain import DueReport, Explainer, MissReport
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
-from radixkv.cache.node import Node, Space
+from radixkv.cache.invalidation import invalidate_subtree
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.state import CacheState
 from radixkv.errors import LeaseError
 
@@ -45,8 +45,8 @@ class Lease(Holding):
     def __init__(
         self,
         state: CacheState,
-        namespace: Namespace,
-        space: Space,
+        namespace: NamespaceName,
+        space: Namespace,
         tokens: bytes | bytearray,
         node: Node,
         tree_tokens: int,
@@ -218,7 +218,7 @@ class Lease(Holding):
         child.due, child._report = self.due, self._report
         return child
 
-    def withdraw(self, num_tokens: int) -> None:
+    def rollback(self, num_tokens: int) -> None:
         """A step failed: tokens from `num_tokens` on, as far as this lease committed them, can't be matched.
 
         Other leases that hold them keep their blocks, but contribute nothing further. The committed length
@@ -228,10 +228,10 @@ class Lease(Holding):
             LeaseError: the lease has been released.
         """
         if self._is_released:
-            raise self._error("withdraw from")
-        top = self._take_back(num_tokens)
+            raise self._error("roll back")
+        top = self._rollback(num_tokens)
         if top is not None:
-            detach(self._state, top, self)
+            invalidate_subtree(self._state, top, self)
             self._sync()
             self._tree.end_changes()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
-from radixkv.cache.keys import TOKEN_BYTES, Namespace
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.tree_nodes import Walk
 
-MOST_NAMESPACES = 256  # others that an administrator's question looks into
+MAX_NAMESPACES = 256  # others that an administrator's question looks into
 
 
 class Match:
@@ -38,8 +38,8 @@ class Match:
     # Set by Lookup.match: an __init__ would double what making one costs.
     num_tokens: int
     data: bytes
-    namespace: Namespace
-    space: Space | None
+    namespace: NamespaceName
+    space: Namespace | None
     walk: Walk | None
     _version_of_all: int  # the lookup's version
     _version: int
@@ -92,7 +92,7 @@ class Lookup:
         """Public prefixes were declared or taken back, or all was forgotten. O(1)."""
         self.version += 1
 
-    def match(self, data: bytes, space: Space | None, namespace: Namespace = "") -> Match:
+    def match(self, data: bytes, space: Namespace | None, namespace: NamespaceName = "") -> Match:
         """The longest cached prefix. O(tokens + path).
 
         Args:
@@ -119,7 +119,7 @@ class Lookup:
             match._source_version = 0 if source is None else source.version
         return match
 
-    def nothing_found(self, data: bytes, space: Space) -> Walk:
+    def nothing_found(self, data: bytes, space: Namespace) -> Walk:
         """Where a lookup of these tokens begins, as one that found nothing. O(log public prefixes)."""
         root = self._tree.root(space.public if space.declared.length_in(data) else space)
         return Walk(root, 0, 0, None, None, b"")
@@ -129,8 +129,8 @@ class Lookup:
         walk = match.walk
         return (b"", 0) if walk is None else (self._tree.identity_of_match(walk, walk.node.space), walk.depth)
 
-    def following(self, data: bytes, space: Space | None, most: int) -> bytes:
-        """What is cached behind these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
+    def following(self, data: bytes, space: Namespace | None, most: int) -> bytes:
+        """What is cached after these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
         if space is None or not self._enabled:
             return b""
         whole = len(data) - len(data) % self._tree.block_bytes
@@ -139,7 +139,7 @@ class Lookup:
             return b""
         return self._tree.following(walk, space, data[whole:], most)
 
-    def still_holds(self, match: Match, data: bytes, space: Space) -> bool:
+    def still_holds(self, match: Match, data: bytes, space: Namespace) -> bool:
         """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""
         walk = match.walk
         if match.space is not space or match.data != data or match._version_of_all != self.version:
@@ -149,23 +149,23 @@ class Lookup:
         source = walk[3]
         return source is None or source.version == match._source_version
 
-    def space_of(self, match: Match, namespace: Namespace) -> Space | None:
+    def space_of(self, match: Match, namespace: NamespaceName) -> Namespace | None:
         """The namespace of that name, if it is the match's and there are nodes in it. O(1)."""
         space = match.space
         return space if match.namespace == namespace and space in self._tree.roots else None
 
-    def found_elsewhere(self, data: bytes, space: Space) -> int:
-        """The longest match of another namespace, of the `MOST_NAMESPACES` latest. O(tokens) each."""
+    def found_elsewhere(self, data: bytes, space: Namespace) -> int:
+        """The longest match of another namespace, of the `MAX_NAMESPACES` latest. O(tokens) each."""
         others = (other for other in reversed(self._tree.roots) if other is not space)
         return max(
-            (self.match(data, other).num_tokens for other in islice(others, MOST_NAMESPACES)), default=0
+            (self.match(data, other).num_tokens for other in islice(others, MAX_NAMESPACES)), default=0
         )
 
-    def _public(self, space: Space | None, namespace: Namespace) -> PublicPrefixes:
+    def _public(self, space: Namespace | None, namespace: NamespaceName) -> PublicPrefixes:
         return self._namespaces.public_of(namespace).declared if space is None else space.declared
 
     def _walk_public(
-        self, data: bytes, space: Space | None, namespace: Namespace, public: int
+        self, data: bytes, space: Namespace | None, namespace: NamespaceName, public: int
     ) -> Walk | None:
         """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
         tree = self._tree
@@ -179,7 +179,7 @@ class Lookup:
             return walk
         return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
 
-    def is_current(self, match: Match, space: Space | None) -> bool:
+    def is_current(self, match: Match, space: Namespace | None) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there.
 
         Args:

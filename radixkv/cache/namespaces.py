@@ -12,17 +12,17 @@ from __future__ import annotations
 from weakref import ref
 
 from radixkv.cache.block_identity import BlockIdentities, what_computes
-from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace, whole_key
-from radixkv.cache.node import Space
+from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace, whole_key
+from radixkv.cache.node import Namespace
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.retention.quota import QuotaGroups
 
 
-class _Reference(ref[Space]):
+class _Reference(ref[Namespace]):
     """A weak reference that knows under which name it is filed."""
 
     __slots__ = ("name",)
-    name: Namespace
+    name: NamespaceName
 
 
 class Namespaces:
@@ -56,10 +56,12 @@ class Namespaces:
         self._identities = identities
         self._block_bytes = block_bytes
         self._model = model
-        self.publics: dict[NamespaceKey, Space] = {}
+        self.publics: dict[NamespaceKey, Namespace] = {}
         self.any_declared = False
         self._groups = groups
-        self._references: dict[Namespace, _Reference] = {}  # by plain name where the key has only one part
+        self._references: dict[
+            NamespaceName, _Reference
+        ] = {}  # by plain name where the key has only one part
 
     def __len__(self) -> int:
         return len(self._references)
@@ -67,7 +69,7 @@ class Namespaces:
     def __repr__(self) -> str:
         return f"Namespaces({len(self)} in use)"
 
-    def key(self, namespace: Namespace) -> NamespaceKey:
+    def key(self, namespace: NamespaceName) -> NamespaceKey:
         """The whole key of a namespace. O(1).
 
         Raises:
@@ -79,15 +81,15 @@ class Namespaces:
         """The key of a quota: a tenant's alone stands for all of its namespaces."""
         return key if len(key) == 1 else whole_key(key, self._model)
 
-    def public_of(self, namespace: Namespace) -> Space:
+    def public_of(self, namespace: NamespaceName) -> Namespace:
         """The public text that a namespace shares. O(1)."""
         return self._public(what_computes(self.key(namespace)))
 
-    def _public(self, computes: NamespaceKey) -> Space:
+    def _public(self, computes: NamespaceKey) -> Namespace:
         space = self.publics.get(computes)
         if space is None:
             declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
-            space = self.publics[computes] = Space((), self._groups.common, seed, declared, None)
+            space = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
         return space
 
     def declare(self, computes: NamespaceKey, data: bytes) -> int:
@@ -96,7 +98,7 @@ class Namespaces:
         self.any_declared |= length > 0
         return length
 
-    def take_back(self, computes: NamespaceKey, data: bytes) -> bool:
+    def undeclare(self, computes: NamespaceKey, data: bytes) -> bool:
         """Take a declaration back; False: there was none."""
         done = self._public(computes).declared.discard(data)
         self.any_declared = any(space.declared.prefixes for space in self.publics.values())
@@ -108,7 +110,7 @@ class Namespaces:
             (computes, data) for computes, space in self.publics.items() for data in space.declared.prefixes
         )
 
-    def known(self, namespace: Namespace) -> Space | None:
+    def known(self, namespace: NamespaceName) -> Namespace | None:
         """The namespace, if it is in use. O(1).
 
         Raises:
@@ -120,7 +122,7 @@ class Namespaces:
             reference = self._references.get(_name(self.key(namespace)))
         return None if reference is None else reference()
 
-    def obtain(self, namespace: Namespace) -> Space:
+    def obtain(self, namespace: NamespaceName) -> Namespace:
         """The namespace, in use from now on for as long as something refers to it. O(1).
 
         Raises:
@@ -130,13 +132,13 @@ class Namespaces:
         if space is None:
             key = self.key(namespace)
             public = self._public(what_computes(key))
-            space = Space(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
+            space = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
             reference = _Reference(space, self._forget)
             reference.name = _name(key)
             self._references[reference.name] = reference
         return space
 
-    def _forget(self, reference: ref[Space]) -> None:
+    def _forget(self, reference: ref[Namespace]) -> None:
         assert isinstance(reference, _Reference)
         if self._references.get(reference.name) is reference:
             del self._references[reference.name]
@@ -149,5 +151,5 @@ class Namespaces:
                 space.group = self._groups.of(space.key)
 
 
-def _name(key: NamespaceKey) -> Namespace:
+def _name(key: NamespaceKey) -> NamespaceName:
     return key[0] if len(key) == 1 else key

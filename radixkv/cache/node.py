@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from radixkv.cache.retention.public_prefixes import PublicPrefixes
     from radixkv.cache.retention.quota import QuotaGroup
 
-_MOST_LOOKED_AT = 16
+_MAX_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
 
 
-class Space:
+class Namespace:
     """One namespace, or the public text of all whose K/V is computed alike.
 
     Args:
@@ -49,7 +49,7 @@ class Space:
         group: QuotaGroup,
         seed: bytes,
         declared: PublicPrefixes,
-        public: Space | None,
+        public: Namespace | None,
     ) -> None:
         self.key = key
         self.group = group
@@ -59,7 +59,7 @@ class Space:
         self.public = self if public is None else public
 
     def __repr__(self) -> str:
-        return "Space(public)" if self.is_public else f"Space({self.key!r})"
+        return "Namespace(public)" if self.is_public else f"Namespace({self.key!r})"
 
 
 class Node:
@@ -117,7 +117,7 @@ class Node:
     def __init__(
         self,
         parent: Node | None,
-        space: Space,
+        space: Namespace,
         start: int,
         key: bytearray,
         blocks: array[int],
@@ -130,7 +130,7 @@ class Node:
         self.blocks = blocks
         self.ids = ids
         self.children: Children | None = None
-        self.namespace_children: dict[Space, Children] | None = None
+        self.namespace_children: dict[Namespace, Children] | None = None
         self.refs = self.holders = self.pins = self.pins_here = 0
         self.version = self.last_access = self.hits = 0
         self.lapsed = False
@@ -270,7 +270,7 @@ class Children:
         Of many, the first few in token order are looked at.
         """
         i, best = self._place(block), None
-        for place in range(i, min(i + _MOST_LOOKED_AT, len(self._order))):
+        for place in range(i, min(i + _MAX_LOOKED_AT, len(self._order))):
             first = self._order[place]
             if not first.startswith(block):
                 break

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container
 
-from radixkv.cache.forgetting import unprotect
+from radixkv.cache.discard import unprotect
 from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Node
 from radixkv.cache.retention.capacity import Capacity
@@ -88,7 +88,7 @@ class PendingCopies:
         if blocks:
             self._capacity.free_private(array("i", blocks), self._group)
 
-    def leave(self, below: Container[Node], moved: Moved) -> None:
+    def invalidate_below(self, below: Container[Node], moved: Moved) -> None:
         """Nodes are about to leave the tree, see `Holding.leave`. O(copies * depth).
 
         A copy reads one block at its source node, or above where that was split: hold that.

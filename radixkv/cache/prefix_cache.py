@@ -20,25 +20,25 @@ import time
 from collections.abc import Callable, Mapping
 
 from radixkv.cache.admission import Admission
-from radixkv.cache.assembly import assemble
 from radixkv.cache.block_identity import HashFunction
+from radixkv.cache.cache_parts import assemble
 from radixkv.cache.cache_stats import CacheStats, snapshot
-from radixkv.cache.detach import retire
-from radixkv.cache.eviction.policy import EvictionPolicy, hook
+from radixkv.cache.discard import discard_from
+from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.facade.declarations import Declarations, Declared
 from radixkv.cache.facade.pinning import Pinning
 from radixkv.cache.facade.subscriptions import Subscriptions
 from radixkv.cache.facade.tree_view import TreeView
-from radixkv.cache.forgetting import discard_from
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.events import Listener
 from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport
 from radixkv.cache.integrity import check
+from radixkv.cache.invalidation import invalidate_all
 from radixkv.cache.keys import (
     EncodedTokens,
-    Namespace,
     NamespaceKey,
+    NamespaceName,
     TokenIds,
     encode_known,
     encode_tokens,
@@ -89,7 +89,7 @@ class PrefixCache:
         hash_function: HashFunction | None = None,
         model: str = "",
         pin_budget: float = 0.5,
-        quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None = None,
+        quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None = None,
         partial_reuse: bool = True,
         explain: bool = True,
     ) -> None:
@@ -119,7 +119,7 @@ class PrefixCache:
         self._groups = state.capacity.groups
         self._pins = state.pins
         self._pinned = state.pins.by_key
-        self._on_family = hook(self.policy, "on_family")
+        self._on_cache_key_hint = overridden(self.policy, "on_cache_key_hint")
         self._admission = Admission(state)
         self._pinning = Pinning(state.pins, state.lookup, state.namespaces)
         self._declarations = Declarations(state)
@@ -134,7 +134,7 @@ class PrefixCache:
             f"{self.policy.name})"
         )
 
-    def namespace_key(self, namespace: Namespace) -> NamespaceKey:
+    def namespace_key(self, namespace: NamespaceName) -> NamespaceKey:
         """The whole key of a namespace, which stands for it in every call. O(1).
 
         Raises:
@@ -144,18 +144,18 @@ class PrefixCache:
 
     # ------------------------------------------------------------------ public prefixes
 
-    def publish(self, token_ids: TokenIds, namespace: Namespace = "") -> int:
+    def publish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
         """Declare a prefix public: from now on its whole blocks are shared.
 
         By all namespaces whose K/V is computed as that of `namespace` is: whose keys agree in all parts from
-        the third on, behind tenant and salt. What namespaces cached of it before stays theirs. O(tokens).
+        the third on, after tenant and salt. What namespaces cached of it before stays theirs. O(tokens).
 
         Returns:
             Tokens of the prefix that are shared: its whole blocks.
         """
         return self._declarations.publish(token_ids, namespace)
 
-    def unpublish(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
+    def unpublish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
         return self._declarations.unpublish(token_ids, namespace)
 
@@ -170,7 +170,7 @@ class PrefixCache:
         """
         return EncodedTokens(encode_tokens(token_ids))
 
-    def match(self, token_ids: TokenIds, namespace: Namespace = "") -> Match:
+    def match(self, token_ids: TokenIds, namespace: NamespaceName = "") -> Match:
         """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path).
 
         Raises:
@@ -204,11 +204,11 @@ class PrefixCache:
     def acquire(
         self,
         token_ids: TokenIds,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         *,
         match: Match | None = None,
         skip: str | None = None,
-        family: str = "",
+        cache_key_hint: str = "",
     ) -> Lease:
         """Protect the longest cached prefix and take blocks for the rest. O(tokens + path).
 
@@ -217,7 +217,7 @@ class PrefixCache:
             namespace: whose cache to look in.
             match: an earlier `match` of the same tokens, used if it is still current.
             skip: a reason not to look anything up (all tokens will be computed).
-            family: a name that requests of the namespace which come back together share, for policies that
+            cache_key_hint: a name that requests of the namespace which come back together share, for policies that
                 learn when what is cached is used again; empty: nothing is known.
 
         Raises:
@@ -244,19 +244,19 @@ class PrefixCache:
                 skip = CACHE_IS_OFF
         if walk is None:
             walk = self._lookup.nothing_found(data, space)
-        if self._on_family is not None:
-            self._on_family((space.key, family) if family else None)
+        if self._on_cache_key_hint is not None:
+            self._on_cache_key_hint((space.key, cache_key_hint) if cache_key_hint else None)
         return self._admission.admit(data, namespace, space, walk, skip)
 
     # ------------------------------------------------------------------ room
 
-    def available_blocks(self, namespace: Namespace = "") -> int:
+    def available_blocks(self, namespace: NamespaceName = "") -> int:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
         return self._capacity.available(self._groups.of(self._namespaces.key(namespace)))
 
-    def room(self, namespace: Namespace = "") -> tuple[int, int | None]:
+    def room(self, namespace: NamespaceName = "") -> tuple[int, int | None]:
         """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
 
         The smaller one is `available_blocks`. O(quota groups).
@@ -266,12 +266,12 @@ class PrefixCache:
         group = self._groups.of(self._namespaces.key(namespace))
         return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
 
-    def ceiling(self, namespace: Namespace = "") -> int:
+    def ceiling(self, namespace: NamespaceName = "") -> int:
         """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
         ceiling = self._groups.of(self._namespaces.key(namespace)).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
-    def most_blocks(self, token_ids: TokenIds, namespace: Namespace = "") -> int:
+    def most_blocks(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
         """Most blocks that a request which begins with these tokens may have, whatever else runs.
 
         The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
@@ -285,7 +285,7 @@ class PrefixCache:
             ceiling += declared.length_in(encode_tokens(token_ids)) // self._capacity.tree.block_bytes
         return min(ceiling, self.num_blocks)
 
-    def shares_quota(self, one: Namespace, other: Namespace) -> bool:
+    def shares_quota(self, one: NamespaceName, other: NamespaceName) -> bool:
         """Whether the blocks of two namespaces count for the same quota, or for none. O(1)."""
         return self._groups.of(self._namespaces.key(one)) is self._groups.of(self._namespaces.key(other))
 
@@ -301,16 +301,16 @@ class PrefixCache:
         The rest is free at once; its nodes are taken apart later, piece by piece.
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
-        self._state.removals.reset(retire(self._state))
+        self._state.removals.reset(invalidate_all(self._state))
         self._lookup.outdate()
         self._last = None
         self.policy.on_reset()
 
-    def discard(self, token_ids: TokenIds, namespace: Namespace = "", keep: int = 0) -> None:
+    def discard(self, token_ids: TokenIds, namespace: NamespaceName = "", keep: int = 0) -> None:
         """Forget what is cached of some tokens beyond the first `keep`, unless leases or pins need it.
 
         For tokens that turned out to be wrong, whoever contributed them. What continues them without a branch
-        goes with them; where cached prefixes branch off behind, they stay. Nothing happens if no token behind
+        goes with them; where cached prefixes branch off after, they stay. Nothing happens if no token after
         the first `keep` is cached. Leaves no ghosts.
 
         O(tokens + path).
@@ -348,7 +348,7 @@ class PrefixCache:
 
     # ------------------------------------------------------------------ quotas
 
-    def set_quotas(self, quotas: Mapping[Namespace, Quota | tuple[int, int | None]]) -> None:
+    def set_quotas(self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]) -> None:
         """Replace all quotas (see the constructor); nothing changes if it raises.
 
         Above a ceiling that was lowered, what is cached goes at once; what requests hold, when they want more
@@ -365,7 +365,7 @@ class PrefixCache:
     def pin(
         self,
         token_ids: TokenIds,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         ttl: float | None = None,
         *,
         at_least: bool = False,
@@ -386,11 +386,11 @@ class PrefixCache:
         """
         return self._pinning.pin(token_ids, namespace, ttl, at_least)
 
-    def unpin(self, token_ids: TokenIds, namespace: Namespace = "") -> bool:
+    def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
         return self._pinning.unpin(token_ids, namespace)
 
-    def unpin_id(self, pin_id: str, namespace: Namespace = "") -> bool:
+    def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
         """End the pin of that id in a namespace; False: there is none. O(pins)."""
         return self._pinning.unpin_id(pin_id, namespace)
 
@@ -438,7 +438,9 @@ class PrefixCache:
         """
         return self._subscriptions.subscribe(listener, replay)
 
-    def explain(self, token_ids: TokenIds, namespace: Namespace = "", *, admin: bool = False) -> MissReport:
+    def explain(
+        self, token_ids: TokenIds, namespace: NamespaceName = "", *, admin: bool = False
+    ) -> MissReport:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).
 
         Args:
@@ -454,7 +456,7 @@ class PrefixCache:
         elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
         return self._state.explainer.dry(data, space, walk, elsewhere)
 
-    def advice(self, limit: int = 10, namespace: Namespace | None = None) -> list[BreakPoint]:
+    def advice(self, limit: int = 10, namespace: NamespaceName | None = None) -> list[BreakPoint]:
         """Where recent prompts broke off from cached ones, and what moving that place would bring.
 
         Args:

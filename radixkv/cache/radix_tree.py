@@ -19,9 +19,9 @@ from array import array
 from typing import TYPE_CHECKING
 
 from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
-from radixkv.cache.eviction.policy import EvictionPolicy, hook
+from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.node import Children, Namespace, Node
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ class RadixTree(TreeNodes):
     ) -> None:
         super().__init__(block_size, identities, {}, 0)
         self.policy = policy
-        self._on_insert = hook(policy, "on_insert")
-        self._on_remove = hook(policy, "on_remove")
+        self._on_insert = overridden(policy, "on_insert")
+        self._on_remove = overridden(policy, "on_remove")
         self.use_times = use_times
         self._tick = 0
         self.changes: ChangeLog | None = None  # None: nobody wants to know
 
     # ------------------------------------------------------------------ roots
 
-    def root(self, space: Space) -> Node:
+    def root(self, space: Namespace) -> Node:
         """The namespace's root, created when missing. O(1)."""
         root = self.roots.get(space)
         if root is None:
@@ -63,7 +63,7 @@ class RadixTree(TreeNodes):
             self.roots[space] = root
         return root
 
-    def drop_empty_root(self, space: Space) -> None:
+    def drop_empty_root(self, space: Namespace) -> None:
         """Remove the namespace's root if nothing hangs below it and nobody holds it. O(1)."""
         root = self.roots.get(space)
         if root is not None and root.is_leaf and not root.refs:
@@ -148,7 +148,7 @@ class RadixTree(TreeNodes):
         if count:
             group.count_tree(0, -count)
 
-    def retire(self) -> TreeNodes:
+    def invalidate_all(self) -> TreeNodes:
         """Forget all nodes at once; returns a tree that has them. O(1); with a listener O(blocks).
 
         The caller empties the groups' counts and indices.
@@ -197,12 +197,12 @@ class RadixTree(TreeNodes):
 
     # ------------------------------------------------------------------ growth
 
-    def add_held_child(self, parent: Node, space: Space, key: bytearray, blocks: array[int]) -> Node:
+    def add_held_child(self, parent: Node, space: Namespace, key: bytearray, blocks: array[int]) -> Node:
         """Hang a new run below a node and move one lease's hold down to it. O(log siblings).
 
         `key` and `blocks` become the node's own.
         """
-        ids = self._chain(self.identity_behind(parent, space), key)
+        ids = self._chain(self.identity_after(parent, space), key)
         node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
@@ -226,7 +226,7 @@ class RadixTree(TreeNodes):
         return node
 
     def _chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
-        """The identities of the whole blocks of a run behind `before`."""
+        """The identities of the whole blocks of a run after `before`."""
         rest = len(key) % self.block_bytes
         return self.identities.chain(before, key[:-rest] if rest else key)
 
@@ -278,13 +278,13 @@ class RadixTree(TreeNodes):
         child.key = key
         siblings.add(child)
         assert child.parent is not None
-        child.ids = self._chain(self.identity_behind(child.parent, child.space), key)
+        child.ids = self._chain(self.identity_after(child.parent, child.space), key)
         child.parent.version += 1
         if self.changes is not None:
             self.changes.stored(child, 0)
 
     def split(self, node: Node, num_blocks: int) -> Node:
-        """Cut a node behind its first `num_blocks` blocks; returns the new upper part.
+        """Cut a node after its first `num_blocks` blocks; returns the new upper part.
 
             parent ── [b0 b1 b2 b3] ── ...      before
             parent ── [b0 b1] ── [b2 b3] ── ... after: the lower part keeps its identity, holders and pins
@@ -319,7 +319,7 @@ class RadixTree(TreeNodes):
         self.policy.on_split(upper, node)
         return upper
 
-    def cut_behind(self, node: Node, end: int) -> Node:
+    def split_after(self, node: Node, end: int) -> Node:
         """The node of the path to `node` that ends at token `end`, a whole block's; split if need be.
 
         O(depth + tokens of a node).
@@ -329,7 +329,7 @@ class RadixTree(TreeNodes):
         keep = (end - node.start) // self.block_size
         return node if keep == len(node.blocks) else self.split(node, keep)
 
-    def cut_before(self, node: Node, start: int) -> Node:
+    def split_before(self, node: Node, start: int) -> Node:
         """The node of the path to `node` that begins with the block of token `start`; split if need be.
 
         O(depth + tokens of a node).

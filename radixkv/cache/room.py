@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from radixkv.cache.holding import Holding
 from radixkv.cache.leases import Leases
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import PinBoard
 from radixkv.cache.retention.quota import QuotaGroup
@@ -75,7 +75,7 @@ class Room:
     def check(
         self,
         needed: int,
-        space: Space,
+        space: Namespace,
         total: int,
         path: tuple[Node, int],
         room: Callable[[], tuple[int, int]],

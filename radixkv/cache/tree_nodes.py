@@ -1,6 +1,6 @@
 """TreeNodes: the nodes of a radix tree, and all that only reads them: lookups, paths, tokens.
 
-`RadixTree` is one that can be changed; a reset leaves one behind that can't, see `radixkv.cache.retired`.
+`RadixTree` is one that can be changed; a reset leaves one behind that can't, see `radixkv.cache.invalidated_tree`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, shared_bytes
-from radixkv.cache.node import Children, Node, Space
+from radixkv.cache.node import Children, Namespace, Node
 
 
 class Walk(NamedTuple):
@@ -50,7 +50,7 @@ class TreeNodes:
     """
 
     def __init__(
-        self, block_size: int, identities: BlockIdentities, roots: dict[Space, Node], num_nodes: int
+        self, block_size: int, identities: BlockIdentities, roots: dict[Namespace, Node], num_nodes: int
     ) -> None:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
@@ -61,14 +61,14 @@ class TreeNodes:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_nodes} nodes, {len(self.roots)} namespaces)"
 
-    def children_of(self, node: Node, space: Space) -> Children | None:
+    def children_of(self, node: Node, space: Namespace) -> Children | None:
         """The children of `node` that belong to `space`. O(1)."""
         if node.space is space:
             return node.children
         return node.namespace_children.get(space) if node.namespace_children is not None else None
 
-    def identity_behind(self, node: Node, space: Space) -> bytes:
-        """What the identity of a block of `space` follows that comes behind all of `node`. O(1)."""
+    def identity_after(self, node: Node, space: Namespace) -> bytes:
+        """What the identity of a block of `space` follows that comes after all of `node`. O(1)."""
         before = bytes(node.ids[-IDENTITY_BYTES:])
         return before if node.space is space else self.identities.beyond_public(before, space.seed)
 
@@ -77,16 +77,16 @@ class TreeNodes:
         if num_blocks:
             return node.identity(num_blocks)
         assert node.parent is not None
-        return self.identity_behind(node.parent, node.space)
+        return self.identity_after(node.parent, node.space)
 
-    def identity_of_match(self, walk: Walk, space: Space) -> bytes:
+    def identity_of_match(self, walk: Walk, space: Namespace) -> bytes:
         """What the identity of the next block of `space` would follow where a lookup ended. O(1)."""
         node = walk[0]
         end = (walk[1] - node.start) // self.block_size * IDENTITY_BYTES or IDENTITY_BYTES
         before = bytes(node.ids[end - IDENTITY_BYTES : end])
         return before if node.space is space else self.identities.beyond_public(before, space.seed)
 
-    def walk(self, node: Node, space: Space, data: bytes, pos: int, stop: int) -> Walk:
+    def walk(self, node: Node, space: Namespace, data: bytes, pos: int, stop: int) -> Walk:
         """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
 
         Every edge is compared as one byte run with the tokens.
@@ -125,7 +125,7 @@ class TreeNodes:
             source = neighbour if same else None
             return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
-    def following(self, walk: Walk, space: Space, tail: bytes, most: int) -> bytes:
+    def following(self, walk: Walk, space: Namespace, tail: bytes, most: int) -> bytes:
         """What follows `tail` where a walk over whole blocks ended; the latest used of several. Read-only.
 
         Args:

@@ -138,7 +138,7 @@ class AnswerGrammar:
                 if not told.startswith("{"):
                     beginnings.add(_exactly(told))
         if self.format.syntax is not None and f'"name": "{NAME}"' in self.format.syntax.head:
-            # Kept from the mark, a model would go on with what comes behind it.
+            # Kept from the mark, a model would go on with what comes after it.
             beginnings.add(self._bare_beginning())
         unlike = rf" & ~/(.|\n)*({'|'.join(sorted(beginnings))})(.|\n)*/" if beginnings else ""
         follow = " | ".join(f"TEXT {self._literal(text)}" for text in free)

@@ -39,7 +39,7 @@ class CallSyntax:
         begin, between, end: around all calls of an answer, and from one to the next.
         head_pattern: what is read as a head, up to the arguments' brace, with groups `name` and perhaps `id`;
             None: calls are JSON objects with `name` and `arguments` or `parameters`, one, several, or a list.
-        between_pattern: what is read between calls and behind them, and may close what a head has opened.
+        between_pattern: what is read between calls and after them, and may close what a head has opened.
     """
 
     head: str

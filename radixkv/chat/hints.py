@@ -26,7 +26,7 @@ def divergence_hint(
     """What a chat's template or client did to an earlier turn, judged by a few tokens; None: nothing known.
 
     Args:
-        cached: the text that the cache holds behind the place where the prompt parts from it.
+        cached: the text that the cache holds after the place where the prompt parts from it.
         new: the text that the prompt has there.
         reasoning_sent: the request's messages carry the reasoning of earlier turns.
     """

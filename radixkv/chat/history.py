@@ -46,7 +46,7 @@ def template_messages(
 
 
 def _with_one_system(messages: Iterable[Message]) -> list[Message]:
-    """Messages of the system behind others become the user's, as parts of those before or behind them.
+    """Messages of the system after others become the user's, as parts of those before or after them.
 
     Templates that refuse them, or drop them, mostly want the roles to take turns, too.
     """

@@ -49,7 +49,7 @@ class TemplateTraits:
         arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
         results: it shows messages of the role `tool`.
         reasoning_field: the field of a message that it shows as reasoning, in some turn; None: in none.
-        late_system: it shows messages of the system behind others.
+        late_system: it shows messages of the system after others.
     """
 
     tools: bool = True

@@ -12,7 +12,7 @@ The life of a request:
  6. A finished request releases its lease. What it computed stays cached, evictable.
 
 Abort and timeout enter at one place each, `abort` and `_expire`. What to do about faults is decided in
-`radixkv.engine.fault_recovery` and done here, in `_take_back` and `_rebuild`. None of them leaks a block or
+`radixkv.engine.fault_recovery` and done here, in `_rollback` and `_rebuild`. None of them leaks a block or
 disturbs another request.
 """
 
@@ -51,8 +51,8 @@ from radixkv.sampling.sampler import SampledToken, sample_runs
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
-from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.drafter import Drafter
 from radixkv.speculation.step_costs import StepCosts
@@ -137,7 +137,7 @@ class Engine:
         self.summary: EngineSummary | None = None  # set by the builder
         itself, num_blocks = weakref.ref(self), cache.num_blocks
 
-        def most_blocks(prompt: TokenIds, namespace: Namespace) -> int:
+        def most_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
             # The processor outlives an engine that has failed, and must not keep its memory.
             engine = itself()
             return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
@@ -171,7 +171,7 @@ class Engine:
         self._counters = Counters()
 
     def _make_speculation(self, step_costs: StepCosts | None) -> Speculation:
-        def continuation(request: Request, most: int) -> list[int]:
+        def continuation(request: SequenceState, most: int) -> list[int]:
             return self.cache.tree.following(request.tokens.view(), request.namespace, most)
 
         most = self.config.max_draft_tokens
@@ -186,9 +186,9 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         priority: int = 0,
-        family: str = "",
+        cache_key_hint: str = "",
         grammar: Grammar | None = None,
     ) -> str:
         """Check a request and queue it.
@@ -199,7 +199,7 @@ class Engine:
             namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
                 adapter); the model is added.
             priority: smaller is more urgent, under the `priority` policy.
-            family: what requests share that come back together; tells eviction how soon (see `adaptive`).
+            cache_key_hint: what requests share that come back together; tells eviction how soon (see `adaptive`).
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
 
         Returns:
@@ -216,7 +216,7 @@ class Engine:
             request_id=request_id,
             namespace=self.cache.namespace_key(namespace),
             priority=priority,
-            family=family,
+            cache_key_hint=cache_key_hint,
             grammar=grammar,
         )
         if not self.has_room:
@@ -348,7 +348,7 @@ class Engine:
 
     def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
         if outcome.error is not None:
-            self._take_back(batch, outcome.error)
+            self._rollback(batch, outcome.error)
             return
         assert outcome.logits is not None
         self.scheduler.complete(batch)
@@ -451,10 +451,10 @@ class Engine:
 
     # ------------------------------------------------------------------ faults
 
-    def _take_back(self, batch: Batch, error: BaseException) -> None:
+    def _rollback(self, batch: Batch, error: BaseException) -> None:
         """Runner or sampler failed: nothing of the step counts, and its requests wait again."""
         self._counters.pause()
-        requests = [sample_of(request) for request in self.scheduler.withdraw(batch)]
+        requests = [sample_of(request) for request in self.scheduler.rollback(batch)]
         if not isinstance(error, ENDS_PROCESS):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
         for request, failure in self._faults.step_failed(requests, error):
@@ -484,7 +484,7 @@ class Engine:
         stats, self.scheduler = self.scheduler.stats, self._scheduler_over(self.cache)
         self.scheduler.stats = stats
         for request in unfinished:
-            request.lose_lease()
+            request.preempt()
             request.was_added = False
             self.scheduler.add(request)
         for group in self.groups:

@@ -53,7 +53,7 @@ class Snapshot(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
+class EngineInfo:
     """What of an engine never changes, so that every thread may read it. Holds no memory of the model's."""
 
     config: EngineConfig
@@ -67,7 +67,7 @@ class EngineFacts:
     input_processor: InputProcessor
 
     @classmethod
-    def of(cls, engine: Engine) -> EngineFacts:
+    def of(cls, engine: Engine) -> EngineInfo:
         return cls(**{item.name: getattr(engine, item.name) for item in fields(cls)})
 
 
@@ -98,7 +98,7 @@ class EngineThread:
         restart: make a failed engine anew; needs a function as `source`. None: its failure is the end.
 
     Attributes:
-        facts: of the engine; after a restart, of the new one.
+        info: of the engine; after a restart, of the new one.
         stats: its counters as of the last step or command.
     """
 
@@ -114,7 +114,7 @@ class EngineThread:
         self._restart = None if isinstance(source, Engine) else restart
         self._failures: deque[float] = deque()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # around `_stopped`: no command may slip in behind the last one
+        self._lock = threading.Lock()  # around `_stopped`: no command may slip in after the last one
         self._stopped: EngineStoppedError | None = None
         self._closing = threading.Event()
         made: Future[None] = Future()
@@ -122,7 +122,7 @@ class EngineThread:
             target=self._live, args=([source], made), name="radixkv-engine", daemon=True
         )
         self._declared: Declared  # to the cache of the engine that has failed
-        self.facts: EngineFacts
+        self.info: EngineInfo
         self.stats: EngineStats
         self._thread.start()
         made.result()
@@ -215,7 +215,7 @@ class EngineThread:
 
     def _publish(self, engine: Engine) -> None:
         self.stats = engine.stats()
-        self.facts = EngineFacts.of(engine)
+        self.info = EngineInfo.of(engine)
 
     def _note_failure(self, error: BaseException) -> None:
         pause: float | None = None

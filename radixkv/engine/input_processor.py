@@ -25,7 +25,7 @@ from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request_state import Namespace
+from radixkv.scheduling.sequence_state import NamespaceName
 
 if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ class InputProcessor:
         end_token_ids: frozenset[int],
         num_blocks: int,
         block_size: int,
-        most_blocks: Callable[[TokenIds, Namespace], int],
+        most_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
     ) -> None:
         self.config = config
@@ -189,7 +189,7 @@ class InputProcessor:
         return replace(params, bad_words=sorted(words))
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The tokens of a word at the beginning of a text, and behind a space."""
+        """The tokens of a word at the beginning of a text, and after a space."""
         bare = word.lstrip() or word
         try:
             spellings = [tuple(self.tokenize(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
@@ -265,7 +265,7 @@ class InputProcessor:
             f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
         )
 
-    def check_quota(self, prompt: EncodedPrompt, namespace: Namespace) -> None:
+    def check_quota(self, prompt: EncodedPrompt, namespace: NamespaceName) -> None:
         """Raise if the prompt can never run below its namespace's ceiling, whatever else runs.
 
         On the engine's thread: it looks at the cache.
@@ -281,7 +281,7 @@ class InputProcessor:
                 f"to {most * self.block_size - 1} tokens, or ask for a larger quota"
             )
 
-    def compile(self, params: SamplingParams, namespace: Namespace = "") -> Grammar | None:
+    def compile(self, params: SamplingParams, namespace: NamespaceName = "") -> Grammar | None:
         """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
 
         Args:
@@ -299,7 +299,7 @@ class InputProcessor:
         return Vocabulary(self.tokenizer, self.end_token_ids)
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset() if params.goes_past_end else self.end_token_ids
+        return frozenset() if params.ignores_eos else self.end_token_ids
 
     # ------------------------------------------------------------------ requests
 
@@ -309,9 +309,9 @@ class InputProcessor:
         params: SamplingParams,
         *,
         request_id: str | None,
-        namespace: Namespace,
+        namespace: NamespaceName,
         priority: int,
-        family: str = "",
+        cache_key_hint: str = "",
         grammar: Grammar | None = None,
     ) -> RequestGroup:
         """A request for samples; raises what `encode`, `check`, `check_quota` and `compile` raise.
@@ -330,7 +330,7 @@ class InputProcessor:
         if params.num_samples > params.n and params.logprobs is None:
             own = replace(params, logprobs=0)
         request = self._request(encoded, own, request_id, namespace, priority)
-        request.family = family
+        request.cache_key_hint = cache_key_hint
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         request.sampling_state = SamplingState(
@@ -357,7 +357,7 @@ class InputProcessor:
             fork.sampling_state = parent.sampling_state.fork(seed)
             fork.output = self._output(fork, parent.output.max_output_tokens)
             fork.times.first_scheduled = parent.times.first_scheduled
-            fork.family = parent.family
+            fork.cache_key_hint = parent.cache_key_hint
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
             fork.cache_report = parent.cache_report
@@ -370,7 +370,7 @@ class InputProcessor:
         prompt: EncodedPrompt,
         params: SamplingParams,
         request_id: str | None,
-        namespace: Namespace,
+        namespace: NamespaceName,
         priority: int,
     ) -> Sample:
         frame_namespace(namespace)  # raises if it is none
@@ -393,7 +393,7 @@ class InputProcessor:
         group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
         return group
 
-    def room_after(self, prompt: TokenIds, namespace: Namespace) -> int:
+    def room_after(self, prompt: TokenIds, namespace: NamespaceName) -> int:
         """Tokens that can be generated after a prompt, in the context, the pool and the namespace's quota.
 
         On the engine's thread: it looks at the cache.

@@ -54,7 +54,7 @@ class OutputProcessor:
     def add_tokens(self, request: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
         """Give a request its next tokens, in one delta; `request.output.finish_reason` says then if it ended.
 
-        Tokens behind its end are left out.
+        Tokens after its end are left out.
 
         Args:
             now: a clock reading, in seconds.
@@ -89,7 +89,7 @@ class OutputProcessor:
                 return Failure(failure, "grammar_failed")
             if token.token_id == NOTHING_LEFT:
                 message = (
-                    f"no token is left to choose behind {request.output.num_tokens}: all are ruled out by "
+                    f"no token is left to choose after {request.output.num_tokens}: all are ruled out by "
                     "bad_words, allowed_token_ids, min_tokens and the grammar together; loosen one of them"
                 )
                 return Failure(message, "no_token_left")

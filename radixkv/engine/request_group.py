@@ -8,7 +8,7 @@ from typing import Any
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Failure:
     code: str
 
 
-class Sample(Request):
+class Sample(SequenceState):
     """A request to the scheduler, with its text and stop conditions, its random stream, and its siblings.
 
     Its maker sets all three.
@@ -39,7 +39,7 @@ class Sample(Request):
         self.accepted_draft_tokens = self.rejected_draft_tokens = 0
 
 
-def sample_of(request: Request) -> Sample:
+def sample_of(request: SequenceState) -> Sample:
     """The scheduler gives back what it was given: all its requests are samples."""
     assert isinstance(request, Sample)
     return request

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from radixkv.engine.request_group import Sample, sample_of
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.drafter import Drafter
 
@@ -43,7 +43,7 @@ class Speculation:
         """See `Drafter.granted`."""
         self._drafter.granted(num_tokens)
 
-    def draft(self, request: Request, most: int) -> Sequence[int]:
+    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
         """What the request's grammar forces; else guesses, as far as the grammar allows them.
 
         A token that ends the output is none of them: it is chosen without a guess as quickly.
@@ -68,6 +68,6 @@ class Speculation:
         self.counts.observe(num_draft_tokens, num_accepted)
         self._drafter.observe(request, num_draft_tokens, num_accepted)
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SequenceState) -> None:
         """The request has ended."""
         self._drafter.ended(request)

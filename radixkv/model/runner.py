@@ -224,7 +224,7 @@ class ModelRunner:
         return logits
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The array with zeros behind, up to a multiple of `row_multiple` rows."""
+        """The array with zeros after, up to a multiple of `row_multiple` rows."""
         padding = -len(array) % self.row_multiple
         return np.pad(array, (0, padding)) if padding else array
 

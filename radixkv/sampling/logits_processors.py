@@ -302,7 +302,7 @@ class BadWords(LogitsProcessor):
         return _with(self, generated=list(self.generated))
 
 
-class Grammar(Protocol):
+class GrammarState(Protocol):
     """A compiled grammar."""
 
     def start(self, min_tokens: MinTokens | None = None) -> LogitsProcessor:
@@ -313,7 +313,7 @@ def make_processors(
     params: SamplingParams,
     prompt_token_ids: TokenIds,
     end_token_ids: Collection[int],
-    grammar: Grammar | None = None,
+    grammar: GrammarState | None = None,
 ) -> list[LogitsProcessor]:
     """The processors that a request needs, in no particular order; most requests need none.
 
@@ -370,7 +370,7 @@ class _TokenCounts:
         counts   2  1  1            so 7 3 7 9 were added
 
     A token whose count falls to 0 while the last ones are taken away is always the last of the array: those
-    behind it occurred for the first time later, and are gone already.
+    after it occurred for the first time later, and are gone already.
     """
 
     __slots__ = ("_counts", "_history", "_size", "_tokens", "_where")

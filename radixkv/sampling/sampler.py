@@ -81,7 +81,7 @@ def sample_runs(
 
     Args:
         logits: [S, V], any float dtype; not changed.
-        rows: the first row of each request; row + i is that of the token behind the first i of its draft.
+        rows: the first row of each request; row + i is that of the token after the first i of its draft.
         requests: as many as `rows`.
         drafts: a guess of the next tokens of each request; empty: one token is chosen.
 
@@ -147,7 +147,7 @@ class _Step:
         depth = 0
         try:
             while remaining:
-                # Behind the end of a complete output, nothing is chosen.
+                # After the end of a complete output, nothing is chosen.
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
                 active = [i for i in going_on if any(p.is_active for p in states[i].processors)]
                 rows = [self.starts[i] + depth for i in active]
@@ -190,7 +190,7 @@ class _Step:
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(starts):
             run = [SampledToken(self._fault(start) if broken[start] else chosen[start])]
-            # What is broken behind tokens that are right is so in the next step, too, if it is no mere guess.
+            # What is broken after tokens that are right is so in the next step, too, if it is no mere guess.
             while self.drafts[i] and self._goes_on(i, len(run)) and not broken[start + len(run)]:
                 run.append(SampledToken(chosen[start + len(run)]))
             runs.append(run)
@@ -202,7 +202,7 @@ class _Step:
         return NOTHING_LEFT if row in self.places and self.raw[row].max().isfinite() else NOT_A_NUMBER
 
     def _goes_on(self, i: int, depth: int) -> bool:
-        """Whether the run of request i goes on behind its first `depth` tokens: the draft has them, too."""
+        """Whether the run of request i goes on after its first `depth` tokens: the draft has them, too."""
         draft = self.drafts[i]
         if depth > len(draft):
             return False
@@ -337,7 +337,7 @@ def _draw_filtered(scaled: torch.Tensor, params: SamplingParams, uniform: float)
         values, ids = best.values, best.indices
         shares = torch.softmax(values, -1)  # top_p counts what top_k has left
     else:
-        # Tokens rarer than this make up less than 1 - top_p together: they come behind what is kept.
+        # Tokens rarer than this make up less than 1 - top_p together: they come after what is kept.
         shares = torch.softmax(scaled, -1)
         ids = (shares > 0.5 * (1.0 - params.top_p) / len(scaled)).nonzero()[:, 0]
         shares, order = torch.sort(shares[ids], descending=True, stable=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from radixkv.request import SamplingParams
-from radixkv.sampling.logits_processors import Grammar, LogitsProcessor, TokenIds, make_processors
+from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, TokenIds, make_processors
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -60,7 +60,7 @@ class SamplingState:
         seed: int,
         prompt_token_ids: TokenIds,
         end_token_ids: Collection[int],
-        grammar: Grammar | None = None,
+        grammar: GrammarState | None = None,
     ) -> None:
         self._random = RandomStream(seed)
         self.num_generated = 0
@@ -83,7 +83,7 @@ class SamplingState:
         return next((forced for p in self.processors if (forced := p.forced_tokens())), [])
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many leading tokens of a draft could be accepted; what comes behind must not be. O(count)."""
+        """How many leading tokens of a draft could be accepted; what comes after must not be. O(count)."""
         return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
     def draw(self, ahead: int = 0) -> float:

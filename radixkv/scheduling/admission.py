@@ -13,9 +13,9 @@ from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy, tenant_of
-from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import AdmissionResult, SchedulerStats
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 from radixkv.scheduling.step_plan import StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -53,7 +53,7 @@ class Admission:
         self._stats = stats
         self._max_num_seqs = max_num_seqs
 
-    def foresee(self, plan: StepPlan, request: Request) -> AdmissionResult:
+    def foresee(self, plan: StepPlan, request: SequenceState) -> AdmissionResult:
         """What `admit` would give, with headroom in blocks. O(1) but for what has changed."""
         if request.producer is not None and self._in_flight.is_produced(request):
             return AdmissionResult.IN_FLIGHT
@@ -67,18 +67,18 @@ class Admission:
             return AdmissionResult.IN_FLIGHT
         return found
 
-    def admit_in_order(self, plan: StepPlan, ordered: Sequence[Request]) -> list[Request]:
+    def admit_in_order(self, plan: StepPlan, ordered: Sequence[SequenceState]) -> list[SequenceState]:
         """Admit what fits, in this order; returns those that may yet be admitted in this step."""
         if plan.budget <= 0 or plan.sequence_slots <= 0:
             return []
         if not self._matches.any_fits(ordered):
             return []
-        put_off: list[Request] = []
-        unfit: list[Request] = []
+        put_off: list[SequenceState] = []
+        unfit: list[SequenceState] = []
         num_passed = 0  # of `unfit`: those before the last one admitted
-        at_ceiling: dict[str, list[Request]] = {}  # by tenant: others take no room of theirs
+        at_ceiling: dict[str, list[SequenceState]] = {}  # by tenant: others take no room of theirs
         barred: set[str] = set()  # tenants of whom nobody may be admitted any more
-        held_back: set[Namespace] = set()
+        held_back: set[NamespaceName] = set()
         for i, request in enumerate(ordered):
             if plan.budget <= 0 or plan.sequence_slots <= 0:
                 break
@@ -109,7 +109,7 @@ class Admission:
         return put_off
 
     def _try(
-        self, plan: StepPlan, request: Request, held_back: set[Namespace], *, others: bool
+        self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName], *, others: bool
     ) -> AdmissionResult:
         result = self.foresee(plan, request)
         if result is not AdmissionResult.ADMITTED:
@@ -119,7 +119,7 @@ class Admission:
             return AdmissionResult.NO_BUDGET
         return self.admit(plan, request, others=others)
 
-    def _may_use_reserve(self, plan: StepPlan, request: Request, held_back: set[Namespace]) -> bool:
+    def _may_use_reserve(self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName]) -> bool:
         """Whether a request that fits may start although only the reserve of the budget is left.
 
         Args:
@@ -135,7 +135,7 @@ class Admission:
             size -= self._matches.match(request).num_tokens
         return size <= plan.reserve
 
-    def admit(self, plan: StepPlan, request: Request, *, others: bool) -> AdmissionResult:
+    def admit(self, plan: StepPlan, request: SequenceState, *, others: bool) -> AdmissionResult:
         """Take the request's blocks and its first chunk; nothing changes unless it is admitted."""
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         if skip is None and self._running.num_decodes:
@@ -144,7 +144,11 @@ class Admission:
         known = match.num_tokens
         try:
             lease = self._cache.acquire(
-                request.tokens.encoded, request.namespace, match=match, skip=skip, family=request.family
+                request.tokens.encoded,
+                request.namespace,
+                match=match,
+                skip=skip,
+                cache_key_hint=request.cache_key_hint,
             )
         except OutOfBlocks:
             result = self._matches.refusal(request)
@@ -174,7 +178,7 @@ class Admission:
         self._chunks.schedule(plan, request, self._chunks.size(plan, request, others=others))
         return AdmissionResult.ADMITTED
 
-    def _share_decodes(self, plan: StepPlan, request: Request) -> None:
+    def _share_decodes(self, plan: StepPlan, request: SequenceState) -> None:
         """Let a request about to be admitted share what the decode batch has added to its prefix."""
         match = self._matches.match(request)
         identity, num_whole = self._cache.identity(match)

@@ -3,7 +3,7 @@
 There are no prefill and decode phases in here, only lengths: entry r of the batch computes tokens
 [start, start + count) of its request, whatever they are.
 
-The columns of all entries lie one behind the other (T = sum of counts):
+The columns of all entries lie one after the other (T = sum of counts):
 
     token_ids   | r0 r0 r0 r0 | r1 | r2 | r3 r3 |
     query_starts  0             4    5    6       8
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Entry:
             not committed, and the step's logits tell which of them are right.
     """
 
-    request: Request
+    request: SequenceState
     start: int
     count: int
     redundant: int = 0
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Where the tokens end that the request has got: what comes behind is its draft."""
+        """Where the tokens end that the request has got: what comes after is its draft."""
         return self.start + self.count - len(self.draft)
 
 
@@ -71,7 +71,7 @@ class DecodeRows:
     positions: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     block_tables: list[npt.NDArray[np.int32]]
-    num_by_namespace: Mapping[Namespace, int]
+    num_by_namespace: Mapping[NamespaceName, int]
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ def build_batch(entries: list[Entry], block_size: int, decodes: DecodeRows | Non
 
 
 def _join(decodes: DecodeRows, rest: Batch) -> Batch:
-    """One batch of `decodes` and what comes behind them."""
+    """One batch of `decodes` and what comes after them."""
     count = len(decodes.entries)
     query_starts = np.empty(count + len(rest.query_starts), dtype=np.int32)
     query_starts[:count] = np.arange(count, dtype=np.int32)

@@ -6,8 +6,8 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import MIN_CHUNK, StepPlan
 
 # Most tokens per step of a prompt whose logits are all wanted: they take vocabulary * 4 bytes each.
@@ -34,11 +34,11 @@ class Chunks:
         self._matches = matches
         self._max_tokens = max_tokens_per_request
 
-    def size(self, plan: StepPlan, request: Request, *, others: bool, scheduled: int = 0) -> int:
+    def size(self, plan: StepPlan, request: SequenceState, *, others: bool, scheduled: int = 0) -> int:
         """How many more tokens the request gets: what it wants, within the budget and all caps.
 
         Args:
-            others: requests behind it in this step have prompt tokens to compute, too.
+            others: requests after it in this step have prompt tokens to compute, too.
             scheduled: tokens that it has in this step already.
         """
         most = request.num_to_compute
@@ -51,7 +51,7 @@ class Chunks:
             most = min(most, max(plan.budget // 2, MIN_CHUNK))
         return min(most - scheduled, plan.budget)
 
-    def schedule(self, plan: StepPlan, request: Request, count: int) -> None:
+    def schedule(self, plan: StepPlan, request: SequenceState, count: int) -> None:
         """Put `count` more tokens of a running request into the step, and make them shareable."""
         lease = request.lease
         assert lease is not None
@@ -75,7 +75,7 @@ class Chunks:
         if self._cache.enabled:
             self._in_flight.announce(request, entry.start + entry.count)
 
-    def take_from_decodes(self, plan: StepPlan, running: RunningRequests, request: Request) -> None:
+    def take_from_decodes(self, plan: StepPlan, running: RunningRequests, request: SequenceState) -> None:
         """Make a request of the decode batch an entry of its own in this step: its lease knows its tokens."""
         running.leave_decodes(request)
         plan.leave_decodes()

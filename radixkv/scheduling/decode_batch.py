@@ -2,7 +2,7 @@
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
 and nobody else's. Such a request is in the decode batch: a row of a few arrays, from which their part of a
-step's batch is built at once. Its lease is told of the tokens all together (`tell_lease`) when the block is
+step's batch is built at once. Its lease is told of the tokens all together (`flush_tokens`) when the block is
 full, when the request leaves, or when somebody else's prompt goes on with just these tokens (`continuation`).
 So with a thousand decodes the cache is called for about sixty of them in a step.
 
@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from radixkv.cache.keys import frame_namespace
 from radixkv.scheduling.batch import DecodeRows, Entry
-from radixkv.scheduling.request_state import Namespace, Request, TokenBuffer
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState, TokenBuffer
 
-# Where a member's committed tokens end: namespace, identity of their whole blocks, tokens behind these.
+# Where a member's committed tokens end: namespace, identity of their whole blocks, tokens after these.
 Key = tuple[tuple[str, ...], bytes, bytes]
 
 
@@ -50,28 +50,28 @@ class DecodeBatch:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._members: dict[int, _Member] = {}  # by arrival order
-        self._requests: list[Request] = []
+        self._requests: list[SequenceState] = []
         self._entries: list[Entry] = []  # kept from step to step, only their start changes
         self._buffers: list[TokenBuffer] = []
         self._tables: list[npt.NDArray[np.int32]] = []
         self._positions = np.zeros(64, dtype=np.int64)  # of the token to compute, as of `unfit`
         self._slot_offsets = np.zeros(64, dtype=np.int64)  # slot - position, constant inside a block
-        self._ends = np.zeros(64, dtype=np.int64)  # the position behind the block
-        self._num_by_namespace: dict[Namespace, int] = {}
+        self._ends = np.zeros(64, dtype=np.int64)  # the position after the block
+        self._num_by_namespace: dict[NamespaceName, int] = {}
         # Where the committed tokens of a request end, so that a prompt that ends there finds it.
-        self._by_end: dict[Key, dict[int, Request]] = {}
+        self._by_end: dict[Key, dict[int, SequenceState]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: SequenceState) -> bool:
         return request.arrival_order in self._members
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(list(self._requests))
 
-    def join(self, request: Request) -> None:
-        """Take in a request whose lease has all its tokens, and room behind them in its last block."""
+    def join(self, request: SequenceState) -> None:
+        """Take in a request whose lease has all its tokens, and room after them in its last block."""
         assert request.lease is not None
         end, row, size = request.num_tokens, len(self._requests), self._block_size
         assert end % size, f"{request!r} has no room in its last block"
@@ -94,7 +94,7 @@ class DecodeBatch:
         namespace = request.namespace
         self._num_by_namespace[namespace] = self._num_by_namespace.get(namespace, 0) + 1
 
-    def leave(self, request: Request) -> bool:
+    def leave(self, request: SequenceState) -> bool:
         """Take a request out; False if it is not in. Its lease still has to be told of its tokens."""
         member = self._members.pop(request.arrival_order, None)
         if member is None:
@@ -124,7 +124,7 @@ class DecodeBatch:
             del self._num_by_namespace[request.namespace]
         return True
 
-    def unfit(self) -> list[Request]:
+    def unfit(self) -> list[SequenceState]:
         """Those for which the coming step is no plain decode: above all, whose block is full. O(rows).
 
         To be called before a step; the others' positions are noted for `rows`.
@@ -151,8 +151,8 @@ class DecodeBatch:
         )
 
     def continuation(
-        self, request: Request, num_matched: int, identity: bytes, num_whole: int
-    ) -> Request | None:
+        self, request: SequenceState, num_matched: int, identity: bytes, num_whole: int
+    ) -> SequenceState | None:
         """A member whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
 
         Args:
@@ -182,7 +182,7 @@ class DecodeBatch:
         return best
 
     @staticmethod
-    def _key(request: Request, identity: bytes, num_whole: int, num_tokens: int) -> Key:
+    def _key(request: SequenceState, identity: bytes, num_whole: int, num_tokens: int) -> Key:
         tail = request.tokens.view(num_whole, num_tokens)
         return frame_namespace(request.namespace), identity, tail.tobytes()
 
@@ -201,7 +201,7 @@ class DecodeBatch:
             assert len(self._tables[row]) * self._block_size == self._ends[row]
 
 
-def tell_lease(request: Request) -> None:
+def flush_tokens(request: SequenceState) -> None:
     """Tell the lease of all tokens that were computed without it. O(those tokens), at most a block.
 
     They lie in its last block, so this never needs another one.

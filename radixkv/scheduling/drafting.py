@@ -1,7 +1,7 @@
 """Drafts in a step: what prompts leave of its budget goes to guesses of the tokens that requests get next.
 
     known | draft ........ |        rows of one entry: each draft token's logits say what follows it
-      t   | g1   g2   g3   |        chosen behind t: g1, behind g1: g2, behind g2: x
+      t   | g1   g2   g3   |        chosen after t: g1, after g1: g2, after g2: x
                                     -> the request gets g1 g2 x; the K/V of g3 is overwritten later
 
 A draft gets slots in its request's lease (`append`) and is not committed: nobody can match it, and what was
@@ -16,19 +16,19 @@ from typing import Protocol
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.chunks import Chunks
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import StepPlan
 
 
-class Drafter(Protocol):
+class DraftProposer(Protocol):
     """Guesses tokens."""
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """A step of so many rows, in which so many requests get a token, is about to get drafts."""
         ...
 
-    def draft(self, request: Request, most: int) -> Sequence[int]:
+    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
         """At most `most` tokens that the request may get after those it has; none where no guess pays."""
         ...
 
@@ -45,7 +45,7 @@ class Drafting:
     """
 
     def __init__(
-        self, cache: PrefixCache, running: RunningRequests, chunks: Chunks, drafter: Drafter
+        self, cache: PrefixCache, running: RunningRequests, chunks: Chunks, drafter: DraftProposer
     ) -> None:
         self._cache = cache
         self._running = running

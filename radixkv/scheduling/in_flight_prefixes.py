@@ -1,7 +1,7 @@
 """In-flight prefixes: lets a request wait for the tokens that another one, its producer, is computing.
 
 There is one entry per prompt in progress: the identity of its whole blocks in the cache, and its tokens
-behind them up to and including the next one to compute. A waiting request looks up its own first missing
+after them up to and including the next one to compute. A waiting request looks up its own first missing
 token. That is enough, and exact to the token: whoever computes that token has committed all before it, so
 the waiting request's match ends just where that prompt has come to. Once found, the request remembers its
 producer and up to where their tokens agree, and is not looked at again until the producer has come there.
@@ -15,9 +15,9 @@ import numpy as np
 
 from radixkv.cache.keys import frame_namespace
 from radixkv.cache.prefix_cache import Match, PrefixCache
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 
-Key = tuple[tuple[str, ...], bytes, bytes]  # namespace, identity of the whole blocks, tokens behind them
+Key = tuple[tuple[str, ...], bytes, bytes]  # namespace, identity of the whole blocks, tokens after them
 
 
 class InFlightPrefixes:
@@ -26,15 +26,15 @@ class InFlightPrefixes:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         # Several prompts may be at the same token: when one of them goes, the others still produce it.
-        self._producers: dict[Key, dict[int, Request]] = {}
+        self._producers: dict[Key, dict[int, SequenceState]] = {}
         self._key_of: dict[int, Key] = {}  # arrival order -> key
 
     @staticmethod
-    def _key(request: Request, identity: bytes, num_whole: int, num_tokens: int) -> Key:
+    def _key(request: SequenceState, identity: bytes, num_whole: int, num_tokens: int) -> Key:
         tail = request.tokens.view(num_whole, num_tokens)
         return frame_namespace(request.namespace), identity, tail.tobytes()
 
-    def announce(self, request: Request, num_scheduled: int) -> None:
+    def announce(self, request: SequenceState, num_scheduled: int) -> None:
         """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(block)."""
         if self._key_of:
             self.forget(request)
@@ -45,7 +45,7 @@ class InFlightPrefixes:
             self._key_of[request.arrival_order] = key
             self._producers.setdefault(key, {})[request.arrival_order] = request
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SequenceState) -> None:
         """`request` computes nothing any more. O(1)."""
         key = self._key_of.pop(request.arrival_order, None)
         if key is not None:
@@ -55,7 +55,7 @@ class InFlightPrefixes:
                 del self._producers[key]
 
     @staticmethod
-    def is_produced(request: Request) -> bool:
+    def is_produced(request: SequenceState) -> bool:
         """Whether the producer that was found before is still at work on this request's tokens. O(1)."""
         producer = request.producer
         if producer is None:
@@ -65,8 +65,8 @@ class InFlightPrefixes:
         request.producer = None
         return False
 
-    def is_coming(self, request: Request, match: Match) -> bool:
-        """Whether a running request is about to compute the token behind this one's match.
+    def is_coming(self, request: SequenceState, match: Match) -> bool:
+        """Whether a running request is about to compute the token after this one's match.
 
         The last token is always computed by the request itself, which needs its logits. O(block); O(tokens)
         once a producer is found.

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.request_state import Namespace, Request
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import AdmissionResult
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 # The matches that are made sure of in one step; of more requests, a part in turn.
-MOST_RENEWED = 256
+MAX_RENEWED = 256
 
 
 class RoomLeft(NamedTuple):
@@ -38,7 +38,7 @@ class MatchCache:
     def __init__(self, cache: PrefixCache, running: RunningRequests) -> None:
         self._cache = cache
         self._running = running
-        self._rooms: dict[Namespace, RoomLeft] = {}
+        self._rooms: dict[NamespaceName, RoomLeft] = {}
         self._all_are_current = False
         self._turn = 0
 
@@ -47,17 +47,17 @@ class MatchCache:
         self._rooms.clear()
         self._all_are_current = False
 
-    def matched_tokens(self, requests: Sequence[Request]) -> list[int]:
+    def matched_tokens(self, requests: Sequence[SequenceState]) -> list[int]:
         """The lengths of the requests' cached prefixes.
 
         For a request that waits for its producer the length it had before: it does not compete meanwhile.
-        When more than `MOST_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
+        When more than `MAX_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
         for one of a thousand is noticed four steps later at most (its admission always looks again).
         O(requests), and a lookup for each that is looked at and whose part of the tree changed.
         """
         chosen = requests
-        if len(requests) > MOST_RENEWED:
-            parts = -(-len(requests) // MOST_RENEWED)
+        if len(requests) > MAX_RENEWED:
+            parts = -(-len(requests) // MAX_RENEWED)
             self._turn = (self._turn + 1) % parts
             chosen = requests[self._turn :: parts]
         is_current, is_produced = self._cache.is_current, InFlightPrefixes.is_produced
@@ -74,14 +74,14 @@ class MatchCache:
             lengths.append(match.num_tokens)
         return lengths
 
-    def match(self, request: Request) -> Match:
+    def match(self, request: SequenceState) -> Match:
         """The request's cached prefix."""
         match = request.match
         if match is None or not (self._all_are_current or self._cache.is_current(match)):
             match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
         return match
 
-    def _room(self, namespace: Namespace, freed: int = 0) -> RoomLeft:
+    def _room(self, namespace: NamespaceName, freed: int = 0) -> RoomLeft:
         """What an admission would find, with a block of headroom kept for each request that runs.
 
         Under a ceiling only for those of its own tenant: others take nothing of what it leaves. Where none of
@@ -96,7 +96,7 @@ class MatchCache:
         below = min(below + freed, self._cache.ceiling(namespace)) - own
         return RoomLeft(pool, min(pool, below))
 
-    def _needed(self, request: Request) -> int:
+    def _needed(self, request: SequenceState) -> int:
         """Blocks for all its tokens that are not cached."""
         size = self._cache.block_size
         needed = -(-request.tokens.length // size)
@@ -107,7 +107,7 @@ class MatchCache:
             needed -= match.num_tokens // size
         return needed
 
-    def fits(self, request: Request, *, freed: int = 0) -> AdmissionResult:
+    def fits(self, request: SequenceState, *, freed: int = 0) -> AdmissionResult:
         """Whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
 
         One of headroom is kept for each request that runs or will fork: an admission must not cause a
@@ -128,14 +128,14 @@ class MatchCache:
             return AdmissionResult.ADMITTED
         return AdmissionResult.AT_CEILING if needed <= room.pool else AdmissionResult.NO_BLOCKS
 
-    def refusal(self, request: Request) -> AdmissionResult:
+    def refusal(self, request: SequenceState) -> AdmissionResult:
         """Why the cache has refused it blocks: `NO_BLOCKS` or `AT_CEILING`."""
         pool, below = self._cache.room(request.namespace)
         if below is not None and below < pool:
             return AdmissionResult.AT_CEILING
         return AdmissionResult.NO_BLOCKS
 
-    def any_fits(self, requests: Sequence[Request]) -> bool:
+    def any_fits(self, requests: Sequence[SequenceState]) -> bool:
         """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
 
         By the matches of `matched_tokens`. O(requests), and much cheaper than a trial of each.

@@ -19,7 +19,7 @@ How long a request can be passed, under each policy, is bounded by `max_overtake
                      (then its tenant's are barred), and steps in which it was tried and did not fit, and one
                      tried after it was admitted (then all are)
     priority         both, too: the second for every request; the first for the oldest that waits, which is
-                     then promoted to be the most urgent of all, for good. So one behind n older ones is
+                     then promoted to be the most urgent of all, for good. So one after n older ones is
                      promoted after (n + 1) * max_overtake such steps. A running request is promoted when
                      it got no tokens for so many steps.
     lpm              unbounded
@@ -38,12 +38,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import islice
 
 from radixkv.errors import ConfigError
-from radixkv.scheduling.request_state import Namespace, Request
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 Urgency = tuple[float, int]
-MatchedTokens = Callable[[Sequence[Request]], Sequence[int]]
+MatchedTokens = Callable[[Sequence[SequenceState]], Sequence[int]]
 
-# Waiting requests that are looked at in one step; those behind them move up as they go.
+# Waiting requests that are looked at in one step; those after them move up as they go.
 LOOKAHEAD = 1024
 
 
@@ -53,8 +53,8 @@ class AdmissionPolicy:
     Attributes:
         bounds_overtaking: a request that later ones of its line have overtaken in `max_overtake` steps is the
             first of its line to be tried, and nobody of it passes any more.
-        bounds_holding_up: a request that did not fit while others behind it were admitted, in `max_overtake`
-            steps, is passed no more by those behind it.
+        bounds_holding_up: a request that did not fit while others after it were admitted, in `max_overtake`
+            steps, is passed no more by those after it.
         promotes_oldest: the oldest waiting request is promoted once later ones were admitted before it in
             `max_overtake` steps.
         lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
@@ -73,11 +73,11 @@ class AdmissionPolicy:
     keeps_order = False
     serves_tenants = False
 
-    def line(self, request: Request) -> str:
+    def line(self, request: SequenceState) -> str:
         """Which line the request stands in: there is one, or one for each tenant. O(1)."""
         return ""
 
-    def merge(self, lines: Mapping[str, Collection[Request]], limit: int) -> list[Request]:
+    def merge(self, lines: Mapping[str, Collection[SequenceState]], limit: int) -> list[SequenceState]:
         """At most `limit` waiting requests, before they are ordered. O(limit).
 
         Args:
@@ -85,7 +85,9 @@ class AdmissionPolicy:
         """
         return list(islice(next(iter(lines.values())), limit)) if lines else []
 
-    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
+    def order(
+        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
+    ) -> Sequence[SequenceState]:
         """The order in which to try `waiting`, which is what `merge` gave.
 
         Args:
@@ -93,33 +95,35 @@ class AdmissionPolicy:
         """
         return waiting
 
-    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
         if len(prompts) > 1:
             turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
             prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
         return prompts
 
-    def urgency(self, request: Request) -> Urgency:
+    def urgency(self, request: SequenceState) -> Urgency:
         """Smaller is more urgent; the least urgent running request is preempted first."""
         return (0, request.arrival_order)
 
-    def may_pass(self, request: Request, passed: Request) -> bool:
+    def may_pass(self, request: SequenceState, passed: SequenceState) -> bool:
         """Whether `request` may be admitted while `passed`, tried before it, does not fit."""
         return True
 
-    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+    def displaced_for(
+        self, request: SequenceState, running: Iterable[SequenceState]
+    ) -> Sequence[SequenceState]:
         """The running requests worth preempting for a waiting one that does not fit, who goes first first."""
         return ()
 
-    def on_served(self, namespace: Namespace, num_tokens: int) -> None:
+    def on_served(self, namespace: NamespaceName, num_tokens: int) -> None:
         """Told how many tokens of a namespace a step computes."""
 
-    def on_arrival(self, request: Request, tenants: Collection[str]) -> None:
+    def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
         """Told of a new request, before it is queued, and of the tenants that have one there."""
 
 
-def longest_prefix_first(waiting: Sequence[Request], lengths: Sequence[int]) -> Sequence[Request]:
+def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int]) -> Sequence[SequenceState]:
     """Each namespace's places stay its own; in them, its longest cached prefixes come first, then arrival.
 
     O(n log n).
@@ -128,7 +132,7 @@ def longest_prefix_first(waiting: Sequence[Request], lengths: Sequence[int]) -> 
     first = waiting[0].namespace
     if all(request.namespace == first for request in waiting):
         return [waiting[i] for i in ranked]
-    by_namespace: dict[Namespace, list[Request]] = {}
+    by_namespace: dict[NamespaceName, list[SequenceState]] = {}
     for i in reversed(ranked):
         by_namespace.setdefault(waiting[i].namespace, []).append(waiting[i])
     return [by_namespace[request.namespace].pop() for request in waiting]
@@ -140,7 +144,9 @@ class PrefixPolicy(AdmissionPolicy):
     name = "prefix"
     lets_short_pass = True
 
-    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
+    def order(
+        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
+    ) -> Sequence[SequenceState]:
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
 
@@ -167,20 +173,22 @@ class PriorityPolicy(AdmissionPolicy):
     ranks_prompts = True
     keeps_order = True
 
-    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         prompts.sort(key=lambda request: (self._rank(request), request.last_scheduled_step))
         return prompts
 
-    def _rank(self, request: Request) -> float:
+    def _rank(self, request: SequenceState) -> float:
         return -math.inf if request.is_promoted else request.priority
 
-    def urgency(self, request: Request) -> Urgency:
+    def urgency(self, request: SequenceState) -> Urgency:
         return (self._rank(request), request.arrival_order)
 
-    def may_pass(self, request: Request, passed: Request) -> bool:
+    def may_pass(self, request: SequenceState, passed: SequenceState) -> bool:
         return self._rank(request) <= self._rank(passed)
 
-    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+    def displaced_for(
+        self, request: SequenceState, running: Iterable[SequenceState]
+    ) -> Sequence[SequenceState]:
         victims = [
             other
             for other in running
@@ -189,7 +197,7 @@ class PriorityPolicy(AdmissionPolicy):
         return sorted(victims, key=self.urgency, reverse=True)
 
 
-def tenant_of(namespace: Namespace) -> str:
+def tenant_of(namespace: NamespaceName) -> str:
     """Who is charged for a namespace: the whole of a string, the first part of a tuple.
 
     A tenant can divide its own part of the cache by a salt; that must not multiply its share.
@@ -226,23 +234,23 @@ class FairPolicy(AdmissionPolicy):
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
         self.served: dict[str, float] = {}
 
-    def line(self, request: Request) -> str:
+    def line(self, request: SequenceState) -> str:
         return tenant_of(request.namespace)
 
-    def merge(self, lines: Mapping[str, Collection[Request]], limit: int) -> list[Request]:
+    def merge(self, lines: Mapping[str, Collection[SequenceState]], limit: int) -> list[SequenceState]:
         """Places for the tenants' requests, in arrival order for each. O(limit * log tenants).
 
         Each request counts as served once it is tried, so that equal tenants take turns in one step.
         """
         if len(lines) <= 1:
             return super().merge(lines, limit)
-        heap: list[tuple[float, int, Request, str, Iterator[Request]]] = []
+        heap: list[tuple[float, int, SequenceState, str, Iterator[SequenceState]]] = []
         for tenant, requests in lines.items():
             rest = iter(requests)
             first = next(rest)
             heap.append((self.served.get(tenant, 0.0), first.arrival_order, first, tenant, rest))
         heapq.heapify(heap)
-        merged: list[Request] = []
+        merged: list[SequenceState] = []
         while heap and len(merged) < limit:
             level, _, request, tenant, rest = heap[0]
             merged.append(request)
@@ -254,13 +262,17 @@ class FairPolicy(AdmissionPolicy):
                 heapq.heapreplace(heap, (level, following.arrival_order, following, tenant, rest))
         return merged
 
-    def order(self, waiting: Sequence[Request], matched_tokens: MatchedTokens) -> Sequence[Request]:
+    def order(
+        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
+    ) -> Sequence[SequenceState]:
         # What is cached decides inside each namespace only, so that no tenant's place tells of another's.
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
-    def displaced_for(self, request: Request, running: Iterable[Request]) -> Sequence[Request]:
+    def displaced_for(
+        self, request: SequenceState, running: Iterable[SequenceState]
+    ) -> Sequence[SequenceState]:
         """The newest of whichever tenant has most at the time, but nobody's last. O(n log n)."""
-        by_tenant: dict[str, list[Request]] = {}
+        by_tenant: dict[str, list[SequenceState]] = {}
         for other in running:
             by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
         by_tenant.pop(tenant_of(request.namespace), None)
@@ -268,7 +280,7 @@ class FairPolicy(AdmissionPolicy):
         heapq.heapify(heap)
         for own in by_tenant.values():
             own.sort(key=lambda other: (other.has_progressed, other.arrival_order))
-        victims: list[Request] = []
+        victims: list[SequenceState] = []
         while heap:
             _, tenant = heap[0]
             own = by_tenant[tenant]
@@ -279,21 +291,21 @@ class FairPolicy(AdmissionPolicy):
                 heapq.heappop(heap)
         return victims
 
-    def order_prompts(self, prompts: list[Request]) -> list[Request]:
+    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         served = self.served
         prompts.sort(key=lambda r: (served.get(tenant_of(r.namespace), 0.0), r.last_scheduled_step))
         return prompts
 
-    def level(self, request: Request) -> float:
+    def level(self, request: SequenceState) -> float:
         """How much its tenant has been served, for its weight."""
         return self.served.get(tenant_of(request.namespace), 0.0)
 
-    def on_served(self, namespace: Namespace, num_tokens: int) -> None:
+    def on_served(self, namespace: NamespaceName, num_tokens: int) -> None:
         tenant = tenant_of(namespace)
         weight = self.weights.get(tenant, 1.0)
         self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / weight
 
-    def on_arrival(self, request: Request, tenants: Collection[str]) -> None:
+    def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
         # A tenant that was idle starts level with the least served active one: idling earns no credit.
         tenant = tenant_of(request.namespace)
         if tenant in tenants:

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from radixkv.scheduling.policy import AdmissionPolicy
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 
 
-def choose_victim(rivals: Iterable[Request], in_step: Container[int], policy: AdmissionPolicy) -> Request:
+def choose_victim(
+    rivals: Iterable[SequenceState], in_step: Container[int], policy: AdmissionPolicy
+) -> SequenceState:
     """The running request to preempt. O(rivals).
 
     Args:
@@ -24,7 +26,7 @@ def choose_victim(rivals: Iterable[Request], in_step: Container[int], policy: Ad
         in_step: arrival orders of those that have tokens in this step already: never chosen.
     """
 
-    def key(request: Request) -> tuple[float, bool, int]:
+    def key(request: SequenceState) -> tuple[float, bool, int]:
         rank, order = policy.urgency(request)
         return rank, request.has_progressed, order
 

@@ -8,9 +8,9 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.preemption import choose_victim
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import SchedulerStats
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -36,7 +36,7 @@ class Room:
         self._policy = policy
         self._stats = stats
 
-    def grow(self, plan: StepPlan, request: Request) -> bool:
+    def grow(self, plan: StepPlan, request: SequenceState) -> bool:
         """Give the lease a slot for every known token, preempting others if need be.
 
         False if the request has none: it was preempted itself, or no block can be had even alone.
@@ -54,7 +54,7 @@ class Room:
                 self.preempt(plan, victim)
         return request.lease is not None
 
-    def _rivals(self, request: Request, error: OutOfBlocks) -> list[Request]:
+    def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
         """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
         _, below = self._cache.room(request.namespace)
         if below is None or below >= error.needed:
@@ -62,16 +62,16 @@ class Room:
         shares_quota, own = self._cache.shares_quota, request.namespace
         return [other for other in self._running if shares_quota(other.namespace, own)]
 
-    def preempt(self, plan: StepPlan, request: Request) -> None:
+    def preempt(self, plan: StepPlan, request: SequenceState) -> None:
         """Release the lease and queue the request again; what it computed stays cached."""
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
         plan.preempted.append(request)
         plan.sequence_slots += request.num_sequence_slots
-        if self.take_back(request):
+        if self.rollback(request):
             plan.leave_decodes()
 
-    def take_back(self, request: Request) -> bool:
+    def rollback(self, request: SequenceState) -> bool:
         """A running request waits again, without a lease; whether it was in the decode batch."""
         was_decoding = self._running.remove(request)
         self._waiting.put_back(request)
@@ -79,6 +79,6 @@ class Room:
         self._matches.touched()
         lease = request.lease
         assert lease is not None
-        request.lose_lease()
+        request.preempt()
         lease.release()
         return was_decoding

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from radixkv.scheduling.batch import DecodeRows, Entry
-from radixkv.scheduling.decode_batch import DecodeBatch, tell_lease
+from radixkv.scheduling.decode_batch import DecodeBatch, flush_tokens
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.schedule_result import SchedulerStats
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 class RunningRequests:
@@ -23,19 +23,19 @@ class RunningRequests:
     def __init__(self, block_size: int, stats: SchedulerStats) -> None:
         self._block_size = block_size
         self._stats = stats
-        self._requests: dict[int, Request] = {}
-        self._others: dict[int, Request] = {}  # those that are not in the decode batch
+        self._requests: dict[int, SequenceState] = {}
+        self._others: dict[int, SequenceState] = {}  # those that are not in the decode batch
         self._decodes = DecodeBatch(block_size)
         self._num_by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._requests.values())
 
     @property
-    def others(self) -> Collection[Request]:
+    def others(self) -> Collection[SequenceState]:
         """Those that are not in the decode batch: whoever needs more than a row in a step."""
         return self._others.values()
 
@@ -48,12 +48,12 @@ class RunningRequests:
         """How many of a tenant's requests run. O(1)."""
         return self._num_by_tenant[tenant]
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SequenceState) -> None:
         """A request that has been given a lease. O(1)."""
         self._num_by_tenant[tenant_of(request.namespace)] += 1
         self._requests[request.arrival_order] = self._others[request.arrival_order] = request
 
-    def remove(self, request: Request, *, tell: bool = True) -> bool:
+    def remove(self, request: SequenceState, *, tell: bool = True) -> bool:
         """Take a request out, if it is in; whether it was in the decode batch. O(1).
 
         Args:
@@ -70,7 +70,7 @@ class RunningRequests:
 
     # ------------------------------------------------------------------ the decode batch
 
-    def leave_decodes(self, request: Request, *, tell: bool = False) -> bool:
+    def leave_decodes(self, request: SequenceState, *, tell: bool = False) -> bool:
         """Take a request out of the decode batch; whether it was in. O(1).
 
         Args:
@@ -81,10 +81,10 @@ class RunningRequests:
             request.last_scheduled_step = self._stats.num_steps - 1
             self._others[request.arrival_order] = request
         if tell:
-            tell_lease(request)
+            flush_tokens(request)
         return was_in
 
-    def thin_decodes(self, *, dissolve: bool) -> None:
+    def drop_full_rows(self, *, dissolve: bool) -> None:
         """Take out of the decode batch whose next token needs a block. O(rows).
 
         Args:
@@ -93,7 +93,7 @@ class RunningRequests:
         for request in list(self._decodes) if dissolve else self._decodes.unfit():
             self.leave_decodes(request, tell=dissolve)
 
-    def decodes(self) -> Iterator[Request]:
+    def decodes(self) -> Iterator[SequenceState]:
         """The requests of the decode batch as of now; they may leave it meanwhile."""
         return iter(self._decodes)
 
@@ -116,8 +116,8 @@ class RunningRequests:
                 self._decodes.join(request)
 
     def continuation(
-        self, request: Request, num_matched: int, identity: bytes, num_whole: int
-    ) -> Request | None:
+        self, request: SequenceState, num_matched: int, identity: bytes, num_whole: int
+    ) -> SequenceState | None:
         """Who has generated, in the decode batch, tokens that a waiting `request` goes on with.
 
         Args:

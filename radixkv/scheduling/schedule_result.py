@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 class AdmissionResult(Enum):
@@ -44,5 +44,5 @@ class ScheduleResult:
     """
 
     batch: Batch | None
-    preempted: list[Request] = field(default_factory=list)
-    stuck: list[Request] = field(default_factory=list)
+    preempted: list[SequenceState] = field(default_factory=list)
+    stuck: list[SequenceState] = field(default_factory=list)

@@ -15,7 +15,7 @@ The life of a request in here:
  5. What is left of the budget is for drafts (`drafting`): guesses of the tokens that follow, computed in the
     same step and shareable only once they have proved right.
  6. `complete` advances the computed lengths after the model has run, and `settle` by the drafts that were
-    right; `withdraw` takes a failed step back.
+    right; `rollback` takes a failed step back.
  7. `finish` releases the lease: the tokens stay cached, evictable.
 
 Everything that is decided for a step is in one `StepPlan`, made by `schedule` and passed along.
@@ -27,14 +27,14 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch, drop_idle_copies
 from radixkv.scheduling.chunks import Chunks
-from radixkv.scheduling.drafting import Drafter, Drafting
+from radixkv.scheduling.drafting import Drafting, DraftProposer
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.room import Room
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import ScheduleResult, SchedulerStats
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_builder import StepBuilder
 from radixkv.scheduling.step_plan import StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -62,7 +62,7 @@ class Scheduler:
         max_tokens_per_request: int | None = None,
         policy: str | AdmissionPolicy = "prefix",
         max_overtake: int = 32,
-        drafter: Drafter | None = None,
+        drafter: DraftProposer | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -98,12 +98,12 @@ class Scheduler:
     # ------------------------------------------------------------------ the queue
 
     @property
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[SequenceState]:
         """Waiting requests in arrival order."""
         return self._waiting.in_arrival_order()
 
     @property
-    def running(self) -> list[Request]:
+    def running(self) -> list[SequenceState]:
         """Running requests in the order of their admission."""
         return list(self._running)
 
@@ -119,12 +119,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(len(self._running) or len(self._waiting))
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SequenceState) -> None:
         """Put a new request at the end of the queue; O(1)."""
         self._number(request)
         self._waiting.add(request)
 
-    def add_fork(self, fork: Request, parent: Request) -> None:
+    def add_fork(self, fork: SequenceState, parent: SequenceState) -> None:
         """Take in a fork: beside its parent if there is a place; else it waits, and hits the same blocks."""
         self._number(fork)
         fork.was_admitted = parent.was_admitted
@@ -138,13 +138,13 @@ class Scheduler:
         else:
             self._waiting.add(fork)
 
-    def _number(self, request: Request) -> None:
+    def _number(self, request: SequenceState) -> None:
         assert not request.was_added, f"{request!r} was added before"
         request.was_added = True
         request.arrival_order = self._next_arrival
         self._next_arrival += 1
 
-    def finish(self, request: Request, *, discard: bool = False, keep: int | None = None) -> None:
+    def finish(self, request: SequenceState, *, discard: bool = False, keep: int | None = None) -> None:
         """Take a request out, waiting or running; its lease is released.
 
         Args:
@@ -161,7 +161,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step
 
-    def schedule(self, only: Request | None = None) -> ScheduleResult:
+    def schedule(self, only: SequenceState | None = None) -> ScheduleResult:
         """Choose the work of the next step, lock and allocate its blocks, and commit its tokens.
 
         Args:
@@ -177,7 +177,7 @@ class Scheduler:
 
     def _begin(self, *, dissolve: bool) -> StepPlan:
         running = self._running
-        running.thin_decodes(dissolve=dissolve)
+        running.drop_full_rows(dissolve=dissolve)
         self._matches.touched()
         taken = running.num_decodes + sum([request.num_sequence_slots for request in running.others])
         return StepPlan(
@@ -230,7 +230,7 @@ class Scheduler:
             lease.commit(request.num_computed)
             self._matches.touched()
 
-    def withdraw(self, batch: Batch) -> list[Request]:
+    def rollback(self, batch: Batch) -> list[SequenceState]:
         """The step failed: what it made shareable is withdrawn, its requests wait again.
 
         Returns the requests, so that the engine can decide which of them may try again.
@@ -239,10 +239,10 @@ class Scheduler:
             if entry.request.lease is not None:
                 # What was to be copied before its tokens may not be there, or come from this very step.
                 copied = sum(slots for *_, slots in entry.copies)
-                entry.request.lease.withdraw(entry.start - copied)
+                entry.request.lease.rollback(entry.start - copied)
         requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
         for request in requests:
-            self._room.take_back(request)
+            self._room.rollback(request)
         return requests
 
     def check(self) -> None:

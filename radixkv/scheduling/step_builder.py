@@ -10,10 +10,10 @@ from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.drafting import Drafting
 from radixkv.scheduling.match_cache import MatchCache
 from radixkv.scheduling.policy import AdmissionPolicy
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.room import Room
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.schedule_result import AdmissionResult
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -53,7 +53,7 @@ class StepBuilder:
         self._max_num_seqs = max_num_seqs
         self._max_overtake = max_overtake
 
-    def fill_with(self, plan: StepPlan, request: Request) -> None:
+    def fill_with(self, plan: StepPlan, request: SequenceState) -> None:
         """Schedule nothing but this request."""
         if not request.is_running:
             fits = AdmissionResult.ADMITTED
@@ -64,14 +64,14 @@ class StepBuilder:
 
     def fill(self, plan: StepPlan) -> None:
         """Schedule what there is to do."""
-        claimant = self._make_room(plan) if len(self._waiting) else None
+        entitled = self._make_room(plan) if len(self._waiting) else None
         prompts = self._schedule_decodes(plan)
         plan.num_prompts = len(prompts) + len(self._waiting)
-        order: list[Request] = []
+        order: list[SequenceState] = []
         if len(self._waiting) and plan.sequence_slots > 0 and plan.budget > 0:
             order = self._waiting.in_order_of_trial(self._matches.matched_tokens)
-            if claimant is not None:
-                order = self._claimant_first(plan, claimant, order)
+            if entitled is not None:
+                order = self._entitled_first(plan, entitled, order)
         if order:
             plan.set_reserve()
         if self._policy.ranks_prompts and prompts:
@@ -91,7 +91,7 @@ class StepBuilder:
         if self._policy.promotes_oldest:
             self._promote_unserved(plan)
 
-    def _schedule_decodes(self, plan: StepPlan) -> list[Request]:
+    def _schedule_decodes(self, plan: StepPlan) -> list[SequenceState]:
         """Give every decode that is not in the decode batch its token; returns the prompts in progress."""
         running = sorted(self._running.others, key=lambda request: request.arrival_order)
         if self._cache.available_blocks() <= len(running):
@@ -100,7 +100,7 @@ class StepBuilder:
             running.sort(key=self._policy.urgency)
         elif len(running) > plan.budget:
             running.sort(key=lambda request: request.last_scheduled_step)
-        prompts: list[Request] = []
+        prompts: list[SequenceState] = []
         for request in running:
             to_compute = request.num_to_compute
             if request.lease is None:
@@ -111,7 +111,7 @@ class StepBuilder:
                 self._chunks.schedule(plan, request, 1)
         return prompts
 
-    def _schedule_prompts(self, plan: StepPlan, prompts: Sequence[Request]) -> None:
+    def _schedule_prompts(self, plan: StepPlan, prompts: Sequence[SequenceState]) -> None:
         """Give prompts in progress their next chunks, as far as the reserve allows."""
         ordered = self._policy.order_prompts([request for request in prompts if request.lease is not None])
         for i, request in enumerate(ordered):
@@ -123,7 +123,7 @@ class StepBuilder:
                 count = self._chunks.size(plan, request, others=others)
                 self._chunks.schedule(plan, request, min(room, count))
 
-    def _spend_rest(self, plan: StepPlan, put_off: list[Request]) -> None:
+    def _spend_rest(self, plan: StepPlan, put_off: list[SequenceState]) -> None:
         """Longer chunks; and a prompt that gets one may complete what another waits for: try those again."""
         while plan.budget > 0:
             before = plan.budget
@@ -132,26 +132,28 @@ class StepBuilder:
             if plan.budget == before:
                 return
 
-    def _make_room(self, plan: StepPlan) -> Request | None:
+    def _make_room(self, plan: StepPlan) -> SequenceState | None:
         """Make sure that the one who has a claim fits, by preempting others if that helps; who it is."""
-        request = self._waiting.claimant(self._running)
+        request = self._waiting.entitled(self._running)
         if request is not None and len(self._running):
             result = self._admission.foresee(plan, request)
             if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
                 self._displace(plan, request)
         return request
 
-    def _claimant_first(self, plan: StepPlan, claimant: Request, order: list[Request]) -> list[Request]:
+    def _entitled_first(
+        self, plan: StepPlan, entitled: SequenceState, order: list[SequenceState]
+    ) -> list[SequenceState]:
         """The order with the one for whom room was made at its head, or else the first of its line."""
-        first = claimant
+        first = entitled
         if not plan.preempted:
             line = self._policy.line
-            first = next((request for request in order if line(request) == line(claimant)), claimant)
+            first = next((request for request in order if line(request) == line(entitled)), entitled)
         if order[0] is first:
             return order
         return [first, *(request for request in order if request is not first)]
 
-    def _displace(self, plan: StepPlan, request: Request) -> None:
+    def _displace(self, plan: StepPlan, request: SequenceState) -> None:
         """Preempt others for a waiting request, if that makes it fit."""
         victims = self._policy.displaced_for(request, self._running)
         slots = plan.sequence_slots + sum(victim.num_sequence_slots for victim in victims)

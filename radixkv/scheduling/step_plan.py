@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.scheduling.batch import Entry
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 
 # A chunk smaller than this is not worth a place in the batch while more could be had.
 MIN_CHUNK = 16
@@ -31,7 +31,7 @@ class StepPlan:
         num_prompts: requests, running or waiting, that have prompt tokens to compute.
         entries: by arrival order, in the order in which they took and committed their blocks.
         latest_admitted: the largest arrival order among those admitted, by line.
-        held_up: by arrival order, who did not fit while others behind it were admitted.
+        held_up: by arrival order, who did not fit while others after it were admitted.
         preempted: requests that lost their lease for others.
         stuck: requests that need a block which can't be had even alone.
     """
@@ -44,9 +44,9 @@ class StepPlan:
     num_prompts: int = 1
     entries: dict[int, Entry] = field(default_factory=dict)
     latest_admitted: dict[str, int] = field(default_factory=dict)
-    held_up: dict[int, Request] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    stuck: list[Request] = field(default_factory=list)
+    held_up: dict[int, SequenceState] = field(default_factory=dict)
+    preempted: list[SequenceState] = field(default_factory=list)
+    stuck: list[SequenceState] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -61,7 +61,7 @@ class StepPlan:
         """Keep a quarter of what is left for waiting prompts, at least a worthwhile chunk, at most half."""
         self.reserve = min(max(MIN_CHUNK, self.budget // 4), self.budget // 2)
 
-    def add_stuck(self, request: Request) -> None:
+    def add_stuck(self, request: SequenceState) -> None:
         """No block can be had for the request, now or later."""
         if request not in self.stuck:
             self.stuck.append(request)

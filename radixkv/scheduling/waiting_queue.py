@@ -8,8 +8,8 @@ from itertools import chain, islice
 from sortedcontainers import SortedKeyList
 
 from radixkv.scheduling.policy import LOOKAHEAD, AdmissionPolicy, FairPolicy, MatchedTokens
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 class _Line:
@@ -18,15 +18,15 @@ class _Line:
     __slots__ = ("_is_sorted", "requests")
 
     def __init__(self) -> None:
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, SequenceState] = {}
         self._is_sorted = True
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SequenceState) -> None:
         if self._is_sorted and self.requests:
             self._is_sorted = request.arrival_order > next(reversed(self.requests))
         self.requests[request.arrival_order] = request
 
-    def in_order(self) -> Collection[Request]:
+    def in_order(self) -> Collection[SequenceState]:
         """In arrival order."""
         if not self._is_sorted:
             self.requests = dict(sorted(self.requests.items()))
@@ -53,20 +53,20 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._length
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: SequenceState) -> bool:
         line = self._lines.get(self._policy.line(request))
         return line is not None and request.arrival_order in line.requests
 
-    def add(self, request: Request) -> None:
-        """A new request, behind all others. O(1); O(log n) or O(tenants) where the policy needs it."""
+    def add(self, request: SequenceState) -> None:
+        """A new request, after all others. O(1); O(log n) or O(tenants) where the policy needs it."""
         self._policy.on_arrival(request, self._lines.keys())
         self._put(request)
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: SequenceState) -> None:
         """A request that ran before takes its old place. As `add`, and one sort later."""
         self._put(request)
 
-    def _put(self, request: Request) -> None:
+    def _put(self, request: SequenceState) -> None:
         name = self._policy.line(request)
         line = self._lines.get(name)
         if line is None:
@@ -76,7 +76,7 @@ class WaitingQueue:
         if self._by_urgency is not None:
             self._by_urgency.add(request)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: SequenceState) -> None:
         """Take a request out, if it is in. O(1), or O(log n)."""
         name = self._policy.line(request)
         line = self._lines.get(name)
@@ -88,20 +88,20 @@ class WaitingQueue:
         if self._by_urgency is not None:
             self._by_urgency.remove(request)
 
-    def in_arrival_order(self) -> list[Request]:
+    def in_arrival_order(self) -> list[SequenceState]:
         """All of them. O(n), and with several lines one sort of what is nearly sorted."""
         found = [request for line in self._lines.values() for request in line.in_order()]
         if len(self._lines) > 1:
             found.sort(key=lambda request: request.arrival_order)
         return found
 
-    def most_urgent(self) -> Request | None:
+    def most_urgent(self) -> SequenceState | None:
         """The first in the policy's order of urgency. O(1) where the order is kept."""
         if self._by_urgency is not None:
             return next(iter(self._by_urgency), None)
         return min(self.in_arrival_order(), key=self._policy.urgency, default=None)
 
-    def claimant(self, running: RunningRequests) -> Request | None:
+    def entitled(self, running: RunningRequests) -> SequenceState | None:
         """Whom room is made for, if the policy makes room. O(1) where the order is kept; else O(tenants).
 
         The most urgent one; under `fair`, the first of the tenant served least of those of whom nothing runs.
@@ -117,7 +117,7 @@ class WaitingQueue:
         firsts = (next(iter(self._lines[tenant].in_order())) for tenant in idle)
         return min(firsts, key=lambda first: (policy.level(first), first.arrival_order))
 
-    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Request]:
+    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[SequenceState]:
         """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
         policy = self._policy
         if self._by_urgency is not None:
@@ -135,11 +135,11 @@ class WaitingQueue:
                 ordered = self._before(aged, ordered)
         return list(ordered)
 
-    def _before(self, aged: Sequence[Request], ordered: Sequence[Request]) -> list[Request]:
+    def _before(self, aged: Sequence[SequenceState], ordered: Sequence[SequenceState]) -> list[SequenceState]:
         """`ordered`, with the aged ones in the first places of their lines."""
         line = self._policy.line
         first = {request.arrival_order for request in aged}
-        by_line: dict[str, list[Request]] = {}
+        by_line: dict[str, list[SequenceState]] = {}
         for request in chain(aged, (r for r in ordered if r.arrival_order not in first)):
             by_line.setdefault(line(request), []).append(request)
         if len(by_line) == 1:
@@ -147,11 +147,11 @@ class WaitingQueue:
         turns = {name: iter(requests) for name, requests in by_line.items()}
         return [next(turns[line(request)]) for request in ordered]
 
-    def is_aged(self, request: Request) -> bool:
+    def is_aged(self, request: SequenceState) -> bool:
         """Whether nobody of its line may pass the request any more. O(1)."""
         return self.bars_all(request) or self._is_overtaken(request)
 
-    def bars_all(self, request: Request) -> bool:
+    def bars_all(self, request: SequenceState) -> bool:
         """Whether nobody may pass the request any more, of whatever line. O(1)."""
         policy = self._policy
         return (
@@ -160,15 +160,15 @@ class WaitingQueue:
             or (not policy.serves_tenants and self._is_overtaken(request))
         )
 
-    def _is_overtaken(self, request: Request) -> bool:
+    def _is_overtaken(self, request: SequenceState) -> bool:
         return self._policy.bounds_overtaking and request.overtaken_steps >= self._max_overtake
 
-    def count_passed(self, latest_admitted: Mapping[str, int], held_up: Iterable[Request]) -> None:
+    def count_passed(self, latest_admitted: Mapping[str, int], held_up: Iterable[SequenceState]) -> None:
         """Account for one step. O(requests that arrived before the latest one admitted).
 
         Args:
             latest_admitted: the largest arrival order of the step's admissions, by line.
-            held_up: requests that did not fit while others behind them were admitted.
+            held_up: requests that did not fit while others after them were admitted.
         """
         for request in held_up:
             request.held_up_steps += 1
@@ -192,7 +192,7 @@ class WaitingQueue:
             if oldest.overtaken_steps >= self._max_overtake:
                 self.promote(oldest)
 
-    def promote(self, request: Request) -> None:
+    def promote(self, request: SequenceState) -> None:
         """From now on the request comes before all that are not promoted. O(log n)."""
         if self._by_urgency is None or request not in self:
             request.is_promoted = True

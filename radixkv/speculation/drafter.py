@@ -2,7 +2,7 @@
 
 Sources, in order:
 
- 1. what the cache holds behind all the request's tokens, in its own namespace: a repeated request is known
+ 1. what the cache holds after all the request's tokens, in its own namespace: a repeated request is known
     whole (or the prediction that came with it, while the answer follows it);
  2. the longest match of the request's last tokens in its own text and in its prediction;
  3. the same in recent outputs of its namespace, if that match is longer.
@@ -15,7 +15,7 @@ break-even of the step being built (`StepCosts`).
 
 from __future__ import annotations
 
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.namespace_texts import NamespaceTexts
 from radixkv.speculation.request_text import Continuation, RequestText
 from radixkv.speculation.step_costs import StepCosts
@@ -28,7 +28,7 @@ class Drafter:
     Args:
         costs: what rows cost.
         max_tokens: most guesses for a request in a step.
-        continuation: the cached tokens behind all that a request has.
+        continuation: the cached tokens after all that a request has.
     """
 
     def __init__(self, costs: StepCosts, max_tokens: int, continuation: Continuation) -> None:
@@ -36,14 +36,14 @@ class Drafter:
         self._max_tokens = max_tokens
         self._continuation = continuation
         self._outputs = NamespaceTexts()
-        self._texts: dict[Request, RequestText] = {}
+        self._texts: dict[SequenceState, RequestText] = {}
         self._num_rows = self._num_samples = 0
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """A step of so many rows, in which so many requests get a token, is about to get drafts."""
         self._num_rows, self._num_samples = num_rows, num_samples
 
-    def draft(self, request: Request, most: int) -> list[int]:
+    def draft(self, request: SequenceState, most: int) -> list[int]:
         """At most `most` guesses of the request's next tokens; none where they don't pay."""
         text = self._texts.get(request)
         if text is None:
@@ -70,14 +70,14 @@ class Drafter:
         """So many tokens of a draft are rows of the step now."""
         self._num_rows += num_tokens
 
-    def observe(self, request: Request, num_guesses: int, num_right: int) -> None:
+    def observe(self, request: SequenceState, num_guesses: int, num_right: int) -> None:
         """Of the request's latest draft so many tokens were right, from its first on."""
         text = self._texts.get(request)
         if text is not None and text.match:
             text.acceptance.observe(text.match, num_guesses, num_right)
             text.match = 0
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SequenceState) -> None:
         """The request has ended: its output may be repeated by others of its namespace. O(output)."""
         if self._texts.pop(request, None) is not None and request.finish_reason in ("stop", "length"):
             self._outputs.add(request.namespace, request.output_token_ids())

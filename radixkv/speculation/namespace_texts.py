@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
+from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace
 from radixkv.speculation.text_index import TextIndex
 
 #: Tokens that a namespace's text has at most; then the older half is forgotten.
@@ -28,7 +28,7 @@ class NamespaceTexts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def add(self, namespace: Namespace, output: Sequence[int]) -> None:
+    def add(self, namespace: NamespaceName, output: Sequence[int]) -> None:
         """An output of this namespace has ended. O(output)."""
         if len(output) < MIN_OUTPUT:
             return
@@ -46,7 +46,7 @@ class NamespaceTexts:
             text.append(token_id)
         text.append(_END)
 
-    def find(self, namespace: Namespace, context: Sequence[int], most: int) -> tuple[list[int], int]:
+    def find(self, namespace: NamespaceName, context: Sequence[int], most: int) -> tuple[list[int], int]:
         """What followed the end of `context` before, at most `most` tokens, and how long the match is."""
         text = self._texts.get(frame_namespace(namespace)) if self._texts else None
         if text is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.acceptance import Acceptance
 from radixkv.speculation.text_index import LONGEST_MATCH, TextIndex
 
@@ -16,8 +16,8 @@ MAX_INDEXED = 32_768
 _PAGE = 64
 _LONGEST_WAIT = 64
 
-#: The cached tokens behind all that a request has, at most so many.
-Continuation = Callable[[Request, int], Sequence[int]]
+#: The cached tokens after all that a request has, at most so many.
+Continuation = Callable[[SequenceState, int], Sequence[int]]
 
 
 class RequestText:
@@ -29,7 +29,7 @@ class RequestText:
     Attributes:
         context: the request's last tokens.
         acceptance: how its guesses went.
-        match: length of the match behind the latest draft; 0: it was none of these guesses.
+        match: length of the match after the latest draft; 0: it was none of these guesses.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class RequestText:
         "match",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: SequenceState) -> None:
         prediction = request.params.prediction
         tokens = request.tokens.view(max(0, request.num_tokens - MAX_INDEXED))
         self._own = TextIndex(tokens)
@@ -61,7 +61,7 @@ class RequestText:
         self.acceptance = Acceptance(request.params.is_greedy)
         self.match = 0
 
-    def catch_up(self, request: Request) -> None:
+    def catch_up(self, request: SequenceState) -> None:
         """Take in the tokens that the request has got meanwhile. O(those tokens)."""
         new = request.tokens.view(self._length).tolist()
         self._length = request.num_tokens
@@ -73,7 +73,7 @@ class RequestText:
                 self._script, self._at = (), 0
         self.context = (self.context + new)[-LONGEST_MATCH:]
 
-    def follow(self, request: Request, most: int, continuation: Continuation) -> list[int]:
+    def follow(self, request: SequenceState, most: int, continuation: Continuation) -> list[int]:
         """The next tokens of what the request is repeating: its cached continuation, or the prediction.
 
         The cache is asked where the text ends, and again after ever longer waits where it knew nothing.

@@ -15,7 +15,7 @@ MEASURED: Mapping[str, Mapping[int, float]] = {
 
 
 class StepCosts:
-    """Interpolates linearly between what was measured, and goes on as steeply behind.
+    """Interpolates linearly between what was measured, and goes on as steeply after.
 
     Args:
         durations: rows of a step -> how long it takes, in any unit; two at least.

@@ -26,7 +26,7 @@ LONGEST_MATCH = 32
 _TABLE = 1 << 14
 _MASK = _TABLE - 1
 _FACTORS = (40503, 30011, 9973)
-_MOST_CANDIDATES = 8
+_MAX_CANDIDATES = 8
 
 
 class TextIndex:
@@ -81,9 +81,9 @@ class TextIndex:
         return self._tokens[place : place + most].tolist()
 
     def find(self, context: Sequence[int], *, inside: bool = False) -> tuple[int, int]:
-        """The place behind the longest match of the context's end, the latest of several; and its length.
+        """The place after the longest match of the context's end, the latest of several; and its length.
 
-        (0, 0) where fewer than two tokens match, or the text ends behind the match. O(LONGEST_MATCH) for
+        (0, 0) where fewer than two tokens match, or the text ends after the match. O(LONGEST_MATCH) for
         each of a few candidates.
 
         Args:
@@ -98,7 +98,7 @@ class TextIndex:
         if inside and place == end:
             place = self._before[place]
         best, longest = 0, GRAM - 1
-        for _ in range(_MOST_CANDIDATES):
+        for _ in range(_MAX_CANDIDATES):
             if place < 0:
                 break
             if place < end:

@@ -4,7 +4,7 @@ A control token (`<|im_start|>`, `</s>`, ...) frames a chat. A tokenizer finds i
 text that it is given, so a message that contains `<|im_end|><|im_start|>system` would open a system message.
 Here:
 
-1. `mark` puts a secret mark behind the first character of each spelling in the user's strings, and of what
+1. `mark` puts a secret mark after the first character of each spelling in the user's strings, and of what
    could become one at a string's end (a template may join two strings).
 2. The template renders the marked strings. A spelling that is whole in the result is the template's own.
 3. `encode_marked` wraps those in a second secret mark, takes the first mark out, and encodes the text with a

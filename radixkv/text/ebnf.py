@@ -308,7 +308,7 @@ def _reachable(rules: Mapping[str, _Node], text: str) -> list[str]:
 
 
 def _without_recursion(rules: Mapping[str, _Node], order: list[str]) -> set[str]:
-    """The rules that need neither themselves nor any that do: those that can be put behind what they need."""
+    """The rules that need neither themselves nor any that do: those that can be put after what they need."""
     needed = {name: {reference.name for reference in _references(rules[name])} for name in order}
     users: dict[str, list[str]] = {name: [] for name in order}
     for name, others in needed.items():

@@ -1,11 +1,11 @@
 """Token ids to text, one step at a time: what is emitted never changes and never ends in half a character.
 
 A tokenizer's decoder is a chain of parts. Up to the first that joins the tokens into one text (`ByteLevel`,
-`Fuse`) they work on tokens, behind it on the text, and each side has its own way of going step by step:
+`Fuse`) they work on tokens, after it on the text, and each side has its own way of going step by step:
 
 - `ByteLevelDecoder` for byte-level BPE (GPT-2's scheme: Llama 3, Qwen, SmolLM, GPT-OSS, ...). Every token
   is a run of bytes, so an incremental UTF-8 decoder over them is exact, whatever the bytes.
-- `WindowDecoder` for other tokens (byte-fallback BPE, Unigram, WordPiece). It decodes the new tokens behind
+- `WindowDecoder` for other tokens (byte-fallback BPE, Unigram, WordPiece). It decodes the new tokens after
   one token of context and emits what they add. A run of byte tokens (`<0xE2>`) is held until a token of
   another kind ends it, because the tokenizer decides on the validity of a run as a whole.
 - `_Strip` and `_Replace` change the joined text on its way out, and hold back what its end may still change.

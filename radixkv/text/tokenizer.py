@@ -359,7 +359,7 @@ def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> An
 
 
 def _is_structural(key: object, value: object) -> bool:
-    # Only plain words: arguments of a tool may have a key of that name, with anything behind it.
+    # Only plain words: arguments of a tool may have a key of that name, with anything after it.
     return key in _STRUCTURAL_FIELDS and isinstance(value, str) and value.isidentifier()
 
 

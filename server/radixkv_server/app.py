@@ -48,7 +48,7 @@ from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
-from radixkv_server.tenants.book import TenantBook
+from radixkv_server.tenants.registry import TenantRegistry
 
 OnReady = Callable[[str, int], None]
 
@@ -212,7 +212,7 @@ def with_tenants(config: EngineConfig, settings: ServerSettings) -> EngineConfig
         ConfigError: the keys file can't be read or says something wrong, or its floors together exceed the
             pool, as far as the settings say how large that is.
     """
-    TenantBook(settings).check_floors(config.num_blocks)
+    TenantRegistry(settings).check_floors(config.num_blocks)
     if config.scheduling_policy == "auto" and settings.has_several_tenants:
         return replace(config, scheduling_policy="fair")
     return config
@@ -245,7 +245,7 @@ async def _serve_and_close(
 ) -> None:
     try:
         # Once more by the app when it starts; here, so that what is wrong is an error of ours, not uvicorn's.
-        await TenantBook(settings).apply_quotas(engine.cache)
+        await TenantRegistry(settings).apply_quotas(engine.cache)
         await server.serve(sockets=[sock])
     finally:
         await engine.close()

@@ -22,7 +22,7 @@ from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store
 from radixkv_server.response_store import ResponseStore
 from radixkv_server.settings import ServerSettings
-from radixkv_server.tenants.book import TenantBook
+from radixkv_server.tenants.registry import TenantRegistry
 
 # A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
 BODY_BYTES_PER_TOKEN = 64
@@ -40,7 +40,7 @@ class ServerContext:
     templates: ChatTemplates
     metrics: ServerMetrics
     responses: ResponseStore
-    tenants: TenantBook
+    tenants: TenantRegistry
     cache_feed: CacheFeed
     tracing: Tracing | None = None
     activity: Activity = field(default_factory=Activity)
@@ -52,7 +52,7 @@ class ServerContext:
     @classmethod
     def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
         endpoint = settings.otlp_traces_endpoint
-        tenants = TenantBook(settings)
+        tenants = TenantRegistry(settings)
         return cls(
             engine=engine,
             settings=settings,

@@ -1,9 +1,9 @@
 """SqliteStore: responses in a file, read and written in threads of its own, within bounded waits.
 
     event loop -- read --> reader's thread, its connection    goes on while another process holds the lock
-               -- write -> writer's thread, its connection    waits for that lock, at most `MOST_WAIT_S`
+               -- write -> writer's thread, its connection    waits for that lock, at most `MAX_WAIT_S`
 
-A call has `MOST_WAIT_S` from when it is asked for, its turn in the queue included: what has not begun by then
+A call has `MAX_WAIT_S` from when it is asked for, its turn in the queue included: what has not begun by then
 is left out. So a file that is locked for long costs each caller so much and no more, however many there are.
 """
 
@@ -27,9 +27,9 @@ logger = logging.getLogger("radixkv.server")
 
 T = TypeVar("T")
 
-MOST_WAIT_S = 1.0
+MAX_WAIT_S = 1.0
 OPENING_WAIT_S = 10.0  # a server that is ending may still hold the lock
-MOST_WAITING = 256
+MAX_WAITING = 256
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -42,7 +42,7 @@ _GET = "SELECT data FROM responses WHERE tenant = :tenant AND id = :key"
 _PUT = f"INSERT OR REPLACE INTO responses VALUES (:tenant, :key, {_NOW}, :size, :data)"
 _USE = f"UPDATE responses SET used = {_NOW} WHERE tenant = :tenant AND id = :key"
 _DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :key"
-# What lies behind the bounds, counted from the latest used on.
+# What lies after the bounds, counted from the latest used on.
 _TRIM = """
 DELETE FROM responses WHERE tenant = :tenant AND id IN (
     SELECT id FROM (
@@ -115,7 +115,7 @@ class _Connection:
 
     def __init__(self, path: str, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"radixkv-response-{name}")
-        self._places = threading.BoundedSemaphore(MOST_WAITING)
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
         try:
             self._db = self._thread.submit(_open, path).result()
         except BaseException:
@@ -130,7 +130,7 @@ class _Connection:
         """
         if not self._places.acquire(blocking=False):
             raise StoreError(_BUSY, may_pass=True)
-        future = self._thread.submit(self._do, work, time.monotonic() + MOST_WAIT_S)
+        future = self._thread.submit(self._do, work, time.monotonic() + MAX_WAIT_S)
         future.add_done_callback(lambda _: self._places.release())
         return future
 
@@ -157,14 +157,14 @@ class _Connection:
             StoreError: it can't be done, or not in time.
         """
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self.submit(work)), 2 * MOST_WAIT_S)
+            return await asyncio.wait_for(asyncio.wrap_future(self.submit(work)), 2 * MAX_WAIT_S)
         except TimeoutError:  # the disk does not answer
             raise StoreError(_BUSY, may_pass=True) from None
 
     async def close(self) -> None:
         """Close it, unless the disk does not answer."""
         closing = asyncio.wrap_future(self._thread.submit(self._db.close))
-        await asyncio.wait([closing], timeout=MOST_WAIT_S)
+        await asyncio.wait([closing], timeout=MAX_WAIT_S)
         self._thread.shutdown(wait=False)
 
 

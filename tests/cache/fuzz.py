@@ -84,8 +84,8 @@ class Fuzzer:
             model.fork(run)
             return "fork"
         if kind < 0.84:
-            model.withdraw(run, rnd.randint(0, run.committed))
-            return "withdraw"
+            model.rollback(run, rnd.randint(0, run.committed))
+            return "rollback"
         return self.on_the_cache(kind)
 
     def acquire(self) -> str:

@@ -103,7 +103,7 @@ MUTATIONS = [
         "ghosts ignore the prefix", "Explainer._removal", "_.identities.next(before, following)", "following"
     ),
     Mutation(
-        "private text behind public is public", "BlockIdentities.beyond_public", "before + seed", "before"
+        "private text after public is public", "BlockIdentities.beyond_public", "before + seed", "before"
     ),
     Mutation("forget an event", "RadixTree.trim", "_.changes.removed(leaf, keep)", "None"),
     Mutation(

@@ -13,8 +13,8 @@ from measuring import count_work
 from stored_prompts import store
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.events import MOST_FAILURES, BlockChanges, Listener, Residency
-from radixkv.cache_calls import CacheCalls
+from radixkv.async_cache import AsyncCache
+from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener, Residency
 from radixkv.errors import EngineStoppedError
 
 
@@ -68,7 +68,7 @@ def test_a_listener_that_always_raises_is_dropped(caplog: pytest.LogCaptureFixtu
     listener = Unreliable(ValueError, *range(1000))
     unsubscribe = cache.subscribe(listener)
     load(cache, 12)
-    assert listener.calls == MOST_FAILURES
+    assert listener.calls == MAX_FAILURES
     assert "told of nothing more" in caplog.records[-1].getMessage()
     unsubscribe()
     unsubscribe()
@@ -213,7 +213,7 @@ async def test_an_engine_that_ends_before_a_follower_hears_that_it_is_one() -> N
         calls.fail_all(EngineStoppedError("over"))
         return result
 
-    calls = CacheCalls(run)
+    calls = AsyncCache(run)
     with pytest.raises(EngineStoppedError, match="over"):
         await asyncio.wait_for(anext(calls.events()), 30)
 
@@ -238,7 +238,7 @@ async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
         return result
 
     cache.subscribe = subscribe  # type: ignore[method-assign]
-    reader = asyncio.ensure_future(anext(CacheCalls(run).events()))
+    reader = asyncio.ensure_future(anext(AsyncCache(run).events()))
     await reached.wait()
     reader.cancel()
     with contextlib.suppress(asyncio.CancelledError):

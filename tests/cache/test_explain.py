@@ -37,7 +37,7 @@ def test_first_seen() -> None:
     cache = PrefixCache(64, 4)
     assert reason(cache, PROMPT) == "first_seen"
     store(cache, PROMPT)
-    assert reason(cache, [*PROMPT, 1, 2, 3]) == "first_seen", "nothing goes on behind the cached prompt"
+    assert reason(cache, [*PROMPT, 1, 2, 3]) == "first_seen", "nothing goes on after the cached prompt"
     assert reason(cache, [7] * 10) == "first_seen", "nothing begins like this"
 
 
@@ -248,6 +248,6 @@ def test_the_advisor_finds_the_timestamp_in_the_system_prompt() -> None:
     best = cache.advice()[0]
     assert best.position == 41
     assert best.count == 39
-    assert best.family_tokens == tuple(system[:4])
+    assert best.group_tokens == tuple(system[:4])
     assert 39 * 350 <= best.recoverable_tokens <= 39 * 400
     assert "41" in best.advice

@@ -58,7 +58,7 @@ def test_withdraw_makes_tokens_unshareable_at_once() -> None:
     lease.commit(10)
     lease.commit(20)
     sharer = cache.acquire(list(range(20)))
-    lease.withdraw(10)
+    lease.rollback(10)
     assert lease.num_committed == 10
     assert cache.match(list(range(20))).num_tokens <= 10
     cache.check()
@@ -71,7 +71,7 @@ def test_withdraw_makes_tokens_unshareable_at_once() -> None:
     cache.check()
 
 
-@pytest.mark.parametrize("action", ["release", "fork", "truncate", "append", "commit", "withdraw"])
+@pytest.mark.parametrize("action", ["release", "fork", "truncate", "append", "commit", "rollback"])
 def test_use_after_release_names_the_lease(action: str) -> None:
     cache = PrefixCache(64, 4)
     lease = cache.acquire([1, 2, 3])
@@ -82,7 +82,7 @@ def test_use_after_release_names_the_lease(action: str) -> None:
         "truncate": lambda: lease.truncate(2),
         "append": lambda: lease.append([1]),
         "commit": lambda: lease.commit(1),
-        "withdraw": lambda: lease.withdraw(0),
+        "rollback": lambda: lease.rollback(0),
     }
     with pytest.raises(LeaseError, match=f"Lease\\({lease.id}: "):
         calls[action]()
@@ -100,7 +100,7 @@ def test_a_block_whose_copy_never_ran_is_not_shared() -> None:
     parent.commit(5)
     child = parent.fork()
     child.append([6])
-    parent.withdraw(0)
+    parent.rollback(0)
     parent.release()
     assert len(child.copies) == 1
     child.release()

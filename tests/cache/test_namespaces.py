@@ -12,11 +12,11 @@ from measuring import count_work
 from stored_prompts import store
 
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.cache.keys import Namespace
-from radixkv.cache.node import Space
+from radixkv.cache.keys import NamespaceName
+from radixkv.cache.node import Namespace
 
 
-def growth(cache: PrefixCache, run: Callable[[Namespace], object], times: int) -> int:
+def growth(cache: PrefixCache, run: Callable[[NamespaceName], object], times: int) -> int:
     """Bytes that are still there after as many more namespaces were named, the first ones' left out."""
     for i in range(100):
         run(("tenant", f"warm {i}"))
@@ -35,7 +35,7 @@ def growth(cache: PrefixCache, run: Callable[[Namespace], object], times: int) -
 PROMPT = list(range(9))
 
 
-def refused(cache: PrefixCache, namespace: Namespace) -> None:
+def refused(cache: PrefixCache, namespace: NamespaceName) -> None:
     with pytest.raises(OutOfBlocks):
         cache.acquire(list(range(100)), namespace)
 
@@ -55,7 +55,7 @@ def refused(cache: PrefixCache, namespace: Namespace) -> None:
     ids=["match", "explain", "unpin", "pin", "discard", "available", "refused", "acquire"],
 )
 def test_a_namespace_that_was_only_named_leaves_nothing(
-    run: Callable[[PrefixCache, Namespace], object],
+    run: Callable[[PrefixCache, NamespaceName], object],
 ) -> None:
     cache = PrefixCache(8, 4)
     assert growth(cache, lambda namespace: run(cache, namespace), 4000) < 40_000
@@ -127,7 +127,7 @@ def test_an_administrator_among_many_namespaces_is_answered_as_quickly() -> None
 
 def num_spaces() -> int:
     gc.collect()
-    return sum(type(thing) is Space for thing in gc.get_objects())
+    return sum(type(thing) is Namespace for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("options", [{}, {"ghost_blocks": 0}, {"explain": False}, {"ghost_blocks": 40}])

@@ -102,9 +102,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.model.release(run, discard, keep)
 
     @rule(run=runs, share=st.floats(0, 1))
-    def withdraw(self, run: Run, share: float) -> None:
+    def rollback(self, run: Run, share: float) -> None:
         if run in self.model.runs:
-            self.model.withdraw(run, int(run.committed * share))
+            self.model.rollback(run, int(run.committed * share))
 
     @rule(count=st.integers(0, 6))
     def evict(self, count: int) -> None:
@@ -165,7 +165,7 @@ def test_walks_come_by_every_outcome() -> None:
     outcomes = fuzz(6000, seed=1, walk=600)
     for name in (
         *("acquire: hit", "acquire: miss", "acquire: out of blocks", "append: out of blocks", "fork", "pin"),
-        *("release: discard", "release: keep some", "withdraw", "evict: all there was", "reset", "rebuilt"),
+        *("release: discard", "release: keep some", "rollback", "evict: all there was", "reset", "rebuilt"),
         *("rebuilt: was damaged", "discard: something", "match: hit", "unpin", "time passes"),
     ):
         assert outcomes[name], f"no {name}"

@@ -175,7 +175,7 @@ def test_advice_keeps_namespaces_apart() -> None:
             fill(cache, [1, 2, 3, 4, 50 + time_token, *range(10, 30)], namespace)
     (point,) = cache.advice(namespace="a")
     assert point.namespace == ("a",)
-    assert point.count == point.family_count == 19
+    assert point.count == point.group_count == 19
     assert point.example_before == (1, 2, 3, 4)
     assert len(cache.advice()) == 2
     assert cache.advice(namespace="c") == []

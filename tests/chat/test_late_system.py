@@ -1,4 +1,4 @@
-"""Messages of the system behind others, with templates that show them, drop them or refuse them."""
+"""Messages of the system after others, with templates that show them, drop them or refuse them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from radixkv.engine.runner import Runner
 from radixkv.engine.startup import StartupPhases
 from radixkv.model.loading.loader import load_model
 from radixkv.request import SamplingParams
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import SequenceState
 
 NUM_BLOCKS, BLOCK, BUDGET = 12, 8, 64
 PROMPT = list(range(1, 30))
@@ -61,7 +61,7 @@ class Steps:
         """Logits [V] after each prompt, or [len, V] at all its positions; all prompts in the same steps."""
         requests = []
         for i, prompt in enumerate(prompts):
-            request = Request(str(i), prompt, SamplingParams(max_tokens=1))
+            request = SequenceState(str(i), prompt, SamplingParams(max_tokens=1))
             request.prompt_logprobs = [None] if all_logits else None
             requests.append(request)
             self.scheduler.add(request)

@@ -17,8 +17,8 @@ from radixkv.request import SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -28,14 +28,14 @@ def prompt(seed: int, length: int) -> list[int]:
 class WrongGuesses:
     """Guesses for one request, in every step as many as it may."""
 
-    def __init__(self, guessing: Request) -> None:
+    def __init__(self, guessing: SequenceState) -> None:
         self.guessing = guessing
 
     def begin(self, num_rows: int, num_samples: int) -> None: ...
 
     def granted(self, num_tokens: int) -> None: ...
 
-    def draft(self, request: Request, most: int) -> list[int]:
+    def draft(self, request: SequenceState, most: int) -> list[int]:
         return [VOCAB - 1] * min(most, 20) if request is self.guessing else []
 
 
@@ -51,11 +51,12 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
     """
     cache = PrefixCache(num_blocks := 20, 8)
     model = Parrot(num_blocks, 8)
-    guessing = Request("guessing", prompt(2, 6), SamplingParams())
+    guessing = SequenceState("guessing", prompt(2, 6), SamplingParams())
     shared = prompt(1, 12)
     texts = [*(prompt(50 + i, 8) for i in range(num_older)), shared, *(prompt(90 + i, 8) for i in range(30))]
     requests = [
-        Request(f"r{i}", tokens, SamplingParams(), namespace=namespace) for i, tokens in enumerate(texts)
+        SequenceState(f"r{i}", tokens, SamplingParams(), namespace=namespace)
+        for i, tokens in enumerate(texts)
     ]
     scheduler = Scheduler(cache, max_num_batched_tokens=64, drafter=WrongGuesses(guessing))
 
@@ -80,7 +81,7 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
             scheduler.finish(request)
     scheduler.add(guessing)
     step()
-    copying = Request("copying", [*shared[:11], *prompt(4, 3)], SamplingParams(), namespace=namespace)
+    copying = SequenceState("copying", [*shared[:11], *prompt(4, 3)], SamplingParams(), namespace=namespace)
     scheduler.add(copying)
     batch = step()
     entries = {entry.request: entry for entry in batch.entries}

@@ -14,8 +14,8 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import sample
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request_state import Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv_kernels import KVSpec, make_backend
 
 BLOCK = 16
@@ -77,7 +77,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
 
     for i in range(num_running):
         prompt = np.concatenate([families[i % len(families)], own[i][: 8 + i % 32]])
-        scheduler.add(Request(str(i), prompt, endless))
+        scheduler.add(SequenceState(str(i), prompt, endless))
     for _ in range(num_running):
         step()
     assert scheduler.num_running == num_running
@@ -85,7 +85,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
     def run() -> None:
         for i in range(16):
             prompt = np.concatenate([families[i % len(families)], own[num_running + i]])
-            request = Request("new", prompt, endless)
+            request = SequenceState("new", prompt, endless)
             scheduler.add(request)
             step()
             scheduler.finish(request, discard=True)
@@ -94,7 +94,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
 
 
 def plan(num_requests: int = 32) -> Path:
-    """The attention plan of 32 decodes behind one shared prefix, and of a chunk of 64 tokens."""
+    """The attention plan of 32 decodes after one shared prefix, and of a chunk of 64 tokens."""
     spec = KVSpec(
         num_layers=1,
         num_blocks=2048,

@@ -14,9 +14,9 @@ from measuring import count_work, relative_time
 
 COSTS = json.loads(Path(__file__).with_name("costs.json").read_text(encoding="utf-8"))["paths"]
 # Of the recorded counts. They are exact for one version of Python; other versions differ by up to a quarter.
-MOST_WORK = 1.5
+MAX_WORK = 1.5
 # Of the recorded ratio of times: processors differ, and sharing caches slows one part more than another.
-MOST_TIME = 2.5
+MAX_TIME = 2.5
 ATTEMPTS = 6
 ADVICE = "; if that is meant: python tests/performance/record_costs.py --write"
 
@@ -25,7 +25,7 @@ def check_work(name, run):
     """Assert that a path executes at most so many instructions and calls."""
     work, cost = count_work(run), COSTS[name]
     for what in ("instructions", "c_calls"):
-        most, found = MOST_WORK * cost[what], getattr(work, what)
+        most, found = MAX_WORK * cost[what], getattr(work, what)
         assert found <= most, (
             f"{name}: {found} {what}, recorded were {cost[what]}, at most {most:.0f}{ADVICE}"
         )
@@ -33,7 +33,7 @@ def check_work(name, run):
 
 def check_time(name, run, attempts=ATTEMPTS):
     """Assert that a path takes at most so long, beside a reference. Noise passes in one of the attempts."""
-    most = MOST_TIME * COSTS[name]["relative_time"]
+    most = MAX_TIME * COSTS[name]["relative_time"]
     smallest = float("inf")
     for _ in range(attempts):
         smallest = min(smallest, relative_time(run, PATHS[name].repeats))

@@ -74,7 +74,7 @@ def test_two_equal_prompts_where_the_first_ones_chunk_lacks_a_token(budget):
 asked = st.tuples(
     st.integers(0, 5),  # step of arrival
     st.integers(1, 90),  # tokens of the prompt
-    st.sampled_from([0, 0, 0, 5]),  # tokens of its own behind them
+    st.sampled_from([0, 0, 0, 5]),  # tokens of its own after them
     st.booleans(),  # prompt logprobs
     st.sampled_from(["a", "a", "b"]),  # namespace
     st.integers(1, 12),  # tokens to generate

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import FairPolicy, PriorityPolicy, tenant_of
-from radixkv.scheduling.request_state import Request
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 BOUND = 32
@@ -19,7 +19,7 @@ REQUESTS = st.tuples(
 
 def arrivals(plan):
     for i, (namespace, length, priority) in enumerate(plan):
-        request = Request(str(i), [1] * length, PARAMS, namespace=namespace, priority=priority)
+        request = SequenceState(str(i), [1] * length, PARAMS, namespace=namespace, priority=priority)
         request.arrival_order = i
         yield request
 

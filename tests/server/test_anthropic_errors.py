@@ -209,7 +209,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a bogus time", user([kept("2h")]), "cache_control.ttl"),
     ("a breakpoint with more", user([kept(scopes="global")]), "scopes"),
     ("a breakpoint on a tool's bad type", {"tools": [{**TOOL, "cache_control": {"type": "x"}}]}, "type"),
-    ("a breakpoint behind nothing", user([{**kept(), "text": ""}]), "empty text block"),
+    ("a breakpoint after nothing", user([{**kept(), "text": ""}]), "empty text block"),
     (
         "a breakpoint on thinking",
         assistant(

@@ -13,7 +13,7 @@ from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from radixkv.text.json_text import read_json_text
 from radixkv.text.tokenizer import Tokenizer
-from radixkv_server.chat.breakpoints import Place, kept_prefixes
+from radixkv_server.chat.breakpoints import Breakpoint, prefix_pins
 from radixkv_server.chat.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.settings import ServerSettings
@@ -82,15 +82,15 @@ def messages() -> list[dict[str, Any]]:
 
 #: A breakpoint, and what its prefix ends with.
 PLACES = [
-    (Place(300.0, tool=1), '"name": "two"'),
-    (Place(300.0, tool=2), '"name": "three"'),
-    (Place(300.0, message=0, chars=len("Rules of 12")), "Rules of 12"),
-    (Place(300.0, message=1, chars=len("First part")), "First part"),
-    (Place(300.0, message=1, chars=len("First part\n34 second part")), "34 second part"),
-    (Place(300.0, message=2, chars=5), "Well."),
-    (Place(300.0, message=2, call=0), WRITTEN[:-1]),
-    (Place(300.0, message=3, chars=len("rain 5")), "rain 5"),
-    (Place(300.0, message=4, chars=len("And now?")), "And now?"),
+    (Breakpoint(300.0, tool=1), '"name": "two"'),
+    (Breakpoint(300.0, tool=2), '"name": "three"'),
+    (Breakpoint(300.0, message=0, chars=len("Rules of 12")), "Rules of 12"),
+    (Breakpoint(300.0, message=1, chars=len("First part")), "First part"),
+    (Breakpoint(300.0, message=1, chars=len("First part\n34 second part")), "34 second part"),
+    (Breakpoint(300.0, message=2, chars=5), "Well."),
+    (Breakpoint(300.0, message=2, call=0), WRITTEN[:-1]),
+    (Breakpoint(300.0, message=3, chars=len("rain 5")), "rain 5"),
+    (Breakpoint(300.0, message=4, chars=len("And now?")), "And now?"),
 ]
 
 
@@ -107,7 +107,7 @@ def test_the_prefix_ends_where_the_block_does(template: str, tokenizer: str) -> 
         whole = text.decode(ids, skip_special_tokens=False)
         found = []
         for place, end in PLACES:
-            (prefix,) = await kept_prefixes(context, chat, [place], ids)
+            (prefix,) = await prefix_pins(context, chat, [place], ids)
             shown, further = (
                 text.decode(ids[: prefix.num_tokens + more], skip_special_tokens=False) for more in (0, 1)
             )
@@ -119,5 +119,5 @@ def test_the_prefix_ends_where_the_block_does(template: str, tokenizer: str) -> 
         # The last token may hold the block's end and what follows: it is not the prefix's alone.
         assert end in further[-140:], (end, further)
         # And what closes a tool's definition or a call is no text of the block.
-        behind = shown[shown.rindex(end) + len(end) :] if end in shown else ""
-        assert set(behind) <= set('{}[]"\n ,:') | set("parameterstypeobject"), (end, behind)
+        after = shown[shown.rindex(end) + len(end) :] if end in shown else ""
+        assert set(after) <= set('{}[]"\n ,:') | set("parameterstypeobject"), (end, after)

@@ -16,7 +16,7 @@ from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.errors import RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, RequestTimes, SamplingParams
-from radixkv_server.generation.request import GenerationRequest, Job
+from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.insight.activity import Activity, HitCounts, SeenRequest
 from radixkv_server.insight.cache_feed import CacheFeed
@@ -214,8 +214,8 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
 
 
 def seen(num_tokens: int = 4) -> tuple[RequestRecord, GenerationRequest]:
-    job = Job(list(range(num_tokens)), SamplingParams())
-    return RequestRecord("x"), GenerationRequest("x", (job,), stream=True, prompt_param="prompt")
+    prompt_request = PromptRequest(list(range(num_tokens)), SamplingParams())
+    return RequestRecord("x"), GenerationRequest("x", (prompt_request,), stream=True, prompt_param="prompt")
 
 
 @pytest.mark.parametrize(

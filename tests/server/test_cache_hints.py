@@ -11,8 +11,8 @@ import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.cache.insight.likeness import same_later
-from radixkv_server.apis.cache.wording import word_at
+from radixkv.cache.insight.similarity import same_later
+from radixkv_server.apis.cache.advice_text import word_at
 from radixkv_server.chat.message_places import place_name
 
 RULES = "You are the assistant of the harbour office. Count the ships every evening, and be brief."

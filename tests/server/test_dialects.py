@@ -18,8 +18,8 @@ from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.exchange import respond
-from radixkv_server.generation.request import GenerationRequest, Job, new_id
+from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id
+from radixkv_server.generation.serve_generation import respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
 from radixkv_server.tenants.rate_limits import LimitState
@@ -59,8 +59,8 @@ class TinyRenderer:
             "wrote": usage.completion_tokens,
         }
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
-        return json.dumps([job, delta.text]).encode() + b"\n" if delta.text else b""
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
+        return json.dumps([prompt_index, delta.text]).encode() + b"\n" if delta.text else b""
 
     def ending(self, usage: Usage) -> bytes:
         return json.dumps({"wrote": usage.completion_tokens}).encode() + b"\n"
@@ -68,8 +68,8 @@ class TinyRenderer:
 
 async def parse_question(context: ServerContext, body: Question) -> tuple[GenerationRequest, TinyRenderer]:
     prompts = [await context.prompts.encode(text, param="words") for text in body.words]
-    jobs = tuple(Job(ids, SamplingParams(max_tokens=99)) for ids in prompts)
-    wanted = GenerationRequest(new_id("tiny"), jobs, stream=body.live, prompt_param="words")
+    prompt_requests = tuple(PromptRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
+    wanted = GenerationRequest(new_id("tiny"), prompt_requests, stream=body.live, prompt_param="words")
     return wanted, TinyRenderer()
 
 
@@ -122,8 +122,8 @@ def test_streams(client: httpx.Client) -> None:
     answer = client.post(ASK, json={"words": ["say:ab", "say:c"], "live": True})
     *chunks, ending = [json.loads(line) for line in answer.text.splitlines()]
     texts = ["", ""]
-    for job, text in chunks:
-        texts[job] += text
+    for prompt_request, text in chunks:
+        texts[prompt_request] += text
     assert texts == ["ab", "c"]
     assert ending == {"wrote": 5}
 

@@ -13,14 +13,14 @@ from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
 from radixkv_server.apis.anthropic import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_job
+from radixkv_server.chat.chat import AnswerReaders, chat_request
 
 ASK: dict[str, Any] = {"model": "scripted", "max_tokens": 100}
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
 
 
 async def scripted_chat_job(*args: Any, **options: Any) -> Any:
-    job, _ = await chat_job(*args, **options)
+    job, _ = await chat_request(*args, **options)
     return job, AnswerReaders(ScriptedParser)
 
 

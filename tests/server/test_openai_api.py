@@ -295,7 +295,7 @@ def test_completion_logprobs_and_echo(server: LiveServer) -> None:
     logprobs = plain.choices[0].logprobs
     assert logprobs.tokens[:3] == ["h", "bytes:\\xc3", "bytes:\\xa9"]
     assert logprobs.top_logprobs[0] == {"h": -0.5, "i": -1.5}
-    assert logprobs.text_offset == [0, 1, 1, 2], "both bytes of é begin at é; the end token behind it"
+    assert logprobs.text_offset == [0, 1, 1, 2], "both bytes of é begin at é; the end token after it"
     assert characters.text_offset == streamed_offsets == [0, 0, 0, 0, 1, 2, 3]
     assert characters.top_logprobs == [{token: -0.5} for token in characters.tokens], "the chosen ones alone"
     assert scored.choices[0].logprobs.top_logprobs[1:] == [{token: -0.5} for token in "ay:h"]

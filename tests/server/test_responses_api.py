@@ -21,8 +21,8 @@ from scripted_parser import ScriptedParser
 
 from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv_server.apis.responses import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_job
-from radixkv_server.generation.request import Job
+from radixkv_server.chat.chat import AnswerReaders, chat_request
+from radixkv_server.generation.request import PromptRequest
 from radixkv_server.response_file import SqliteStore
 from radixkv_server.response_store import StoreError
 
@@ -242,11 +242,11 @@ def test_a_request_that_never_began_has_a_real_status(ada: OpenAI, stream: bool)
 
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def job_with_readers(*args: Any, **options: Any) -> tuple[Job, AnswerReaders]:
-        job, _ = await chat_job(*args, **options)
-        return job, AnswerReaders(ScriptedParser)
+    async def request_with_readers(*args: Any, **options: Any) -> tuple[PromptRequest, AnswerReaders]:
+        prompt_request, _ = await chat_request(*args, **options)
+        return prompt_request, AnswerReaders(ScriptedParser)
 
-    monkeypatch.setattr(parse, "chat_job", job_with_readers)
+    monkeypatch.setattr(parse, "chat_job", request_with_readers)
 
 
 MARKED = 'say:(hm)so<f{"x":1}><g{}>'
@@ -533,12 +533,12 @@ def test_retention_is_a_pin_within_the_budget(server: LiveServer, ada: OpenAI) -
 
 def test_a_cache_key_names_the_family_of_a_request(server: LiveServer, ada: OpenAI) -> None:
     ada.responses.create(model="scripted", input="x", prompt_cache_key="agent-7")
-    assert last_asked(server).family == "agent-7"
+    assert last_asked(server).cache_key_hint == "agent-7"
     chat: Any = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
     ada.chat.completions.create(**chat, prompt_cache_key="agent-8")
-    assert last_asked(server).family == "agent-8"
+    assert last_asked(server).cache_key_hint == "agent-8"
     ada.chat.completions.create(**chat)
-    assert last_asked(server).family == ""
+    assert last_asked(server).cache_key_hint == ""
 
 
 @pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])

@@ -15,8 +15,8 @@ from scripted_parser import ScriptedParser
 from radixkv_server.apis.responses import parse
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import Toolbox
-from radixkv_server.chat.chat import AnswerReaders, chat_job
-from radixkv_server.generation.request import Job
+from radixkv_server.chat.chat import AnswerReaders, chat_request
+from radixkv_server.generation.request import PromptRequest
 
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: Any = [
@@ -45,11 +45,11 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
-    async def job_with_readers(*args: Any, **options: Any) -> tuple[Job, AnswerReaders]:
-        job, _ = await chat_job(*args, **options)
-        return job, AnswerReaders(ScriptedParser)
+    async def request_with_readers(*args: Any, **options: Any) -> tuple[PromptRequest, AnswerReaders]:
+        prompt_request, _ = await chat_request(*args, **options)
+        return prompt_request, AnswerReaders(ScriptedParser)
 
-    monkeypatch.setattr(parse, "chat_job", job_with_readers)
+    monkeypatch.setattr(parse, "chat_job", request_with_readers)
     with server.openai() as one:
         yield one
 

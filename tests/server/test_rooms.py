@@ -34,7 +34,7 @@ ENGINE = {
     "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
-    "radixkv.cache.insight.likeness",  # what two prompts have in common further on
+    "radixkv.cache.insight.similarity",  # what two prompts have in common further on
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.chat.answer_grammar",

@@ -22,9 +22,9 @@ from radixkv_server.app import create_app, serve
 from radixkv_server.errors import ApiError
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.api_keys import keys_from_file, new_secret, stored_form
-from radixkv_server.tenants.book import TenantBook
 from radixkv_server.tenants.keys_file import read_keys_file
 from radixkv_server.tenants.rate_limits import Limiter, TokenBucket
+from radixkv_server.tenants.registry import TenantRegistry
 from radixkv_server.tenants.tenant import Limits, Tenant
 
 MESSAGES = [{"role": "user", "content": "say:hello"}]
@@ -91,8 +91,8 @@ def test_requests_at_a_time() -> None:
     limiter = Limiter(Limits(concurrency=1), Clock())
     visit = limiter.enter()
     assert refused(limiter).code == "concurrency_limit_exceeded"
-    visit.leave(5)
-    visit.leave(5)  # told twice, counted once
+    visit.settle(5)
+    visit.settle(5)  # told twice, counted once
     limiter.enter()
     refused(limiter)
 
@@ -104,7 +104,7 @@ def test_tokens_are_estimated_before_and_corrected_after() -> None:
     visit.expect(100, 200)
     (state,) = limiter.state()
     assert (state.limit, state.remaining, state.reset_s) == (600, 300, 30.0)
-    visit.leave(150)
+    visit.settle(150)
     assert limiter.state()[0].remaining == 450
     error = refused(limiter, 400, 100)
     assert error.headers["Retry-After"] == "5"
@@ -141,7 +141,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
     settings = ServerSettings(
         api_keys=("from-flag=other",), admin_keys=("adm",), keys_file=keys_file(tmp_path, text)
     )
-    book = TenantBook(settings)
+    book = TenantRegistry(settings)
     assert book.tenant_of("key-alice") == book.tenant_of("key-bob") == Tenant("alice", "user")
     assert book.tenant_of("key-boss") == Tenant("boss", "admin")
     assert book.tenant_of("other") == Tenant("from-flag", "user")
@@ -172,7 +172,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_keys_file_is_said(tmp_path: Path, text: str, parts: list[str]) -> None:
     path = keys_file(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        TenantBook(ServerSettings(keys_file=path))
+        TenantRegistry(ServerSettings(keys_file=path))
     for part in parts:
         assert part in str(caught.value)
     assert "s3cret" not in str(caught.value), "no key is printed"
@@ -329,7 +329,7 @@ def test_quotas_reach_the_cache_and_change_on_a_signal(
             await change(text, logging.WARNING)
             limiter.enter()
             refused(limiter)
-            visit.leave(0)
+            visit.settle(0)
 
     with caplog.at_level(logging.WARNING, logger="radixkv.server"):
         asyncio.run(main())
@@ -361,7 +361,7 @@ async def test_what_is_left_of_a_keys_file_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str, flags: dict[str, list[str]]
 ) -> None:
     path = keys_file(tmp_path, WHOLE)
-    book = TenantBook(ServerSettings(keys_file=path, **flags))
+    book = TenantRegistry(ServerSettings(keys_file=path, **flags))
     engine = ScriptedEngine()
     keys_file(tmp_path, left)
     for expected in (left, WHOLE):

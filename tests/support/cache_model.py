@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.insight.events import Residency
-from radixkv.cache.keys import Namespace, decode_tokens, frame_namespace
+from radixkv.cache.keys import NamespaceName, decode_tokens, frame_namespace
 from radixkv.cache.prefix_cache import Lease, Match
 
 PUBLIC = ("(public)",)
 
-Prefix = tuple[Namespace, tuple[int, ...]]
+Prefix = tuple[NamespaceName, tuple[int, ...]]
 
 
 class FakeClock:
@@ -46,7 +46,7 @@ class Run:
     """What the model knows of one live lease."""
 
     lease: Lease
-    namespace: Namespace
+    namespace: NamespaceName
     tokens: list[int]
     committed: int
     public: int = 0  # leading tokens that were public when it was acquired
@@ -66,8 +66,8 @@ class ModelledCache:
         self.num_blocks = num_blocks
         self.slots: dict[tuple[int, int], int] = {}
         self.runs: list[Run] = []
-        self.ever_committed: dict[Namespace, set[int]] = {}
-        self.matches: list[tuple[Match, list[int], Namespace]] = []
+        self.ever_committed: dict[NamespaceName, set[int]] = {}
+        self.matches: list[tuple[Match, list[int], NamespaceName]] = []
         self.pins: dict[Prefix, tuple[int, float]] = {}  # tokens pinned, time of expiry
         self.check_every = 1
         self.residency: Residency | None = None
@@ -96,7 +96,7 @@ class ModelledCache:
     def _public_length(self, tokens: list[int]) -> int:
         return max((len(p) for p in self.public if p and tokens[: len(p)] == p), default=0)
 
-    def identities_of(self, namespace: Namespace, tokens: list[int]) -> list[int]:
+    def identities_of(self, namespace: NamespaceName, tokens: list[int]) -> list[int]:
         """The identities of a prompt; those of its public part are the same in every namespace."""
         length = self._public_length(tokens)
         shared = self.identities(PUBLIC, tokens[:length])
@@ -104,7 +104,7 @@ class ModelledCache:
 
     @staticmethod
     def identities(
-        namespace: Namespace, tokens: list[int], start: int = 0, before: int | None = None
+        namespace: NamespaceName, tokens: list[int], start: int = 0, before: int | None = None
     ) -> list[int]:
         """One number per token that stands for the whole prefix up to it."""
         value = hash(("namespace", namespace)) if before is None else before
@@ -125,7 +125,7 @@ class ModelledCache:
 
     # ------------------------------------------------------------------ operations
 
-    def match(self, tokens: list[int], namespace: Namespace) -> int:
+    def match(self, tokens: list[int], namespace: NamespaceName) -> int:
         match = self.cache.match(tokens, namespace)
         known = self.ever_committed.get(namespace, set())
         for identity in self.identities_of(namespace, tokens)[: match.num_tokens]:
@@ -151,7 +151,7 @@ class ModelledCache:
         self.public.append(tokens[:length])
 
     def acquire(
-        self, tokens: list[int], namespace: Namespace, use_match: bool = False, skip: bool = False
+        self, tokens: list[int], namespace: NamespaceName, use_match: bool = False, skip: bool = False
     ) -> Run | None:
         cache = self.cache
         match = cache.match(tokens, namespace)
@@ -184,7 +184,7 @@ class ModelledCache:
         return run
 
     def _recount(
-        self, error: OutOfBlocks, num_tokens: int, namespace: Namespace, match: Match | None
+        self, error: OutOfBlocks, num_tokens: int, namespace: NamespaceName, match: Match | None
     ) -> None:
         """What a failed acquire says was needed and available, counted again the slow way."""
         walk = None if match is None else match.walk
@@ -209,7 +209,7 @@ class ModelledCache:
         assert error.needed == needed, f"{error.needed} blocks were said to be needed, {needed} are"
         self._recount_room(error.available, namespace, path)
 
-    def _recount_room(self, available: int, namespace: Namespace, path: dict[object, int]) -> None:
+    def _recount_room(self, available: int, namespace: NamespaceName, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
         cache = self.cache
         own = cache._groups.of(frame_namespace(namespace))
@@ -323,10 +323,10 @@ class ModelledCache:
         self.runs.remove(run)
         run.lease.release(discard=discard, keep=keep)
 
-    def withdraw(self, run: Run, num_tokens: int) -> None:
+    def rollback(self, run: Run, num_tokens: int) -> None:
         """A step failed: as the engine does, release all that had shared what is withdrawn."""
         self._copies(run)
-        run.lease.withdraw(num_tokens)
+        run.lease.rollback(num_tokens)
         run.committed = min(run.committed, num_tokens)
         run.promised = min(run.promised, num_tokens)
         for other in list(self.runs):
@@ -339,7 +339,7 @@ class ModelledCache:
         assert self.cache.evict(count) == min(count, evictable)
         assert self.cache.stats.free_blocks >= free + min(count, evictable)
 
-    def pin(self, tokens: list[int], namespace: Namespace, ttl: float | None) -> None:
+    def pin(self, tokens: list[int], namespace: NamespaceName, ttl: float | None) -> None:
         pinned = self.cache.pin(tokens, namespace, ttl=ttl)
         assert pinned <= self.cache.match(tokens, namespace).num_tokens
         key = (namespace, tuple(tokens))
@@ -347,7 +347,7 @@ class ModelledCache:
         if pinned:
             self.pins[key] = (pinned, self.clock.now + (ttl if ttl is not None else float("inf")))
 
-    def unpin(self, tokens: list[int], namespace: Namespace) -> None:
+    def unpin(self, tokens: list[int], namespace: NamespaceName) -> None:
         self.pins.pop((namespace, tuple(tokens)), None)
         self.cache.unpin(tokens, namespace)
 
@@ -359,7 +359,7 @@ class ModelledCache:
         self.ever_committed.clear()
         assert self.cache.stats.cached_blocks == 0
 
-    def discard(self, tokens: list[int], namespace: Namespace, keep: int) -> int:
+    def discard(self, tokens: list[int], namespace: NamespaceName, keep: int) -> int:
         """Forget tokens; what other prompts share of the first `keep` stays. Returns how many went."""
         cache = self.cache
         before = cache.match(tokens, namespace).num_tokens

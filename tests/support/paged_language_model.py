@@ -232,7 +232,7 @@ class PagedHashModel:
         for what, stored, expected in (
             ("slots of other positions", self.positions, at),
             ("another's tokens", self.tokens, tokens),
-            ("tokens computed behind others", self.hashes, prefix_hashes(tokens)),
+            ("tokens computed after others", self.hashes, prefix_hashes(tokens)),
         ):
             differ = np.flatnonzero(stored[slots] != expected)
             if len(differ):

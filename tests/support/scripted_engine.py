@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from radixkv.async_cache import AsyncCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.cache_calls import CacheCalls
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
@@ -131,7 +131,7 @@ class Asked:
     aborted: bool = False
     cached: int = 0
     report: MissReport | None = None
-    family: str = ""
+    cache_key_hint: str = ""
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -206,7 +206,7 @@ class ScriptedEngine:
         self.prefix_cache = PrefixCache(num_blocks, 16)
         self._caches = caches
         self._script = script or what_to_say
-        self.cache = CacheCalls(self._run_on_cache, self.model_fingerprint)
+        self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
         self.is_full = False
@@ -296,7 +296,7 @@ class ScriptedEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         encoded = self._input_processor.encode(prompt)
@@ -308,7 +308,15 @@ class ScriptedEngine:
             request_id = f"req-{next(self._ids)}"
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        asked = Asked(request_id, encoded.token_ids.tolist(), params, tenant, salt, priority, family=family)
+        asked = Asked(
+            request_id,
+            encoded.token_ids.tolist(),
+            params,
+            tenant,
+            salt,
+            priority,
+            cache_key_hint=cache_key_hint,
+        )
         asked.cached = self._look_up(asked)
         self.requests.append(asked)
         self._running[request_id] = asked
@@ -399,10 +407,15 @@ class ScriptedEngine:
         request_id: str | None = None,
         tenant: str = "",
         salt: str = "",
-        family: str = "",
+        cache_key_hint: str = "",
         priority: int = 0,
     ) -> RequestOutput:
-        options: dict[str, Any] = {"tenant": tenant, "salt": salt, "family": family, "priority": priority}
+        options: dict[str, Any] = {
+            "tenant": tenant,
+            "salt": salt,
+            "cache_key_hint": cache_key_hint,
+            "priority": priority,
+        }
         if request_id is None:
             request_id = f"req-{next(self._ids)}"
         arrival = time.monotonic()

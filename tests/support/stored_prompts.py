@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from radixkv import PrefixCache
-from radixkv.cache.keys import Namespace
+from radixkv.cache.keys import NamespaceName
 
 
-def store(cache: PrefixCache, tokens: list[int], namespace: Namespace = "") -> None:
+def store(cache: PrefixCache, tokens: list[int], namespace: NamespaceName = "") -> None:
     """Cache a prompt and release it."""
     lease = cache.acquire(tokens, namespace)
     lease.commit(len(tokens))
     lease.release()
 
 
-def store_checked(cache: PrefixCache, tokens: list[int], namespace: Namespace = "") -> list[int]:
+def store_checked(cache: PrefixCache, tokens: list[int], namespace: NamespaceName = "") -> list[int]:
     """The same, with a check of every invariant, O(blocks); returns the block table that the prompt had."""
     lease = cache.acquire(tokens, namespace)
     lease.commit(len(tokens))

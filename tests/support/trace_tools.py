@@ -43,7 +43,7 @@ def random_paths(rng: random.Random, requests: int, blocks: int = 3, depth: int 
 
 def plain_lru(paths: list[list[int]], capacity: int) -> list[int]:
     """Hits per request of a cache of blocks that drops the least recently used one, path tail first."""
-    order: list[int] = []  # least recently used first; a parent always stands behind its children
+    order: list[int] = []  # least recently used first; a parent always stands after its children
     hits = []
     for path in paths:
         hit = 0

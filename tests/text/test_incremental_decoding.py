@@ -103,7 +103,7 @@ def test_any_decoder(name: str, data: st.DataObject) -> None:
 
 
 def test_character_behind_an_invalid_byte() -> None:
-    """The parts behind `ByteLevel` see the whole text: a character's bytes may come one by one."""
+    """The parts after `ByteLevel` see the whole text: a character's bytes may come one by one."""
     tokenizer = with_decoder(DECODERS["byte-level, strip"])
     ids: list[int] = []
     for byte in b"\xff" + "🚀".encode():

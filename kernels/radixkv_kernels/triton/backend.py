@@ -14,7 +14,7 @@ import torch
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton.copy import copy_blocks
-from radixkv_kernels.triton.launch import Launcher
+from radixkv_kernels.triton.launch import KernelLauncher
 from radixkv_kernels.triton.plan import TritonPlan, work_settings
 from radixkv_kernels.triton.plan_buffers import PlanBuffers
 from radixkv_kernels.triton.tiles import Tiling
@@ -39,7 +39,7 @@ class TritonBackend(AttentionBackend):
                 f"block_size {config.spec.block_size} does not divide the segment of {tiling.segment}"
             )
         self.settings = work_settings(config, tiling)
-        self._launcher = Launcher(config, tiling)
+        self._launcher = KernelLauncher(config, tiling)
         self._buffers: dict[int | None, PlanBuffers] = {}
 
     def plan(

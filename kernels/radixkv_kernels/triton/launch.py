@@ -14,7 +14,7 @@ from radixkv_kernels.triton.plan_buffers import PlanBuffers
 from radixkv_kernels.triton.tiles import Tile, Tiling
 
 
-class Launcher:
+class KernelLauncher:
     """Launches one backend's kernels."""
 
     def __init__(self, config: BackendConfig, tiling: Tiling) -> None:

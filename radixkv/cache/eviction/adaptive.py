@@ -51,9 +51,9 @@ _REFRESH_EVERY = 64  # requests
 _TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
 _FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
 _RETURN = 0.97  # of what may be lost: below this, the learned order is tried again
-_MOST_FAMILIES = 65_536  # remembered, the latest ones
+_MAX_HINTS = 65_536  # remembered, the latest ones
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
-_LEAST_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
+_MIN_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
 Remembered = tuple[int, int, int]  # last request, rhythm, uses
 
@@ -155,9 +155,9 @@ class Adaptive(EvictionPolicy):
         self._now = 0  # number of the latest request
         self._begun_at = -1  # the cache's use counter when it came
         self._rhythm: int | None = None  # of the latest request; None: not known yet
-        self._family: Hashable | None = None  # of the request that comes next
+        self._cache_key_hint: Hashable | None = None  # of the request that comes next
         self._has_rhythm = False  # whether it is its family's
-        self._families: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
+        self._cache_key_hints: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
         self._history: OrderedDict[bytes, Remembered] = OrderedDict()
@@ -183,23 +183,23 @@ class Adaptive(EvictionPolicy):
             return
         self._begun_at = self.tick
         self._now += 1
-        self._rhythm = self._rhythm_of_family()
+        self._rhythm = self._rhythm_of_hint()
         self._has_rhythm = self._rhythm is not None
         self._statistics.begin(self._now)
         self._shadow.begin(self._now)
 
-    def on_family(self, family: Hashable | None) -> None:
-        self._family = family
+    def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
+        self._cache_key_hint = cache_key_hint
 
-    def _rhythm_of_family(self) -> int | None:
+    def _rhythm_of_hint(self) -> int | None:
         """How long ago the family of the request that comes was seen; None: it has none, or is new."""
-        family, self._family = self._family, None
-        if family is None:
+        cache_key_hint, self._cache_key_hint = self._cache_key_hint, None
+        if cache_key_hint is None:
             return None
-        before = self._families.pop(family, None)
-        self._families[family] = self._now
-        if len(self._families) > _MOST_FAMILIES:
-            self._families.popitem(last=False)
+        before = self._cache_key_hints.pop(cache_key_hint, None)
+        self._cache_key_hints[cache_key_hint] = self._now
+        if len(self._cache_key_hints) > _MAX_HINTS:
+            self._cache_key_hints.popitem(last=False)
         return None if before is None else self._rhythm_of(self._now - before)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
@@ -272,13 +272,13 @@ class Adaptive(EvictionPolicy):
         depth = node.start // self.block_size + first
         for remembered, equal in groupby(known):
             count = len(list(equal))
-            stretches.append((count, self._take_back(remembered, depth, count)))
+            stretches.append((count, self._rollback(remembered, depth, count)))
             depth += count
             if remembered is not None:
                 deepest = remembered[0]
         return stretches, deepest
 
-    def _take_back(self, remembered: Remembered | None, depth: int, count: int) -> int:
+    def _rollback(self, remembered: Remembered | None, depth: int, count: int) -> int:
         """Blocks are computed again that were evicted (or not known); returns their uses with this one."""
         if remembered is None:
             return 1
@@ -341,7 +341,7 @@ class Adaptive(EvictionPolicy):
             if value < lowest or (value == lowest and request < oldest):
                 best, lowest, oldest = node, value, request
             if bin_of_age:
-                node = index.first_from((block_class, now - _LEAST_AGE[bin_of_age] + 1))
+                node = index.first_from((block_class, now - _MIN_AGE[bin_of_age] + 1))
             else:
                 node = index.first_from((block_class + 1, -1))
         return best

@@ -9,7 +9,7 @@ How to write a policy
 Subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to `registry.py`. The
 hooks, in the order in which a request causes them:
 
-0. `on_family(family)`: before a request, which may name its family;
+0. `on_cache_key_hint(family)`: before a request, which may name its family;
 1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
 2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
 3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
@@ -83,7 +83,7 @@ class EvictionPolicy:
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
 
-    def on_family(self, family: Hashable | None) -> None:
+    def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
         """The family of the request that comes next; None: it names none.
 
         That request may yet fail for want of blocks, and be told of again.
@@ -114,6 +114,6 @@ class EvictionPolicy:
         return self.ghosts is not None and self.ghosts.find_block(identity) is not None
 
 
-def hook(policy: EvictionPolicy, name: str) -> Any:
+def overridden(policy: EvictionPolicy, name: str) -> Any:
     """The policy's own method of this name; None where it leaves the base's, which does nothing."""
     return None if getattr(type(policy), name) is getattr(EvictionPolicy, name) else getattr(policy, name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from radixkv.cache.block_identity import what_computes
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, NamespaceKey, TokenIds, encode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, NamespaceName, TokenIds, encode_tokens
 from radixkv.cache.retention.quota import Quota, framed_quotas
 from radixkv.cache.state import CacheState
 from radixkv.errors import ConfigError
@@ -32,23 +32,23 @@ class Declarations:
     def __init__(self, state: CacheState) -> None:
         self._state = state
 
-    def publish(self, token_ids: TokenIds, namespace: Namespace) -> int:
+    def publish(self, token_ids: TokenIds, namespace: NamespaceName) -> int:
         """As `PrefixCache.publish`."""
         state = self._state
         length = state.namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
         state.lookup.outdate()
         return length // TOKEN_BYTES
 
-    def _computes(self, namespace: Namespace) -> NamespaceKey:
+    def _computes(self, namespace: NamespaceName) -> NamespaceKey:
         return what_computes(self._state.namespaces.key(namespace))
 
-    def unpublish(self, token_ids: TokenIds, namespace: Namespace) -> bool:
+    def unpublish(self, token_ids: TokenIds, namespace: NamespaceName) -> bool:
         """As `PrefixCache.unpublish`."""
         state = self._state
         state.lookup.outdate()
-        return state.namespaces.take_back(self._computes(namespace), encode_tokens(token_ids))
+        return state.namespaces.undeclare(self._computes(namespace), encode_tokens(token_ids))
 
-    def set_quotas(self, quotas: Mapping[Namespace, Quota | tuple[int, int | None]]) -> None:
+    def set_quotas(self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]) -> None:
         """As `PrefixCache.set_quotas`."""
         state = self._state
         groups = state.capacity.groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, encode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.retention.pins import Pin, PinBoard
@@ -19,7 +19,7 @@ class Pinning:
         self._lookup = lookup
         self._namespaces = namespaces
 
-    def pin(self, token_ids: TokenIds, namespace: Namespace, ttl: float | None, at_least: bool) -> int:
+    def pin(self, token_ids: TokenIds, namespace: NamespaceName, ttl: float | None, at_least: bool) -> int:
         """As `PrefixCache.pin`."""
         self._board.expire()
         data = encode_tokens(token_ids)
@@ -34,7 +34,7 @@ class Pinning:
             return 0
         return self._board.add(data, space, walk, ttl, at_least)
 
-    def unpin(self, token_ids: TokenIds, namespace: Namespace) -> bool:
+    def unpin(self, token_ids: TokenIds, namespace: NamespaceName) -> bool:
         """As `PrefixCache.unpin`."""
         self._board.expire()
         data = encode_tokens(token_ids)
@@ -48,7 +48,7 @@ class Pinning:
                 pin = self._board.ending_with(walk, space)
         return self._end(pin)
 
-    def unpin_id(self, pin_id: str, namespace: Namespace) -> bool:
+    def unpin_id(self, pin_id: str, namespace: NamespaceName) -> bool:
         """As `PrefixCache.unpin_id`."""
         self._board.expire()
         return self._end(self._board.of_id(pin_id, self._namespaces.key(namespace)))

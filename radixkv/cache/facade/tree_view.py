@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from radixkv.cache.eviction.policy import hook
+from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.continuation import continuation
 from radixkv.cache.insight.tree_text import show_tree
 from radixkv.cache.insight.tree_walk import TreeWalk
-from radixkv.cache.keys import TOKEN_BYTES, Namespace, TokenIds, decode_tokens, encode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
 from radixkv.cache.state import CacheState
 
 
@@ -29,7 +29,7 @@ class TreeView:
 
     def walk(
         self,
-        namespace: Namespace | None = None,
+        namespace: NamespaceName | None = None,
         *,
         shown_tokens: int = 0,
         most_nodes: int = 50_000,
@@ -51,7 +51,7 @@ class TreeView:
             most_bytes=most_bytes,
         )
 
-    def path(self, token_ids: TokenIds, namespace: Namespace = "") -> list[int]:
+    def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
         """The nodes that a lookup finds, from the top down: the ids that a `walk` gives them.
 
         The last one may be found in part. O(tokens + path).
@@ -64,7 +64,7 @@ class TreeView:
         last = walk.node if walk.source is None else walk.source
         return [node.blocks[0] for node in state.tree.path(last) if node.blocks]
 
-    def continuation(self, token_ids: TokenIds, namespace: Namespace = "", limit: int = 64) -> list[int]:
+    def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
         """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
 
         Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
@@ -77,8 +77,8 @@ class TreeView:
         size = limit * TOKEN_BYTES
         return decode_tokens(continuation(walk, size, space)[:size])
 
-    def following(self, token_ids: TokenIds, namespace: Namespace = "", most: int = 64) -> list[int]:
-        """What was cached behind these tokens before, in the same namespace: a guess of what comes next.
+    def following(self, token_ids: TokenIds, namespace: NamespaceName = "", most: int = 64) -> list[int]:
+        """What was cached after these tokens before, in the same namespace: a guess of what comes next.
 
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
@@ -96,7 +96,7 @@ class TreeView:
     @property
     def evicts_in_order(self) -> bool:
         """Whether eviction takes candidates strictly in the order of their priorities."""
-        return hook(self._state.tree.policy, "victim") is None
+        return overridden(self._state.tree.policy, "victim") is None
 
     def use_times(self) -> tuple[float, list[tuple[int, float]]]:
         """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""

@@ -2,7 +2,7 @@
 
 The advisor watches lookups that diverged from something cached and groups them by prompt family (their first
 tokens) and by the block in which they part. For a sample of them it compares what follows: tokens that are
-equal again behind the break are tokens that would have hit, had the part that differs (a timestamp, a request
+equal again after the break are tokens that would have hit, had the part that differs (a timestamp, a request
 id, a user's name) come later in the prompt.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache.insight.continuation import continuation
-from radixkv.cache.insight.likeness import same_later
+from radixkv.cache.insight.similarity import same_later
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
-from radixkv.cache.node import Space
+from radixkv.cache.node import Namespace
 from radixkv.cache.tree_nodes import Walk
 
 FAMILY_TOKENS = 4
@@ -34,28 +34,28 @@ class BreakPoint:
         position: the first token that differed, at the earliest.
         count: lookups that parted there, in the window.
         recoverable_tokens: estimate of the tokens, over all of them, that would have hit had it come later.
-        family_tokens: the tokens that the family's prompts begin with.
+        group_tokens: the tokens that the family's prompts begin with.
         example_cached, example_new: tokens of one such place.
         namespace: whose lookups: families of different namespaces are apart.
-        family_count: lookups of the family that parted anywhere.
+        group_count: lookups of the family that parted anywhere.
         example_before: the tokens in front of that place.
     """
 
     position: int
     count: int
     recoverable_tokens: int
-    family_tokens: tuple[int, ...]
+    group_tokens: tuple[int, ...]
     example_cached: tuple[int, ...]
     example_new: tuple[int, ...]
     namespace: NamespaceKey = ()
-    family_count: int = 0
+    group_count: int = 0
     example_before: tuple[int, ...] = ()
 
     @property
     def advice(self) -> str:
         """The finding as one sentence."""
         return (
-            f"{self.count} prompts that begin with {list(self.family_tokens)} part at token {self.position}; "
+            f"{self.count} prompts that begin with {list(self.group_tokens)} part at token {self.position}; "
             f"about {self.recoverable_tokens} tokens would have been found had that come later."
         )
 
@@ -73,7 +73,7 @@ class _Tally:
         self.before = self.cached = self.new = b""
 
 
-def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Space) -> bool:
+def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Namespace) -> bool:
     """Compare what follows with what is cached there; False: that has been evicted meanwhile. O(n)."""
     known = continuation(walk, COMPARED_TOKENS * TOKEN_BYTES)
     if not known:
@@ -108,7 +108,7 @@ class Advisor:
         self._to_skip = 0  # divergences that count for nothing: the next one stands for them
         self._credit = 16.0  # comparisons that may be made at once
 
-    def observe(self, data: bytes, walk: Walk, space: Space) -> None:
+    def observe(self, data: bytes, walk: Walk, space: Namespace) -> None:
         """A lookup of `data` in `space` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
         if self._to_skip:
             self._to_skip -= 1
@@ -140,12 +140,12 @@ class Advisor:
     def advice(self, limit: int = 10, namespace: NamespaceKey | None = None) -> list[BreakPoint]:
         """The places with the most to win, best first; of one namespace, or of all. O(places)."""
         merged: dict[_Place, list[_Tally]] = {}
-        families: dict[tuple[NamespaceKey, bytes], int] = {}
+        groups: dict[tuple[NamespaceKey, bytes], int] = {}
         for generation in (self._now, self._before):
             for key, tally in generation.items():
                 if namespace is None or key[0] == namespace:
                     merged.setdefault(key, []).append(tally)
-                    families[key[:2]] = families.get(key[:2], 0) + tally.count
+                    groups[key[:2]] = groups.get(key[:2], 0) + tally.count
         points = []
         for key, tallies in merged.items():
             count = sum(t.count for t in tallies)
@@ -156,11 +156,11 @@ class Advisor:
                     position=min(t.position for t in tallies),
                     count=count,
                     recoverable_tokens=sum(t.recoverable for t in tallies) * count // max(1, sampled),
-                    family_tokens=tuple(decode_tokens(key[1])),
+                    group_tokens=tuple(decode_tokens(key[1])),
                     example_cached=tuple(decode_tokens(latest.cached)),
                     example_new=tuple(decode_tokens(latest.new)),
                     namespace=key[0],
-                    family_count=families[key[:2]],
+                    group_count=groups[key[:2]],
                     example_before=tuple(decode_tokens(latest.before)),
                 )
             )

@@ -1,13 +1,13 @@
-"""What the cache holds behind the place where a lookup ended."""
+"""What the cache holds after the place where a lookup ended."""
 
 from __future__ import annotations
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.tree_nodes import Walk
 
 
-def continuation(walk: Walk, most_bytes: int, owner: Space | None = None) -> bytes:
+def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) -> bytes:
     """The tokens of the nearest cached prompt from the end of the match on, four bytes each.
 
     Where it branches further on, the first of the branches. O(tokens + nodes).

@@ -19,7 +19,7 @@ from radixkv.cache.node import Node
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES = 8  # in a row, after which a listener is dropped
+MAX_FAILURES = 8  # in a row, after which a listener is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Listeners:
 
     def _failed(self, subscription: _Subscription) -> None:
         subscription.failures += 1
-        is_last = subscription.failures >= MOST_FAILURES
+        is_last = subscription.failures >= MAX_FAILURES
         logger.exception(
             "a listener of cache events failed (%d in a row)%s: %r",
             subscription.failures,

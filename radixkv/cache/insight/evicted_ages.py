@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-#: Upper bounds of the counted ages, seconds; what is older is counted behind the last.
+#: Upper bounds of the counted ages, seconds; what is older is counted after the last.
 AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 

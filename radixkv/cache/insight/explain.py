@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
-from radixkv.cache.node import Space
+from radixkv.cache.node import Namespace
 from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 Reason = Literal[
@@ -61,7 +61,7 @@ class MissReport:
         age_s: seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
         evicted_by: what removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
         skipped: why no lookup was made, for `skipped`.
-        cached_is_public: what is cached behind `diverged_at` was declared public: others may not be told.
+        cached_is_public: what is cached after `diverged_at` was declared public: others may not be told.
     """
 
     __slots__ = (
@@ -206,7 +206,7 @@ class Explainer:
         self._enabled = enabled
         self._partial_reuse = partial_reuse
 
-    def due(self, data: bytes, space: Space, walk: Walk) -> DueReport:
+    def due(self, data: bytes, space: Namespace, walk: Walk) -> DueReport:
         """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
         num_tokens, record, now = len(data) // TOKEN_BYTES, None, 0.0
         if self._ghosts.count and walk.depth + walk.partial < num_tokens - 1:
@@ -215,7 +215,7 @@ class Explainer:
                 now = self._clock()
         return _new_due((walk, num_tokens, record, now, None))
 
-    def _removal(self, data: bytes, space: Space, walk: Walk | None) -> GhostRecord | None:
+    def _removal(self, data: bytes, space: Namespace, walk: Walk | None) -> GhostRecord | None:
         """What removed the first block of a prompt that a lookup missed; None: not known.
 
         O(1); where all was reset O(tokens + path).
@@ -246,7 +246,7 @@ class Explainer:
             return MissReport("skipped", due.num_tokens, 0, skipped=due.skip)
         return _classify(tokens, due.num_tokens, cached, due.walk, due.record, due.at, None)
 
-    def dry(self, data: bytes, space: Space, walk: Walk | None, elsewhere: int | None) -> MissReport:
+    def dry(self, data: bytes, space: Namespace, walk: Walk | None, elsewhere: int | None) -> MissReport:
         """The report that a lease would get now.
 
         Args:

@@ -1,7 +1,7 @@
 """GhostIndex: what was here and is gone, by identity. Bounded, the oldest forgotten first.
 
 Of a whole block its identity is remembered; of a partial one its tokens, by the identity that they follow. A
-tree that was reset is kept as it was and asked itself, see `radixkv.cache.retired`.
+tree that was reset is kept as it was and asked itself, see `radixkv.cache.invalidated_tree`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Protocol
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
-from radixkv.cache.node import Space
+from radixkv.cache.node import Namespace
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
@@ -19,10 +19,10 @@ _each_identity = Struct(f"{IDENTITY_BYTES}s").iter_unpack
 
 
 class Former(Protocol):
-    """A whole tree that was forgotten at once; see `radixkv.cache.retired`."""
+    """A whole tree that was forgotten at once; see `radixkv.cache.invalidated_tree`."""
 
-    def had(self, data: bytes, first: Space, own: Space, depth: int, found: int) -> bool:
-        """Whether the block behind the first `depth` tokens of a prompt was in it.
+    def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
+        """Whether the block after the first `depth` tokens of a prompt was in it.
 
         Args:
             first, own: to whom the prompt's first block and that block belong.
@@ -102,7 +102,7 @@ class GhostIndex:
 
         Args:
             ids: the identities of the whole ones.
-            partial: of a partial one behind them, the identity that it follows and its tokens.
+            partial: of a partial one after them, the identity that it follows and its tokens.
         """
         self.free_some()
         known = [identity for (identity,) in _each_identity(ids)]
@@ -168,7 +168,7 @@ class GhostIndex:
         return self._records.get(identity)
 
     def find_partial(self, before: bytes, following: bytes, found: int) -> GhostRecord | None:
-        """What removed a partial block behind an identity that began a prompt's next block. O(1).
+        """What removed a partial block after an identity that began a prompt's next block. O(1).
 
         Args:
             following: the prompt's tokens there, at most a block of them.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
-from radixkv.cache.eviction.policy import hook
+from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.evicted_ages import EvictedAges
 from radixkv.cache.insight.ghost import GhostIndex
+from radixkv.cache.invalidated_tree import InvalidatedTree
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retired import RetiredTree
 
 
 class Removals:
@@ -33,7 +33,7 @@ class Removals:
         self._ghosts = ghosts
         self._tree = tree
         self._clock = clock
-        self._on_evict = hook(tree.policy, "on_evict")
+        self._on_evict = overridden(tree.policy, "on_evict")
 
     def evicted(self, node: Node, num_blocks: int, by: str) -> None:
         """The last blocks of a node are about to be evicted. O(blocks).
@@ -53,7 +53,7 @@ class Removals:
             reason = "expired" if node.lapsed else "evicted"
             self._ghosts.remember(node.ids[keep * IDENTITY_BYTES :], partial, reason, self._clock(), by)
 
-    def reset(self, retired: RetiredTree) -> None:
+    def reset(self, retired: InvalidatedTree) -> None:
         """All was forgotten. O(1)."""
         self._ghosts.remember_all(retired, retired.num_blocks, self._clock(), "reset()")
         self.resets += 1

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.tree_nodes import TreeNodes
 
 SLICE_NODES = 500  # about a millisecond, two on a busy machine
@@ -74,7 +74,7 @@ class TreeWalk:
     def __init__(
         self,
         tree: TreeNodes,
-        space: Space | None,
+        space: Namespace | None,
         *,
         shown_tokens: int = 0,
         most_nodes: int = 50_000,

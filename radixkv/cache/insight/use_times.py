@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 _RESOLUTION_S = 0.25
-_MOST_READINGS = 4096
+_MAX_READINGS = 4096
 
 
 class UseTimes:
@@ -36,8 +36,8 @@ class UseTimes:
         self._latest = now
         self._ticks.append(tick)
         self._times.append(now)
-        if len(self._ticks) > _MOST_READINGS:  # the older half at half the resolution
-            half = _MOST_READINGS // 2
+        if len(self._ticks) > _MAX_READINGS:  # the older half at half the resolution
+            half = _MAX_READINGS // 2
             del self._ticks[1:half:2], self._times[1:half:2]
 
     def readings(self) -> list[tuple[int, float]]:

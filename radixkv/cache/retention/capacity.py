@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.eviction.policy import hook
+from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.keys import NamespaceKey
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
 
@@ -34,7 +34,7 @@ class Capacity:
         pool: BlockPool,
         tree: RadixTree,
         groups: QuotaGroups,
-        publics: Mapping[NamespaceKey, Space],
+        publics: Mapping[NamespaceKey, Namespace],
         on_evict: OnEvict,
     ) -> None:
         self.pool = pool
@@ -43,8 +43,8 @@ class Capacity:
         self.evicted_blocks = 0
         self._publics = publics
         self._on_evict = on_evict
-        self._victim = hook(tree.policy, "victim")
-        self._trim_limit = hook(tree.policy, "trim_limit")
+        self._victim = overridden(tree.policy, "victim")
+        self._trim_limit = overridden(tree.policy, "trim_limit")
 
     def evictable(self) -> int:
         """Blocks in the tree that nothing protects. O(1), amortised."""
@@ -185,7 +185,7 @@ class Capacity:
             victim_group = group if order is None else order.first_for(group)
             limit = count - self.pool.num_free
             if victim_group is not group:
-                limit = min(limit, max(1, victim_group.yields()))
+                limit = min(limit, max(1, victim_group.reclaimable()))
             self._evict_from(victim_group, limit, "capacity")
         self.tree.end_changes()
 

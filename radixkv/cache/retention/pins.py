@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isinf
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import QuotaGroup
 from radixkv.cache.tree_nodes import Walk
@@ -49,7 +49,7 @@ class Pin:
     def __init__(
         self,
         key: PinKey,
-        space: Space,
+        space: Namespace,
         node: Node,
         num_tokens: int,
         ttl: float,
@@ -165,21 +165,23 @@ class PinBoard:
         return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
 
     @staticmethod
-    def _key(data: bytes, space: Space) -> PinKey:
+    def _key(data: bytes, space: Namespace) -> PinKey:
         return space.key, hashlib.sha256(data).digest()
 
-    def get(self, data: bytes, space: Space) -> Pin | None:
+    def get(self, data: bytes, space: Namespace) -> Pin | None:
         """The pin that was set with these tokens, or None. O(tokens)."""
         return self.by_key.get(self._key(data, space))
 
-    def ending_with(self, walk: Walk, space: Space) -> Pin | None:
+    def ending_with(self, walk: Walk, space: Namespace) -> Pin | None:
         """A namespace's oldest pin of exactly what a lookup found, or None. O(pins that end at that node)."""
         place = self._by_node.get(walk.node if walk.source is None else walk.source)
         pins = place.pins if place is not None else ()
         found = walk.depth + walk.partial
         return next((pin for pin in pins if pin.space is space and pin.num_tokens == found), None)
 
-    def add(self, data: bytes, space: Space, walk: Walk, ttl: float | None, at_least: bool = False) -> int:
+    def add(
+        self, data: bytes, space: Namespace, walk: Walk, ttl: float | None, at_least: bool = False
+    ) -> int:
         """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path).
 
         Args:

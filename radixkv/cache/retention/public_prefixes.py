@@ -1,6 +1,6 @@
 """PublicPrefixes: prompts' beginnings that all namespaces share whose K/V is computed alike.
 
-The tokens of a public prefix hang below a root of their own; what namespaces cached behind it hangs there as
+The tokens of a public prefix hang below a root of their own; what namespaces cached after it hangs there as
 each one's `namespace_children` children, so that it stays private.
 """
 

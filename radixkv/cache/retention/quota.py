@@ -13,7 +13,7 @@ from typing import Any
 from sortedcontainers import SortedList
 
 from radixkv.cache.eviction.policy import EvictionPolicy
-from radixkv.cache.keys import Namespace, NamespaceKey, frame_namespace
+from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace
 from radixkv.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ class QuotaGroup:
         blocks: blocks in the tree.
         protected: blocks in the tree that leases, pins or pending copies protect.
         index: the leaves that may be evicted.
-        standing: (entry, evictable, yields) as the `GroupOrder` last knew it.
+        standing: (entry, evictable, reclaimable) as the `GroupOrder` last knew it.
     """
 
     __slots__ = (
@@ -74,9 +74,9 @@ class QuotaGroup:
         "ceiling",
         "floor",
         "index",
+        "indexed_as",
         "most",
         "protected",
-        "standing",
         "used",
     )
 
@@ -86,7 +86,7 @@ class QuotaGroup:
         self.ceiling: int | None = None
         self.most: int | None = None
         self.used = self.blocks = self.protected = 0
-        self.standing: tuple[Entry | None, int, int] = (None, 0, 0)
+        self.indexed_as: tuple[Entry | None, int, int] = (None, 0, 0)
         self._changed: dict[QuotaGroup, None] | None = None
         self._number = 0
 
@@ -142,7 +142,7 @@ class QuotaGroup:
         self._note()
         return forgotten
 
-    def yields(self) -> int:
+    def reclaimable(self) -> int:
         """Blocks that other namespaces may take from it."""
         evictable = self.blocks - self.protected
         return min(evictable, max(0, self.used - self.floor)) if self.floor else evictable
@@ -163,28 +163,32 @@ class GroupOrder:
     def __init__(self, changed: dict[QuotaGroup, None]) -> None:
         self._changed = changed
         self._with_candidates: Any = SortedList()  # entries
-        self._yielding: Any = SortedList()  # those of groups that others may take blocks from
-        self._evictable = self._yields = 0
+        self._reclaimable_groups: Any = SortedList()  # those of groups that others may take blocks from
+        self._evictable = self._reclaimable = 0
         self._kept_back: set[QuotaGroup] = set()
 
     def _update(self) -> None:
         while self._changed:
             group, _ = self._changed.popitem()
-            entry, evictable, yields = group.standing
+            entry, evictable, reclaimable = group.indexed_as
             if entry is not None:
                 self._with_candidates.remove(entry)
-                if yields:
-                    self._yielding.remove(entry)
+                if reclaimable:
+                    self._reclaimable_groups.remove(entry)
             self._evictable -= evictable
-            self._yields -= yields
-            entry, evictable, yields = group.standing = group.entry(), group.evictable, group.yields()
+            self._reclaimable -= reclaimable
+            entry, evictable, reclaimable = group.indexed_as = (
+                group.entry(),
+                group.evictable,
+                group.reclaimable(),
+            )
             if entry is not None:
                 self._with_candidates.add(entry)
-                if yields:
-                    self._yielding.add(entry)
+                if reclaimable:
+                    self._reclaimable_groups.add(entry)
             self._evictable += evictable
-            self._yields += yields
-            if yields < evictable:
+            self._reclaimable += reclaimable
+            if reclaimable < evictable:
                 self._kept_back.add(group)
             else:
                 self._kept_back.discard(group)
@@ -197,7 +201,7 @@ class GroupOrder:
     def yields_beside(self, group: QuotaGroup) -> int:
         """Blocks that `group` may take from the others."""
         self._update()
-        return self._yields - group.yields()
+        return self._reclaimable - group.reclaimable()
 
     def kept_back(self) -> set[QuotaGroup]:
         """The groups that could give more if it were not for their floor."""
@@ -212,7 +216,7 @@ class GroupOrder:
     def first_for(self, group: QuotaGroup) -> QuotaGroup:
         """The group whose candidate goes first to make room for `group`."""
         self._update()
-        own, others = group.standing[0], self._yielding
+        own, others = group.indexed_as[0], self._reclaimable_groups
         if own is None or (others and others[0][:2] < own[:2]):
             found: QuotaGroup = others[0][2]
             return found
@@ -292,7 +296,7 @@ def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
 
 
 def framed_quotas(
-    quotas: Mapping[Namespace, Quota | tuple[int, int | None]] | None,
+    quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None,
 ) -> dict[NamespaceKey, Quota]:
     """Quotas by framed names.
 

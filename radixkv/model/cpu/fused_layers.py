@@ -1,7 +1,7 @@
 """Decoder layers of the Llama shape with fewer, larger operations, for a CPU.
 
 A transformers layer runs about forty torch operators, each a pass over its tensors. `FusedLayer` runs nine
-compiled functions, on the same weights, behind the same call:
+compiled functions, on the same weights, after the same call:
 
     norm | q, k and v as one product | rope in place | write, attend | output product, added to the residual
     norm | SiLU of the gate product times the up product             | down product, added to the residual

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 #: Of a model's weights, at most this part may have to be widened: they take twice the memory.
-_MOST_WIDENED = 0.1
+_MAX_WIDENED = 0.1
 
 
 def mostly_linear(model: nn.Module) -> bool:
     """Whether nearly all weights are linear layers' and embeddings'; those of fused experts are neither."""
     rest = sum(tensor.numel() for _, _, tensor in _others(model))
-    return rest <= _MOST_WIDENED * sum(parameter.numel() for parameter in model.parameters())
+    return rest <= _MAX_WIDENED * sum(parameter.numel() for parameter in model.parameters())
 
 
 def widen_the_rest(model: nn.Module) -> None:

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
-from radixkv.cache.keys import Namespace, frame_namespace
+from radixkv.cache.keys import NamespaceName, frame_namespace
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.limits import TooComplex
-from radixkv.sampling.grammar.tenants import Job, Tenant, Tenants
+from radixkv.sampling.grammar.tenants import CompileTask, TenantGrammars, Tenants
 from radixkv.sampling.grammar.trial import follow
 from radixkv.sampling.grammar.trial_process import TrialProcess, shared_trials
 from radixkv.sampling.grammar.trial_server import NICENESS, STACK_BYTES
@@ -61,11 +61,11 @@ class GrammarCompiler:
         """The process in which grammars are tried out; None: it does not run."""
         return self._trials.process_id if self._trials is not None else None
 
-    def compile(self, spec: StructuredOutputs, namespace: Namespace = "") -> Grammar:
+    def compile(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Grammar:
         """`submit`, and wait for it."""
         return self.submit(spec, namespace).result()
 
-    def submit(self, spec: StructuredOutputs, namespace: Namespace = "") -> Future[Grammar]:
+    def submit(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Future[Grammar]:
         """The grammar, soon: the future raises InvalidRequestError, naming what of the grammar is refused.
 
         Args:
@@ -82,9 +82,9 @@ class GrammarCompiler:
             if known is not None:
                 return _again(known)
             self._tenants.check(tenant)
-            job = tenant.add(key, spec)
+            task = tenant.add(key, spec)
             self._open_lane()
-        return job.future
+        return task.future
 
     # ------------------------------------------------------------------ lanes
 
@@ -107,29 +107,29 @@ class GrammarCompiler:
                 if taken is None:
                     self._num_lanes -= 1
                     return
-            tenant, job = taken
+            tenant, task = taken
             started = time.thread_time()
             result: Grammar | BaseException
             try:
-                with _refusing(job.spec):
-                    result = self._compile(tenant, job)
+                with _refusing(task.spec):
+                    result = self._compile(tenant, task)
             except BaseException as error:
                 result = error
             with self._lock:
-                self._tenants.settle(tenant, job, result)
+                self._tenants.settle(tenant, task, result)
             tenant.compiling.charge(max(0.0, time.thread_time() - started - _FREE_COMPILE_S))
             if isinstance(result, Grammar):
-                job.future.set_result(result)
+                task.future.set_result(result)
             else:
-                job.future.set_exception(result)
+                task.future.set_exception(result)
 
-    def _compile(self, tenant: Tenant, job: Job) -> Grammar:
+    def _compile(self, tenant: TenantGrammars, task: CompileTask) -> Grammar:
         vocabulary, trials = self._machinery()
-        verdict = trials.try_out(job.spec)
+        verdict = trials.try_out(task.spec)
         tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
         if verdict.refused is not None:
             raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
-        matcher = vocabulary.matcher(job.spec)
+        matcher = vocabulary.matcher(task.spec)
         with contextlib.suppress(TooComplex):  # what it takes here and now is no matter
             follow(matcher, vocabulary, 1)  # steps find its automaton made
         return Grammar(matcher, vocabulary, tenant.following, verdict.num_bytes)

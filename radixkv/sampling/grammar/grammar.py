@@ -6,12 +6,12 @@ import llguidance
 
 from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.sampling.grammar.vocabulary import Vocabulary
-from radixkv.sampling.grammar.work import Account, Automaton, Effort
+from radixkv.sampling.grammar.work import Automaton, Effort, WorkAccount
 from radixkv.sampling.logits_processors import MinTokens
 
 
 class Grammar:
-    """A prototype at its beginning, with the first masks behind it; all copies share its automaton.
+    """A prototype at its beginning, with the first masks after it; all copies share its automaton.
 
     Args:
         account: pays for what answers take beyond what is promised.
@@ -19,7 +19,7 @@ class Grammar:
     """
 
     def __init__(
-        self, prototype: llguidance.LLMatcher, vocabulary: Vocabulary, account: Account, num_bytes: int
+        self, prototype: llguidance.LLMatcher, vocabulary: Vocabulary, account: WorkAccount, num_bytes: int
     ) -> None:
         self._prototype = prototype
         self._vocabulary = vocabulary

@@ -31,7 +31,7 @@ MAX_REFERENCES = 500
 MAX_JOINED_PATTERNS = 8
 MAX_JOINED_WAYS = 5_000
 #: Bytes that an answer has at least, by one `minItems` or `minLength`; longer ones fit into no context.
-MAX_LEAST_BYTES = 2**18
+MAX_FORCED_BYTES = 2**18
 MAX_REPETITIONS = 100_000
 
 #: Of the ways in a format: the largest, of URIs, have some dozens of characters and classes.
@@ -190,10 +190,10 @@ class _Counts:
         ):
             if count > most:
                 raise TooComplex(f"{name}: {count} of them, but at most {most} are allowed")
-        if self.least_bytes > MAX_LEAST_BYTES:
+        if self.least_bytes > MAX_FORCED_BYTES:
             raise TooComplex(
                 f"minItems and minLength: an answer would have {self.least_bytes} bytes at least, but at "
-                f"most {MAX_LEAST_BYTES} can be asked for"
+                f"most {MAX_FORCED_BYTES} can be asked for"
             )
         if self.multiples:
             # As allOf may combine them: their common multiple, counted in units of their common denominator.

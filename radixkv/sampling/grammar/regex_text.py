@@ -57,7 +57,7 @@ def max_repetitions(pattern: str) -> int:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Behind the `]` of the class that begins here; classes may hold classes."""
+    """After the `]` of the class that begins here; classes may hold classes."""
     depth = 0
     while at < len(pattern):
         if pattern[at] == "\\":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from radixkv.cache.keys import NamespaceKey
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.grammar.grammar import Grammar
-from radixkv.sampling.grammar.work import Account
+from radixkv.sampling.grammar.work import WorkAccount
 from radixkv.structured import StructuredOutputs
 
 #: Grammars that are kept, of all tenants; who has most gives way.
@@ -33,7 +33,7 @@ _Key = tuple[NamespaceKey, StructuredOutputs]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class CompileTask:
     """A grammar that is to be compiled."""
 
     namespace: NamespaceKey
@@ -41,7 +41,7 @@ class Job:
     future: Future[Grammar] = field(default_factory=Future)
 
 
-class Tenant:
+class TenantGrammars:
     """One tenant's grammars.
 
     Attributes:
@@ -50,10 +50,10 @@ class Tenant:
         is_served: a lane works for it.
     """
 
-    def __init__(self, compiling: Account, following: Account) -> None:
+    def __init__(self, compiling: WorkAccount, following: WorkAccount) -> None:
         self.compiling = compiling
         self.following = following
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[CompileTask] = deque()
         self.is_served = False
         self.kept: OrderedDict[_Key, Future[Grammar]] = OrderedDict()
 
@@ -80,11 +80,11 @@ class Tenant:
             self.kept.move_to_end(key)
         return future
 
-    def add(self, namespace: NamespaceKey, spec: StructuredOutputs) -> Job:
-        job = Job(namespace, spec)
-        self.kept[namespace, spec] = job.future
-        self.waiting.append(job)
-        return job
+    def add(self, namespace: NamespaceKey, spec: StructuredOutputs) -> CompileTask:
+        task = CompileTask(namespace, spec)
+        self.kept[namespace, spec] = task.future
+        self.waiting.append(task)
+        return task
 
 
 class Tenants:
@@ -109,16 +109,18 @@ class Tenants:
         self._max_known = max_known
         self._max_known_bytes = max_known_bytes
         self._max_waiting = max_waiting
-        self._tenants: OrderedDict[str, Tenant] = OrderedDict()  # in the order in which lanes come to them
+        self._tenants: OrderedDict[str, TenantGrammars] = (
+            OrderedDict()
+        )  # in the order in which lanes come to them
 
-    def __getitem__(self, name: str) -> Tenant:
+    def __getitem__(self, name: str) -> TenantGrammars:
         """The tenant of that name; a new one, if nothing is known of it."""
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= _MAX_IDLE_TENANTS:
                 for other in [other for other, known in self._tenants.items() if known.is_idle]:
                     del self._tenants[other]
-            tenant = self._tenants[name] = Tenant(*(Account(*one) for one in self._accounts))
+            tenant = self._tenants[name] = TenantGrammars(*(WorkAccount(*one) for one in self._accounts))
         return tenant
 
     @property
@@ -130,7 +132,7 @@ class Tenants:
         """Tenants that keep a lane busy, or could."""
         return sum(bool(tenant.waiting) or tenant.is_served for tenant in self._tenants.values())
 
-    def check(self, tenant: Tenant) -> None:
+    def check(self, tenant: TenantGrammars) -> None:
         """Raises EngineOverloadedError where the tenant may have no further grammar compiled now."""
         if len(tenant.waiting) >= self._max_waiting:
             raise EngineOverloadedError(
@@ -147,7 +149,7 @@ class Tenants:
                     retry_after_s=account.wait_s,
                 )
 
-    def take(self) -> tuple[Tenant, Job] | None:
+    def take(self) -> tuple[TenantGrammars, CompileTask] | None:
         """The next job, the tenants in turns, none of them twice at the same time."""
         for name, tenant in self._tenants.items():
             if tenant.waiting and not tenant.is_served:
@@ -156,12 +158,12 @@ class Tenants:
                 return tenant, tenant.waiting.popleft()
         return None
 
-    def settle(self, tenant: Tenant, job: Job, result: Grammar | BaseException) -> None:
+    def settle(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
         """A job that was taken is done. A refusal is kept if it took long to come to it."""
         tenant.is_served = False
         if isinstance(result, BaseException) and not _took_long(result):
-            key = (job.namespace, job.spec)
-            if tenant.kept.get(key) is job.future:
+            key = (task.namespace, task.spec)
+            if tenant.kept.get(key) is task.future:
                 del tenant.kept[key]
         self._make_room()
 
@@ -177,7 +179,7 @@ class Tenants:
             sizes[name] = self._tenants[name].num_bytes
 
 
-def _drop_oldest(tenant: Tenant) -> bool:
+def _drop_oldest(tenant: TenantGrammars) -> bool:
     """Forget what the tenant has used longest ago; False: all that it has is under way."""
     key = next((key for key, future in tenant.kept.items() if future.done()), None)
     if key is None:

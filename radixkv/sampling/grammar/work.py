@@ -19,7 +19,7 @@ MAX_EXCESS_S = 0.1
 MAX_EXCESS_UNPAID_S = 0.003
 
 
-class Account:
+class WorkAccount:
     """CPU seconds that may be spent: so many at once, and then a share of the time that passes. Any thread.
 
     Args:
@@ -103,7 +103,7 @@ class Effort:
 
     __slots__ = ("_account", "_excess_s", "automaton")
 
-    def __init__(self, account: Account | None = None, automaton: Automaton | None = None) -> None:
+    def __init__(self, account: WorkAccount | None = None, automaton: Automaton | None = None) -> None:
         self._account = account
         self._excess_s = 0.0
         self.automaton = automaton if automaton is not None else Automaton()

@@ -31,7 +31,7 @@ Workloads = Annotated[
 Load = Annotated[
     str | None,
     _load(
-        help="shared: questions behind one long system prompt. agent: conversations of many turns. "
+        help="shared: questions after one long system prompt. agent: conversations of many turns. "
         "unique: prompts that share nothing. replay: the requests of --log."
     ),
 ]

@@ -49,7 +49,7 @@ def make_sessions(
 ) -> list[Session]:
     """The sessions of a scenario other than `replay`, in the order of their starts.
 
-    shared: one question each behind one system prompt of `shared_words` words, the same for all.
+    shared: one question each after one system prompt of `shared_words` words, the same for all.
     agent: `turns` turns each, every result some hundred words that the next turn repeats.
     unique: one prompt each, of `shared_words` words that nobody shares.
     """

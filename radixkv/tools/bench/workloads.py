@@ -37,7 +37,7 @@ WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3", "single")
 
 
 @dataclass
-class Answer:
+class BenchAnswer:
     """One streamed answer; times in seconds."""
 
     ttft: float
@@ -53,7 +53,7 @@ class Result:
     """One workload, once."""
 
     wall: float
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[BenchAnswer] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
         ttfts = sorted(answer.ttft for answer in self.answers)
@@ -86,7 +86,7 @@ class Client:
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
-    async def ask(self, prompt: str) -> Answer:
+    async def ask(self, prompt: str) -> BenchAnswer:
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -120,7 +120,7 @@ class Client:
         if ttft is None or not usage:
             raise SystemExit("an answer came without tokens or without usage")
         details = usage.get("prompt_tokens_details") or {}
-        return Answer(
+        return BenchAnswer(
             ttft,
             gaps,
             usage["prompt_tokens"],
@@ -133,7 +133,7 @@ class Client:
         """All prompts, in order, at most `at_once` at a time."""
         slots = asyncio.Semaphore(at_once)
 
-        async def one(prompt: str) -> Answer:
+        async def one(prompt: str) -> BenchAnswer:
             async with slots:
                 return await self.ask(prompt)
 
@@ -141,7 +141,7 @@ class Client:
         answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
         return Result(time.perf_counter() - started, list(answers))
 
-    async def converse(self, opening: str, turns: Sequence[str]) -> list[Answer]:
+    async def converse(self, opening: str, turns: Sequence[str]) -> list[BenchAnswer]:
         """One conversation: each turn repeats all before it, the answers included."""
         history, answers = opening, []
         for turn in turns:

@@ -11,7 +11,7 @@ from radixkv.errors import RadixKVError
 from radixkv.tools.chat.partners import Message, Partner, Turn
 
 HELP = """\
-/system [TEXT]   set the system prompt, or show it; without a text behind `/system -` it is taken away
+/system [TEXT]   set the system prompt, or show it; without a text after `/system -` it is taken away
 /explain         how much of the conversation is cached, and why the rest is not
 /save FILE       write the conversation as JSON, for /load, `radixkv explain` and others
 /load FILE       go on with a saved conversation

@@ -22,7 +22,7 @@ from radixkv.tools.replay.trace import Int64Array, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class HitCounts:
+class BoundHits:
     """Hits of one replay.
 
     Attributes:
@@ -36,18 +36,18 @@ class HitCounts:
     per_request: Int64Array
 
     @classmethod
-    def of(cls, trace: Trace, per_request: Int64Array) -> HitCounts:
+    def of(cls, trace: Trace, per_request: Int64Array) -> BoundHits:
         return cls(int(per_request.sum()), trace.hit_tokens(per_request), per_request)
 
 
-def infinite_bound(trace: Trace) -> HitCounts:
+def infinite_bound(trace: Trace) -> BoundHits:
     """Hits of a cache that never evicts: blocks that an earlier request asked for. O(blocks)."""
     first_seen = np.full(trace.num_unique, trace.num_blocks, dtype=np.int64)
     np.minimum.at(first_seen, trace.block_ids, np.arange(trace.num_blocks))
     requests = np.repeat(np.arange(trace.num_requests), np.diff(trace.offsets))
     owner = requests[first_seen] if trace.num_blocks else first_seen
     known = owner[trace.block_ids] < requests
-    return HitCounts.of(trace, np.bincount(requests[known], minlength=trace.num_requests).astype(np.int64))
+    return BoundHits.of(trace, np.bincount(requests[known], minlength=trace.num_requests).astype(np.int64))
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class NextUses:
         return cls(segments, never)
 
 
-def offline_optimum(trace: Trace, capacity: int) -> HitCounts:
+def offline_optimum(trace: Trace, capacity: int) -> BoundHits:
     """Hits of the offline optimum that must hold the running request (`opt-pin`), cold start.
 
     Model: requests one after another; a request's hit is its leading resident blocks; then its first
@@ -135,4 +135,4 @@ def offline_optimum(trace: Trace, capacity: int) -> HitCounts:
             heapq.heappush(heap, (-next_use, -end, request, start))
             if next_use < uses.never:
                 due.setdefault(next_use, []).append(key)
-    return HitCounts.of(trace, hits)
+    return BoundHits.of(trace, hits)

@@ -8,7 +8,7 @@ share it while it runs), holds everything for
 
 seconds of simulated time, and releases: the prompt's blocks stay cached, the answer's are freed (a trace does
 not say what they held). Requests start in the order of their arrival; one that does not fit waits for
-releases, and those behind it with it.
+releases, and those after it with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.tools.replay.bounds import HitCounts
+from radixkv.tools.replay.bounds import BoundHits
 from radixkv.tools.replay.driver import Progress, ReplayResult
 from radixkv.tools.replay.trace import Trace
 
@@ -127,7 +127,7 @@ def replay_concurrent(
             progress(1)
         run.serve(request)
     run.finish()
-    hits = HitCounts.of(trace, run.hits)
+    hits = BoundHits.of(trace, run.hits)
     base = ReplayResult.of(trace, policy, capacity, hits, time.perf_counter() - began)
     flight = run.flight
     return ConcurrentResult(

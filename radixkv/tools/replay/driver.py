@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.tools.replay.bounds import HitCounts
+from radixkv.tools.replay.bounds import BoundHits
 from radixkv.tools.replay.trace import Trace
 
 Progress = Callable[[int], None]
@@ -55,7 +55,7 @@ class ReplayResult:
 
     @classmethod
     def of(
-        cls, trace: Trace, policy: str, capacity: int | None, hits: HitCounts, seconds: float
+        cls, trace: Trace, policy: str, capacity: int | None, hits: BoundHits, seconds: float
     ) -> ReplayResult:
         return cls(
             trace=trace.name,
@@ -126,4 +126,4 @@ def replay(trace: Trace, policy: str, capacity: int | None, progress: Progress |
     if progress is not None:
         progress(trace.num_requests % _REPORT_EVERY)
     seconds = time.perf_counter() - began
-    return ReplayResult.of(trace, policy, capacity, HitCounts.of(trace, per_request), seconds)
+    return ReplayResult.of(trace, policy, capacity, BoundHits.of(trace, per_request), seconds)

@@ -1,15 +1,15 @@
 """Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be kept.
 
-A breakpoint stands behind a block of a conversation, and means all of the prompt up to there, in tokens. No
+A breakpoint stands after a block of a conversation, and means all of the prompt up to there, in tokens. No
 template says where a block of its input ended, so it is asked: the chat is rendered again, with something
-else right behind the breakpoint, and as little as will do after it. What both prompts have in common is the
+else right after the breakpoint, and as little as will do after it. What both prompts have in common is the
 prefix.
 
     prompt:   <|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user\\nHello<|im_end|>\\n...
     changed:  <|im_start|>system\\nBe brief.0 another text<|im_end|>\\n<|im_start|>user\\n0<|im_end|>\\n...
     prefix:   <|im_start|>system\\nBe brief.
 
-That holds for every template, wherever it puts what, and is exact: what comes behind the breakpoint could not
+That holds for every template, wherever it puts what, and is exact: what comes after the breakpoint could not
 change these tokens. It costs one rendering of what is before it, off the event loop where that is long.
 """
 
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from radixkv.text.json_text import JsonText
 from radixkv_server.chat.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import KeptPrefix
+from radixkv_server.generation.request import PrefixPin
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.fields import WithoutEffect
 
@@ -65,15 +65,15 @@ def check_breakpoints(controls: Sequence[CacheControl]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Breakpoint:
     """Where a breakpoint stands in a converted chat.
 
     Args:
         ttl: seconds.
-        tool: behind the tool of this index; None: in a message.
+        tool: after the tool of this index; None: in a message.
         message: in the message of this index,
-        chars: behind so many characters of its content,
-        call: or behind the tool call of this index.
+        chars: after so many characters of its content,
+        call: or after the tool call of this index.
     """
 
     ttl: float
@@ -83,9 +83,9 @@ class Place:
     call: int | None = None
 
 
-async def kept_prefixes(
-    context: ServerContext, chat: Chat, places: Sequence[Place], ids: list[int]
-) -> tuple[KeptPrefix, ...]:
+async def prefix_pins(
+    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], ids: list[int]
+) -> tuple[PrefixPin, ...]:
     """The prefixes that the breakpoints of a chat mean, shortest first.
 
     Args:
@@ -93,41 +93,41 @@ async def kept_prefixes(
         places: in the messages that its `convert` gives.
         ids: the prompt.
 
-    A breakpoint behind something that the template leaves out means nothing.
+    A breakpoint after something that the template leaves out means nothing.
     """
     lengths: dict[int, float] = {}
-    for place in places:
-        other = await chat_prompt(context, _changed_after(place, chat))
+    for breakpoint in breakpoints:
+        other = await chat_prompt(context, _changed_after(breakpoint, chat))
         length = common_prefix(ids, other.ids)
         if 0 < length < len(ids):
-            lengths[length] = max(place.ttl, lengths.get(length, 0.0))
-    return tuple(KeptPrefix(length, ttl) for length, ttl in sorted(lengths.items()))
+            lengths[length] = max(breakpoint.ttl, lengths.get(length, 0.0))
+    return tuple(PrefixPin(length, ttl) for length, ttl in sorted(lengths.items()))
 
 
-def _changed_after(place: Place, chat: Chat) -> Chat:
-    """The chat up to a breakpoint, with something else behind it, in messages of the same roles."""
+def _changed_after(breakpoint: Breakpoint, chat: Chat) -> Chat:
+    """The chat up to a breakpoint, with something else after it, in messages of the same roles."""
 
     def convert() -> list[Message]:
         messages = chat.convert()
-        if place.tool is not None:
+        if breakpoint.tool is not None:
             return messages  # some templates show the tools before the last one
-        at = place.message
-        return [*messages[:at], _change(messages[at], place), *map(_stub, messages[at + 1 :])]
+        at = breakpoint.message
+        return [*messages[:at], _change(messages[at], breakpoint), *map(_stub, messages[at + 1 :])]
 
     tools = chat.tools
-    if place.tool is not None:
-        last = place.tool + 1 == len(tools)
-        tools = [*tools, _OTHER_TOOL] if last else tools[: place.tool + 1]
+    if breakpoint.tool is not None:
+        last = breakpoint.tool + 1 == len(tools)
+        tools = [*tools, _OTHER_TOOL] if last else tools[: breakpoint.tool + 1]
     return replace(chat, convert=convert, tools=tools)
 
 
-def _change(message: Message, place: Place) -> Message:
-    if place.call is None:
+def _change(message: Message, breakpoint: Breakpoint) -> Message:
+    if breakpoint.call is None:
         text = message["content"]
-        before, after = text[: place.chars], text[place.chars :]
+        before, after = text[: breakpoint.chars], text[breakpoint.chars :]
         # What the message thinks stands before its content, what it calls after it.
         return {**message, **_stubbed_calls(message), "content": before + _mark(before, after) + _OTHER_TEXT}
-    calls = message["tool_calls"][: place.call + 1]
+    calls = message["tool_calls"][: breakpoint.call + 1]
     function = calls[-1]["function"]
     other = {**function, "arguments": _with_another(function["arguments"])}
     return {**message, "tool_calls": [*calls[:-1], {**calls[-1], "function": other}]}

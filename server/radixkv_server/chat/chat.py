@@ -24,7 +24,7 @@ from radixkv_server.chat.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import Job, sampling_params
+from radixkv_server.generation.request import PromptRequest, sampling_params
 from radixkv_server.generation.usage import Hint, PlaceName
 
 if TYPE_CHECKING:
@@ -177,13 +177,13 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     return ChatPrompt(ids, template.format, messages, reasoning_sent)
 
 
-async def chat_job(
+async def chat_request(
     context: ServerContext,
     chat: Chat,
     sampling: Mapping[str, Any],
     *,
     renamed: Mapping[str, str] | None = None,
-) -> tuple[Job, AnswerReaders]:
+) -> tuple[PromptRequest, AnswerReaders]:
     """The prompt of a chat with its sampling parameters, and what reads its answers.
 
     Args:
@@ -225,7 +225,7 @@ async def chat_job(
         prompt_end=end,
         forced=forced,
     )
-    job = Job(
+    prompt_request = PromptRequest(
         ids,
         params,
         hint=_hint(tokenizer, prompt),
@@ -233,7 +233,7 @@ async def chat_job(
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
         grammar_places=places,
     )
-    return job, AnswerReaders(make_parser, forced=forced)
+    return prompt_request, AnswerReaders(make_parser, forced=forced)
 
 
 def _check_free(chat: Chat, param: str) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-LEAST_BYTES = 4  # that have to agree
+MIN_BYTES = 4  # that have to agree
 _PROBE = 16  # bytes on each side of a place by which it is looked for
-_MOST_PROBES = 16  # of one kind that are compared
+_MAX_PROBES = 16  # of one kind that are compared
 
 
 def place_name(
@@ -32,9 +32,9 @@ def place_name(
     """
     fits = [_fit(_text(message), before, after) for message in messages]
     best = max(fits, default=0)
-    if best >= LEAST_BYTES:
+    if best >= MIN_BYTES:
         return _name(messages, fits.index(best)) if fits.count(best) == 1 else None
-    if max((_fit(text.encode(), before, after) for text in _texts_in(tools)), default=0) >= LEAST_BYTES:
+    if max((_fit(text.encode(), before, after) for text in _texts_in(tools)), default=0) >= MIN_BYTES:
         return "the tools"
     return None
 
@@ -98,7 +98,7 @@ def _candidates(text: bytes, before: bytes, after: bytes) -> Iterator[int]:
 
 def _places(text: bytes, sought: bytes) -> Iterator[int]:
     at = -1
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MAX_PROBES):
         at = text.find(sought, at + 1) if sought else -1
         if at < 0:
             return

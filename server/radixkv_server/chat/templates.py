@@ -13,7 +13,7 @@ from radixkv.chat.template_traits import Message, TemplateTraits, find_traits
 from radixkv.client import TextTokenizer
 
 #: Templates of requests that are remembered, where such are allowed.
-_MOST_TEMPLATES = 64
+_MAX_TEMPLATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ChatTemplates:
         known = self._known.get(template)
         if known is None:
             known = await asyncio.to_thread(self._probe, template)
-            if len(self._known) >= _MOST_TEMPLATES:
+            if len(self._known) >= _MAX_TEMPLATES:
                 self._known.clear()
             self._known[template] = known
         return known

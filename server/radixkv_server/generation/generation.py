@@ -20,7 +20,7 @@ from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.concurrency import gather_or_cancel, merge
 from radixkv_server.generation.metering import Meter
-from radixkv_server.generation.request import GenerationRequest, Job
+from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.insight.activity import Activity
@@ -43,8 +43,13 @@ class Generation:
         request: GenerationRequest,
         activity: Activity,
     ) -> None:
-        prompts = [(len(job.prompt_ids), job.params.n) for job in request.jobs]
-        self.meter = Meter(metrics, record, prompts, [job.hint for job in request.jobs])
+        prompts = [
+            (len(prompt_request.prompt_ids), prompt_request.params.n)
+            for prompt_request in request.prompt_requests
+        ]
+        self.meter = Meter(
+            metrics, record, prompts, [prompt_request.hint for prompt_request in request.prompt_requests]
+        )
         self._engine = engine
         self._record = record
         record.operation = request.operation
@@ -61,7 +66,7 @@ class Generation:
         Raises:
             ContextLengthExceededError: one of them never can.
         """
-        prompts = [job.prompt_ids for job in self._request.jobs]
+        prompts = [prompt_request.prompt_ids for prompt_request in self._request.prompt_requests]
         salt = self._request.cache_salt or ""
         try:
             await self._engine.check_quota(prompts, tenant=self._record.tenant, salt=salt)
@@ -77,7 +82,7 @@ class Generation:
         with self._activity.watch(self._record, self._request) as watch:
             try:
                 outputs = await gather_or_cancel(
-                    [self._run_one(*item) for item in enumerate(self._request.jobs)]
+                    [self._run_one(*item) for item in enumerate(self._request.prompt_requests)]
                 )
             except InvalidRequestError as error:
                 raise self._named(error) from None
@@ -90,9 +95,11 @@ class Generation:
         self.meter.first_tokens_came()
         return outputs
 
-    async def _run_one(self, index: int, job: Job) -> RequestOutput:
-        output = await self._engine.generate(job.prompt_ids, job.params, **self._options(index))
-        await self._keep(job)
+    async def _run_one(self, index: int, prompt_request: PromptRequest) -> RequestOutput:
+        output = await self._engine.generate(
+            prompt_request.prompt_ids, prompt_request.params, **self._options(index)
+        )
+        await self._keep(prompt_request)
         return output
 
     async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
@@ -102,8 +109,8 @@ class Generation:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
         streams = [
-            self._engine.stream(job.prompt_ids, job.params, **self._options(index))
-            for index, job in enumerate(self._request.jobs)
+            self._engine.stream(prompt_request.prompt_ids, prompt_request.params, **self._options(index))
+            for index, prompt_request in enumerate(self._request.prompt_requests)
         ]
         kept: set[int] = set()
         with self._activity.watch(self._record, self._request) as watch:
@@ -115,20 +122,20 @@ class Generation:
                     yield index, delta
                     if index not in kept:
                         kept.add(index)
-                        await self._keep(self._request.jobs[index])
+                        await self._keep(self._request.prompt_requests[index])
             except InvalidRequestError as error:
                 raise self._named(error) from None
 
-    async def _keep(self, job: Job) -> None:
+    async def _keep(self, prompt_request: PromptRequest) -> None:
         """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""
         owner = {"tenant": self._record.tenant, "salt": self._request.cache_salt or ""}
         pinned = 0
         with contextlib.suppress(EngineStoppedError):  # what has been generated is still an answer
-            for prefix in job.kept:
-                ids = job.prompt_ids[: prefix.num_tokens]
+            for prefix in prompt_request.pins:
+                ids = prompt_request.prompt_ids[: prefix.num_tokens]
                 found = await self._engine.cache.pin(ids, ttl=prefix.ttl, at_least=True, **owner)
                 pinned = max(pinned, found)
-        if job.kept:
+        if prompt_request.pins:
             self.usage.pinned_tokens = (self.usage.pinned_tokens or 0) + pinned
 
     def _options(self, index: int) -> dict[str, Any]:
@@ -136,7 +143,7 @@ class Generation:
             "request_id": f"{self._request.id}-{index}",
             "tenant": self._record.tenant,
             "salt": self._request.cache_salt or "",
-            "family": self._request.family,
+            "cache_key_hint": self._request.cache_key_hint,
             "priority": self._request.priority,
         }
 
@@ -145,7 +152,7 @@ class Generation:
         if isinstance(error, ContextLengthExceededError):
             return ContextLengthExceededError(str(error), param=self._request.prompt_param)
         if error.param == "structured":
-            return self._request.jobs[0].grammar_places.name(error)
+            return self._request.prompt_requests[0].grammar_places.name(error)
         return error
 
 

@@ -23,7 +23,7 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPrefix:
+class PrefixPin:
     """The first tokens of a prompt, to be pinned for `ttl` seconds after each use, within the budget."""
 
     num_tokens: int
@@ -31,7 +31,7 @@ class KeptPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PromptRequest:
     """One prompt with its sampling parameters, and what of it the cache is asked to keep.
 
     Args:
@@ -43,7 +43,7 @@ class Job:
 
     prompt_ids: list[int]
     params: SamplingParams
-    kept: tuple[KeptPrefix, ...] = ()
+    pins: tuple[PrefixPin, ...] = ()
     hint: Hint | None = None
     place_name: PlaceName | None = None
     last_message: str = ""
@@ -54,11 +54,11 @@ class Job:
         """Whether an answer begins with logprobs of a long prompt."""
         return self.params.prompt_logprobs is not None and len(self.prompt_ids) > INLINE_TOKENS
 
-    def keeping(self, ttl: float | None) -> Job:
+    def pinning(self, ttl: float | None) -> PromptRequest:
         """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""
         if ttl is None:
             return self
-        return replace(self, kept=(*self.kept, KeptPrefix(len(self.prompt_ids), ttl)))
+        return replace(self, pins=(*self.pins, PrefixPin(len(self.prompt_ids), ttl)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class GenerationRequest:
         stream: answer as it comes, not at the end.
         prompt_param: what the body calls the prompt, for errors about its length.
         cache_salt: divides the tenant's part of the prefix cache; None: undivided.
-        family: what requests share that come back together: a hint for eviction; empty: nothing.
+        cache_key_hint: what requests share that come back together: a hint for eviction; empty: nothing.
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
 
@@ -81,11 +81,11 @@ class GenerationRequest:
     """
 
     id: str
-    jobs: tuple[Job, ...]
+    prompt_requests: tuple[PromptRequest, ...]
     stream: bool
     prompt_param: str
     cache_salt: str | None = None
-    family: str = ""
+    cache_key_hint: str = ""
     priority: int = 0
     operation: str = "chat"
 
@@ -96,11 +96,14 @@ class GenerationRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(job.prompt_ids) for job in self.jobs)
+        return sum(len(prompt_request.prompt_ids) for prompt_request in self.prompt_requests)
 
     def longest_answer(self, assumed: int) -> int:
         """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""
-        each = ((job.params.max_tokens, job.params.num_samples) for job in self.jobs)
+        each = (
+            (prompt_request.params.max_tokens, prompt_request.params.num_samples)
+            for prompt_request in self.prompt_requests
+        )
         return sum((assumed if limit is None else limit) * count for limit, count in each)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: What else to say of a prompt's miss report; None: nothing.
 Hint = Callable[["MissReport"], str | None]
-#: Whose text a place of a prompt lies in, by the token ids before and behind it; None: not known.
+#: Whose text a place of a prompt lies in, by the token ids before and after it; None: not known.
 PlaceName = Callable[[Sequence[int], Sequence[int]], str | None]
 
 

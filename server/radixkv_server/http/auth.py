@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv_server.errors import ApiError
 from radixkv_server.http.request_record import record_of
-from radixkv_server.tenants.book import TenantBook
+from radixkv_server.tenants.registry import TenantRegistry
 
 
 def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
@@ -26,7 +26,7 @@ def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 class AuthMiddleware:
     """ASGI middleware: 401 without a valid key, on every route (known or not) but `open_paths`."""
 
-    def __init__(self, app: ASGIApp, keys: TenantBook, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: TenantRegistry, open_paths: Collection[str]) -> None:
         self.app = app
         self.keys = keys
         self.open_paths = open_paths

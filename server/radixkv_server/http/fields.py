@@ -223,7 +223,7 @@ class FieldRow:
 
 
 def field_rows(root: type[BaseModel]) -> list[FieldRow]:
-    """All fields of a body, nested ones behind the one they are in, each path once."""
+    """All fields of a body, nested ones after the one they are in, each path once."""
     rows: dict[str, FieldRow] = {}
     for path, row in _walk(root, "", ()):
         known = rows.get(path)

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from radixkv.request import RequestTimes
 from radixkv_server.generation.usage import Usage
-from radixkv_server.tenants.rate_limits import Limiter, LimitState, Visit
+from radixkv_server.tenants.rate_limits import Limiter, LimitState, RateReservation
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 _RECORD = "radixkv.record"
@@ -50,7 +50,7 @@ class RequestRecord:
     error_code: str = ""
     ignored: list[str] = field(default_factory=list)
     _limiter: Limiter | None = None
-    _visit: Visit | None = None
+    _reservation: RateReservation | None = None
 
     @property
     def tenant(self) -> str:
@@ -64,21 +64,21 @@ class RequestRecord:
         self.cache_write_tokens = usage.cache_write_tokens
         self.completion_tokens = usage.completion_tokens
 
-    def enter(self, limiter: Limiter) -> Visit:
-        """The request begins to count for the caller's limits; until `leave`.
+    def enter(self, limiter: Limiter) -> RateReservation:
+        """The request begins to count for the caller's limits; until `settle`.
 
         Raises:
             ApiError: 429; a limit has been reached.
         """
         self._limiter = limiter
-        self._visit = limiter.enter()
-        return self._visit
+        self._reservation = limiter.enter()
+        return self._reservation
 
-    def leave(self) -> None:
+    def settle(self) -> None:
         """The request has ended: it counts with the tokens that it used, as far as they are known."""
-        if self._visit is not None:
+        if self._reservation is not None:
             used = self.prompt_tokens + self.completion_tokens
-            self._visit.leave(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
+            self._reservation.settle(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
 
     def limits(self) -> list[LimitState]:
         """The limits that the request counts for, and what is left of them."""

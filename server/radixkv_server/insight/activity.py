@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.errors import to_api_error
-from radixkv_server.generation.request import GenerationRequest, Job
+from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ KEPT_TENANTS = 1000
 KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
 KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
 KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
-LEAST_RATED = 4  # tokens behind the first one, for a rate,
-LEAST_STEPS = 2  # in so many steps
+MIN_RATED = 4  # tokens after the first one, for a rate,
+MIN_STEPS = 2  # in so many steps
 BUCKET_S = 10
 #: Name -> seconds of the windows that hit rates are told for; None: since the start.
 WINDOWS: dict[str, int | None] = {"1m": 60, "5m": 300, "1h": 3600, "total": None}
@@ -63,7 +63,7 @@ class SeenRequest:
     """One prompt of a request, as it is known so far.
 
     Attributes:
-        id: the answer's, with the prompt's index behind it where there are several.
+        id: the answer's, with the prompt's index after it where there are several.
         started_at: seconds since the epoch.
         ttft_s, duration_s: from its arrival; None: not yet.
         report: why it missed; None: not known, or prefix caching is off.
@@ -77,7 +77,7 @@ class SeenRequest:
     """
 
     __slots__ = (
-        "_job",
+        "_prompt_request",
         "_rated_at",
         "_rated_steps",
         "_rated_tokens",
@@ -108,28 +108,28 @@ class SeenRequest:
     )
 
     def __init__(self, name: str, record: RequestRecord, request: GenerationRequest, index: int) -> None:
-        job = request.jobs[index]
+        prompt_request = request.prompt_requests[index]
         self.id = name
         self.tenant = record.tenant
         self.salt = request.cache_salt or ""
         self.operation = request.operation
         self.started_at = time.time() - record.age_s
         self.state: State = "running"
-        self.prompt_tokens = len(job.prompt_ids)
-        self.num_samples = job.params.n
+        self.prompt_tokens = len(prompt_request.prompt_ids)
+        self.num_samples = prompt_request.params.n
         self.cached_tokens = self.completion_tokens = 0
         self.is_admitted = False
         self.ttft_s: float | None = None
         self.duration_s: float | None = None
         self.error_code: str | None = None
         self.report: MissReport | None = None
-        self.beginning = array("i", job.prompt_ids[:KEPT_TOKENS])
-        self.last_message = job.last_message
+        self.beginning = array("i", prompt_request.prompt_ids[:KEPT_TOKENS])
+        self.last_message = prompt_request.last_message
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None
         self.version = 0
-        self._job: Job | None = job  # until it is admitted
+        self._prompt_request: PromptRequest | None = prompt_request  # until it is admitted
         self._started = record.started
         self._rated_tokens = 0
         self._rated_at = 0.0
@@ -145,16 +145,20 @@ class SeenRequest:
         self.is_admitted = True
         self.cached_tokens = cached_tokens
         self.report = report
-        job, self._job = self._job, None
-        if job is None:
+        prompt_request, self._prompt_request = self._prompt_request, None
+        if prompt_request is None:
             return
         position = cached_tokens if report is None else report.num_hit_tokens
-        self.prompt = array("i", job.prompt_ids)
+        self.prompt = array("i", prompt_request.prompt_ids)
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
         if report is not None and report.reason == "diverged":
-            self.cause = None if job.hint is None else job.hint(report)
-            self.place = None if job.place_name is None else job.place_name(self.before, self.after)
+            self.cause = None if prompt_request.hint is None else prompt_request.hint(report)
+            self.place = (
+                None
+                if prompt_request.place_name is None
+                else prompt_request.place_name(self.before, self.after)
+            )
 
     def first_token(self, at: float) -> None:
         """Its first token came at this reading of the monotonic clock."""
@@ -162,16 +166,16 @@ class SeenRequest:
             self.ttft_s = at - self._started
 
     def more_tokens(self, count: int, at: float, steps: int = 1) -> None:
-        """So many came behind the first ones, in so many steps, the last at this reading of the clock."""
+        """So many came after the first ones, in so many steps, the last at this reading of the clock."""
         self._rated_tokens += count
         self._rated_steps += steps
         self._rated_at = at
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The rate behind the first token; None: not enough came to tell it."""
+        """The rate after the first token; None: not enough came to tell it."""
         # The tokens of one step come at once, and a few say more about the clock than about the engine.
-        if self.ttft_s is None or self._rated_tokens < LEAST_RATED or self._rated_steps < LEAST_STEPS:
+        if self.ttft_s is None or self._rated_tokens < MIN_RATED or self._rated_steps < MIN_STEPS:
             return None
         spent = self._rated_at - self._started - self.ttft_s
         return self._rated_tokens / spent if spent > 0 else None
@@ -179,7 +183,7 @@ class SeenRequest:
     def end(self, state: State, error_code: str | None) -> None:
         """It has ended."""
         self.state, self.error_code, self.duration_s = state, error_code, self.age_s
-        self._job = None
+        self._prompt_request = None
 
 
 class _Tenant:
@@ -239,10 +243,10 @@ class Activity:
 
     def watch(self, record: RequestRecord, request: GenerationRequest) -> Watch:
         """Follow a request from now on."""
-        many = len(request.jobs) > 1
+        many = len(request.prompt_requests) > 1
         seen = [
             SeenRequest(f"{request.id}-{index}" if many else request.id, record, request, index)
-            for index in range(len(request.jobs))
+            for index in range(len(request.prompt_requests))
         ]
         ring = self._of(record.tenant).requests
         for one in seen:

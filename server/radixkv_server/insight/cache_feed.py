@@ -1,7 +1,7 @@
 """CacheFeed: the latest events of the cache, read once from the engine for any number of readers.
 
-Each reader has a place in a bounded log and reads on from it at its own pace. One that is further behind than
-the log goes back is told so, and starts over with a snapshot. Places are counted per part of the cache, so
+Each reader has a cursor in a bounded log and reads on from it at its own pace. One that is further behind than
+the log goes back is told so, and starts over with a snapshot. Cursors are counted per part of the cache, so
 that a tenant's say nothing of how much happens elsewhere.
 """
 
@@ -17,7 +17,7 @@ from radixkv.client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 LOG_EVENTS = 20_000
-MOST_NAMESPACES = 10_000
+MAX_NAMESPACES = 10_000
 LINGER_S = 30.0  # how long the log goes on without a reader, for one that comes back
 _BREATH_BLOCKS = 500  # after so many the event loop does something else
 
@@ -27,12 +27,12 @@ class Change:
     """A block came or went.
 
     Attributes:
-        place: number among the changes of its owner.
+        cursor: number among the changes of its owner.
         number: number among all.
         owner: tenant and salt; None: public.
     """
 
-    place: int
+    cursor: int
     number: int
     owner: tuple[str, str] | None
     is_stored: bool
@@ -83,7 +83,7 @@ class CacheFeed:
             self._task = asyncio.ensure_future(self._follow())
             await asyncio.sleep(0)  # by now it has asked for the events
 
-    def leave(self) -> None:
+    def unsubscribe(self) -> None:
         """A reader goes; after the last one the log ends in a while."""
         self._readers -= 1
         if not self._readers and self._end is None:
@@ -98,24 +98,24 @@ class CacheFeed:
             self._task.cancel()
             self._task = None
 
-    def place(self, owner: tuple[str, str] | None, is_admin: bool) -> int:
+    def cursor(self, owner: tuple[str, str] | None, is_admin: bool) -> int:
         """The end of the log as a reader counts it: of one owner, or, for admins, of all."""
         return self._number if is_admin else self._places.get(owner, 0)
 
-    def since(self, place: int, owner: tuple[str, str], is_admin: bool, limit: int) -> list[Change] | None:
-        """What changed behind a place, oldest first; None: the log does not go back that far."""
-        if place < (self._lost if is_admin else self._lost_places.get(owner, 0)):
+    def since(self, cursor: int, owner: tuple[str, str], is_admin: bool, limit: int) -> list[Change] | None:
+        """What changed after a cursor, oldest first; None: the log does not go back that far."""
+        if cursor < (self._lost if is_admin else self._lost_places.get(owner, 0)):
             return None
         found: list[Change] = []
-        if place == self.place(owner, is_admin):
+        if cursor == self.cursor(owner, is_admin):
             return found
         for change in reversed(self._log):
             if is_admin:
-                if change.number <= place:
+                if change.number <= cursor:
                     break
                 found.append(change)
             elif change.owner == owner:
-                if change.place <= place:
+                if change.cursor <= cursor:
                     break
                 found.append(change)
         found.reverse()
@@ -128,7 +128,7 @@ class CacheFeed:
             while True:
                 with contextlib.suppress(EngineOverloadedError):
                     await self._read()
-                self._begin()  # some were dropped: no reader's place means anything any more
+                self._begin()  # some were dropped: no reader's cursor means anything any more
         except EngineStoppedError as error:
             self.error = error
 
@@ -150,11 +150,11 @@ class CacheFeed:
     def _note(self, namespace: tuple[str, ...], is_stored: bool, block: int, num_tokens: int) -> None:
         owner = (namespace[0], namespace[1]) if len(namespace) > 1 else None
         self._number += 1
-        place = self._places[owner] = self._places.get(owner, 0) + 1
-        self._log.append(Change(place, self._number, owner, is_stored, block, num_tokens))
+        cursor = self._places[owner] = self._places.get(owner, 0) + 1
+        self._log.append(Change(cursor, self._number, owner, is_stored, block, num_tokens))
         if len(self._log) > self._most:
             lost = self._log.popleft()
             self._lost = lost.number
-            self._lost_places[lost.owner] = lost.place
-        if len(self._places) > MOST_NAMESPACES:
+            self._lost_places[lost.owner] = lost.cursor
+        if len(self._places) > MAX_NAMESPACES:
             self._begin()

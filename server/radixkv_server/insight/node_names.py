@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from functools import lru_cache
 
-MOST_KNOWN = 20_000  # names: 3 MB
+MAX_KNOWN = 20_000  # names: 3 MB
 
 
 class NodeNames:
@@ -15,7 +15,7 @@ class NodeNames:
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(16)
         # A tree that is looked at again and again has mostly the nodes that it had.
-        self._known = lru_cache(MOST_KNOWN)(self._compute)
+        self._known = lru_cache(MAX_KNOWN)(self._compute)
 
     def of(self, number: int) -> str:
         """`n` and twelve hex digits."""

@@ -3,9 +3,9 @@
 The life of a request in here:
 
 1. `Limiter.enter` counts it, or says no, before its body is read.
-2. `Visit.expect`, when its prompt is known, takes the tokens of the prompt and of the longest answer it asks
+2. `RateReservation.expect`, when its prompt is known, takes the tokens of the prompt and of the longest answer it asks
    for from the tenant's bucket, or says no.
-3. `Visit.leave`, when it has ended, gives back what it did not use, or takes what it used beyond.
+3. `RateReservation.settle`, when it has ended, gives back what it did not use, or takes what it used beyond.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Limiter:
         bucket.change_limit(limit)
         return bucket
 
-    def enter(self) -> Visit:
+    def enter(self) -> RateReservation:
         """Count a request that begins.
 
         Raises:
@@ -141,7 +141,7 @@ class Limiter:
         if self._requests is not None:
             self._requests.take(1)
         self._running += 1
-        return Visit(self)
+        return RateReservation(self)
 
     def expect(self, prompt_tokens: int, answer_tokens: int) -> int:
         """Take the tokens of a request that is about to run; returns how many.
@@ -174,7 +174,7 @@ class Limiter:
         bucket.take(wanted)
         return wanted
 
-    def leave(self, unused_tokens: int) -> None:
+    def settle(self, unused_tokens: int) -> None:
         """A request has ended; some of its tokens were not used, or more than expected if negative."""
         self._running -= 1
         if self._tokens is not None:
@@ -186,7 +186,7 @@ class Limiter:
         return [LimitState(k, b.limit, b.remaining, b.full_in_s) for k, b in kinds if b is not None]
 
 
-class Visit:
+class RateReservation:
     """One request of a tenant, from `Limiter.enter` on; `leave` ends it, once."""
 
     def __init__(self, limiter: Limiter) -> None:
@@ -198,11 +198,11 @@ class Visit:
         """See `Limiter.expect`."""
         self._expected = self._limiter.expect(prompt_tokens, answer_tokens)
 
-    def leave(self, used_tokens: int | None) -> None:
+    def settle(self, used_tokens: int | None) -> None:
         """It has ended; None: nobody knows what it used, so that it keeps what was expected."""
         if not self._has_left:
             self._has_left = True
-            self._limiter.leave(0 if used_tokens is None else self._expected - used_tokens)
+            self._limiter.settle(0 if used_tokens is None else self._expected - used_tokens)
 
     def state(self) -> list[LimitState]:
         """See `Limiter.state`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.cpu.attention.kv_write import FloatWriter
-from radixkv_kernels.cpu.attention.launcher import Launcher
+from radixkv_kernels.cpu.attention.launcher import AttentionLauncher
 from radixkv_kernels.cpu.attention.plan import CpuPlan
 from radixkv_kernels.cpu.paged_copies import copy_blocks, write_rows
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
@@ -29,7 +29,7 @@ class CpuBackend(AttentionBackend):
         super().__init__(config)
         if config.spec.device.type != "cpu":
             raise ValueError(f"the cpu backend serves CPU caches, not {config.spec.device}")
-        self._launcher = Launcher(config)
+        self._launcher = AttentionLauncher(config)
         self._writer: FloatWriter | None = None
 
     def plan(

@@ -22,7 +22,7 @@ _KINDS = {
 }
 
 
-class Launcher:
+class AttentionLauncher:
     """Runs plans on a cache. One per backend; holds the argument block and the partials' memory."""
 
     def __init__(self, config: BackendConfig) -> None:

@@ -328,7 +328,7 @@ def _gate_kernel(storage: int) -> Any:
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> [panels, in, COLUMNS], zeros behind the last column."""
+    """[out, in] -> [panels, in, COLUMNS], zeros after the last column."""
     outputs, inputs = weight.shape
     count = -(-outputs // COLUMNS)
     packed = torch.empty(count, inputs, COLUMNS, dtype=weight.dtype)

@@ -277,7 +277,7 @@ _OF_ROLE = {
 
 
 class MessageOutputConfig(StrictModel):
-    """What a message of the system says of the turns behind it."""
+    """What a message of the system says of the turns after it."""
 
     effort: Effort | None = None
 

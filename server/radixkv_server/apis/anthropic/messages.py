@@ -37,7 +37,7 @@ from radixkv_server.apis.anthropic.blocks import (
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
 from radixkv_server.apis.anthropic.tools import KnownTool, Tool, client_tools, shown
-from radixkv_server.chat.breakpoints import CacheControl, Place
+from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
 from radixkv_server.chat.chat import Message
 
 #: Arguments of a call that a client sends back, from its id and its input.
@@ -85,16 +85,16 @@ class Conversation:
     """A body's system and messages in the form of chat templates, with the places of its breakpoints."""
 
     messages: list[Message] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    breakpoints: list[Breakpoint] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
     _tools: dict[str, Tool | KnownTool] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
         """Take a body in, anew. O(its text)."""
-        self.messages, self.places, self._names = [], [], {}
+        self.messages, self.breakpoints, self._names = [], [], {}
         for index, tool in enumerate(body.listed_tools):
             if tool.cache_control is not None:
-                self.places.append(Place(tool.cache_control.seconds, tool=index))
+                self.breakpoints.append(Breakpoint(tool.cache_control.seconds, tool=index))
         self._tools = {tool.name: tool for tool in (*client_tools(body.tools or ()), *body.added_tools)}
         if isinstance(body.system, str):
             if body.system:
@@ -160,7 +160,7 @@ class Conversation:
 
     def _result(self, block: ToolResultBlock) -> None:
         parts = block.content or ""
-        places = []
+        breakpoints = []
         texts = [parts] if isinstance(parts, str) else [self._text_of(part) for part in parts]
         message = {"role": "tool", "tool_call_id": block.tool_use_id}
         if block.tool_use_id in self._names:
@@ -172,10 +172,10 @@ class Conversation:
             for part, text in zip(parts, texts, strict=True):
                 end += 1 + len(text)
                 if part.cache_control is not None:
-                    places.append(
-                        Place(part.cache_control.seconds, message=len(self.messages) - 1, chars=end)
+                    breakpoints.append(
+                        Breakpoint(part.cache_control.seconds, message=len(self.messages) - 1, chars=end)
                     )
-        self.places += places
+        self.breakpoints += breakpoints
         self._keep(block.cache_control)
 
     def _text_of(self, part: Any) -> str:
@@ -198,13 +198,13 @@ class Conversation:
         )
 
     def _keep(self, control: CacheControl | None, *, in_call: bool = False) -> None:
-        """A breakpoint behind what was added last."""
+        """A breakpoint after what was added last."""
         if control is None:
             return
         at = len(self.messages) - 1
         message = self.messages[at]
         if in_call:
             call = len(message["tool_calls"]) - 1
-            self.places.append(Place(control.seconds, message=at, call=call))
+            self.breakpoints.append(Breakpoint(control.seconds, message=at, call=call))
         else:
-            self.places.append(Place(control.seconds, message=at, chars=len(message["content"])))
+            self.breakpoints.append(Breakpoint(control.seconds, message=at, chars=len(message["content"])))

@@ -11,8 +11,8 @@ from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
-from radixkv_server.chat.breakpoints import kept_prefixes
-from radixkv_server.chat.chat import Chat, chat_job, chat_prompt
+from radixkv_server.chat.breakpoints import prefix_pins
+from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.chat.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -35,12 +35,15 @@ async def parse_messages(
     model = context.resolve_model(body.model)
     body, context_management = await _edited(context, body, tenant)
     chat, conversation = _chat_of(context, body, tenant)
-    job, readers = await chat_job(context, chat, _sampling(body), renamed=_RENAMED)
-    if conversation.places:
-        job = replace(job, kept=await kept_prefixes(context, chat, conversation.places, job.prompt_ids))
+    prompt_request, readers = await chat_request(context, chat, _sampling(body), renamed=_RENAMED)
+    if conversation.breakpoints:
+        prompt_request = replace(
+            prompt_request,
+            pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt_ids),
+        )
     request = GenerationRequest(
         id=f"msg_{uuid.uuid4().hex}",
-        jobs=(job,),
+        prompt_requests=(prompt_request,),
         stream=bool(body.stream),
         prompt_param="messages",
         cache_salt=body.cache_salt,

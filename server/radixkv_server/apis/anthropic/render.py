@@ -32,7 +32,7 @@ from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import GenerationRequest, KeptPrefix
+from radixkv_server.generation.request import GenerationRequest, PrefixPin
 from radixkv_server.generation.usage import Usage
 
 #: What a call was answered with: its id, and the text of its arguments.
@@ -41,7 +41,7 @@ Remember = Callable[[str, str], None]
 _HOUR = 3600.0
 
 
-def usage_json(usage: Usage, kept: Sequence[KeptPrefix]) -> Json:
+def usage_json(usage: Usage, kept: Sequence[PrefixPin]) -> Json:
     """Anthropic's `usage`: what was read, what was written up to the last breakpoint, and the rest.
 
     |  read  |  cache_creation, by the breakpoint that ends it  |  input  |
@@ -124,7 +124,7 @@ class MessageRenderer:
         self.content = self._content(answer)
         return self._message(self.content, stop, usage)
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         frames = []
         if self._blocks is None:
             self._blocks = _BlockEvents(self._remember, self._hides_thinking)
@@ -158,7 +158,7 @@ class MessageRenderer:
         return stop_json("length" if self._prewarms else finish_reason, stop_reason, has_calls)
 
     def _usage(self, usage: Usage) -> Json:
-        counts = usage_json(usage, self._request.jobs[0].kept)
+        counts = usage_json(usage, self._request.prompt_requests[0].pins)
         return {**counts, "output_tokens": 0} if self._prewarms else counts
 
     def _content(self, answer: Answer) -> list[Json]:

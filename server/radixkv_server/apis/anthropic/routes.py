@@ -13,8 +13,8 @@ from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRe
 from radixkv_server.apis.anthropic.threads import Threads
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.exchange import json_response, respond
 from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.serve_generation import json_response, respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import record_of
 from radixkv_server.response_store import StoreError

@@ -46,7 +46,7 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    """How to think; `between_tools` is to think behind results of tools alone."""
+    """How to think; `between_tools` is to think after results of tools alone."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -92,7 +92,7 @@ class CreateThread(StrictModel):
 
 
 class ContinueThread(StrictModel):
-    """The messages go on behind the answer of this id, which was kept."""
+    """The messages go on after the answer of this id, which was kept."""
 
     type: Literal["continue"]
     previous_message_id: Annotated[str, Field(min_length=1, max_length=256)]

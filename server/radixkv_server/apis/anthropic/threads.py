@@ -51,7 +51,7 @@ class Threads:
 
         Raises:
             ApiError: 404; the answer to be continued was not kept, or no longer is. 400; the body sends again
-                what belongs to the thread, or does not fit behind it.
+                what belongs to the thread, or does not fit after it.
         """
         wanted = body.thread
         if wanted is None or wanted.type == "create":

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.cache.insight.advisor import BreakPoint
+from radixkv_server.apis.cache.advice_text import Divergence, PromptGroup, prompt_group_advice
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import Break, Family, family_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.insight.activity import SeenRequest
 
-MOST_POINTS = 1000  # of the advisor's, among which one is looked for
+MAX_POINTS = 1000  # of the advisor's, among which one is looked for
 
 
 def owner_of(point: BreakPoint) -> tuple[str, str]:
@@ -34,7 +34,7 @@ async def point_at(
     Args:
         beginning: the prompt's first tokens, some at least.
     """
-    points = await context.engine.cache.advice(MOST_POINTS, tenant=owner[0], salt=owner[1])
+    points = await context.engine.cache.advice(MAX_POINTS, tenant=owner[0], salt=owner[1])
     size = context.engine.config.block_size
     return next((point for point in points if _is_at(point, owner, beginning, position, size)), None)
 
@@ -42,10 +42,10 @@ async def point_at(
 def _is_at(
     point: BreakPoint, owner: tuple[str, str], beginning: Sequence[int], position: int, block_size: int
 ) -> bool:
-    family = point.family_tokens
+    prompt_group = point.group_tokens
     return (
         owner_of(point) == owner
-        and tuple(beginning[: len(family)]) == family
+        and tuple(beginning[: len(prompt_group)]) == prompt_group
         and position // block_size == point.position // block_size
     )
 
@@ -59,14 +59,14 @@ def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
     )
 
 
-def family_of(point: BreakPoint | None) -> Family | None:
+def prompt_group_of(point: BreakPoint | None) -> PromptGroup | None:
     """How often its prompts break there."""
-    return None if point is None else Family(point.count, point.family_count)
+    return None if point is None else PromptGroup(point.count, point.group_count)
 
 
-def family_json(point: BreakPoint | None) -> Json | None:
+def prompt_group_json(point: BreakPoint | None) -> Json | None:
     """The same as JSON."""
-    return None if point is None else {"here": point.count, "anywhere": point.family_count}
+    return None if point is None else {"here": point.count, "anywhere": point.group_count}
 
 
 def place_of(context: ServerContext, point: BreakPoint) -> str | None:
@@ -83,24 +83,26 @@ def advice_json(point: BreakPoint, caller: Caller, texts: TokenTexts, place: str
         "position": point.position,
         "place": place,
         "count": point.count,
-        "share": round(point.count / max(1, point.family_count), 3),
+        "share": round(point.count / max(1, point.group_count), 3),
         "recoverable_tokens": point.recoverable_tokens,
         "kind": None,
         "family": None,
         "example": None,
     }
-    found = Break(point.position, None, 0, point.recoverable_tokens, place=place, family=family_of(point))
+    found = Divergence(
+        point.position, None, 0, point.recoverable_tokens, place=place, prompt_group=prompt_group_of(point)
+    )
     if caller.may_read(tenant, salt):
         before = texts.text(point.example_before)
         new, cached = texts.text(point.example_new), texts.text(point.example_cached)
         if new:
-            found = found.told(before, new, cached)
+            found = found.with_text(before, new, cached)
         shown |= {
             "kind": found.kind or "text",
-            "family": texts.text(point.family_tokens),
+            "family": texts.text(point.group_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
-    shown["advice"] = family_advice(found)
+    shown["advice"] = prompt_group_advice(found)
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt
     return shown

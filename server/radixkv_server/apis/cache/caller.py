@@ -53,7 +53,7 @@ def caller_of(request: Request, cache_salt: str | None = None) -> Caller:
 
 
 def query_of(request: Request, **known: int | str | None) -> dict[str, str]:
-    """The parameters behind the `?`, each at most once.
+    """The parameters after the `?`, each at most once.
 
     Args:
         known: those that the route takes (their values are not looked at).

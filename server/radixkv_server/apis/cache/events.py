@@ -37,32 +37,32 @@ async def event_frames(
     await feed.join()
     try:
         found = _ID.fullmatch(last_id or "")
-        epoch, place = feed.epoch, int(found[2]) if found else 0
-        if found is None or found[1] != epoch or _is_lost(feed, caller, place):
-            place = feed.place(owner, caller.is_admin)
-            yield _frame("snapshot", epoch, place, await snapshot())
+        epoch, cursor = feed.epoch, int(found[2]) if found else 0
+        if found is None or found[1] != epoch or _is_lost(feed, caller, cursor):
+            cursor = feed.cursor(owner, caller.is_admin)
+            yield _frame("snapshot", epoch, cursor, await snapshot())
         while True:
             if feed.error is not None:
                 raise feed.error
-            changes = feed.since(place, owner, caller.is_admin, EVENT_CHANGES)
+            changes = feed.since(cursor, owner, caller.is_admin, EVENT_CHANGES)
             if changes is None or feed.epoch != epoch:
                 yield _dropped()
                 return
             if changes:
                 last = changes[-1]
-                place = last.number if caller.is_admin else last.place
-                yield _frame("changes", epoch, place, _changes(changes, caller, names))
+                cursor = last.number if caller.is_admin else last.cursor
+                yield _frame("changes", epoch, cursor, _changes(changes, caller, names))
             if len(changes) < EVENT_CHANGES:
                 await asyncio.sleep(LOOK_S)
     finally:
-        feed.leave()
+        feed.unsubscribe()
 
 
-def _is_lost(feed: CacheFeed, caller: Caller, place: int) -> bool:
+def _is_lost(feed: CacheFeed, caller: Caller, cursor: int) -> bool:
     owner = (caller.tenant, caller.salt)
-    if place > feed.place(owner, caller.is_admin):
+    if cursor > feed.cursor(owner, caller.is_admin):
         return True
-    return feed.since(place, owner, caller.is_admin, 0) is None
+    return feed.since(cursor, owner, caller.is_admin, 0) is None
 
 
 def _changes(changes: list[Change], caller: Caller, names: NodeNames) -> Json:
@@ -82,5 +82,5 @@ def _dropped() -> bytes:
     return b"event: dropped\ndata: " + dump({"message": message}) + b"\n\n"
 
 
-def _frame(event: str, epoch: str, place: int, data: Json) -> bytes:
-    return f"id: {epoch}-{place}\nevent: {event}\ndata: ".encode() + dump(data) + b"\n\n"
+def _frame(event: str, epoch: str, cursor: int, data: Json) -> bytes:
+    return f"id: {epoch}-{cursor}\nevent: {event}\ndata: ".encode() + dump(data) + b"\n\n"

@@ -9,12 +9,12 @@ import numpy as np
 
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.insight.likeness import same_later
-from radixkv_server.apis.cache.advice import family_json, family_of, point_at, recoverable_each
+from radixkv.cache.insight.similarity import same_later
+from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
+from radixkv_server.apis.cache.advice_text import Divergence, divergence_advice, miss_advice
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.prompt_ids import Prompt
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import Break, break_advice, miss_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
@@ -62,25 +62,25 @@ def _explanation(
     if report.reason == "diverged":  # of what is cached there not all may be left: the family knows more
         known = 0 if point is None else recoverable_each(point)
         recoverable = max(min(known, report.num_missed_tokens), same_later(*_arrays(ids[position:], cached)))
-    found = Break(
+    found = Divergence(
         position,
         None,
         report.num_missed_tokens,
         recoverable,
         place=_place(prompt, position),
-        family=family_of(point),
+        prompt_group=prompt_group_of(point),
     )
     around = None
     if report.reason != "hit":
         around = _around(texts, ids, position, cached)
-        found = found.told(around["before"], around["prompt"], around["cached"])
+        found = found.with_text(around["before"], around["prompt"], around["cached"])
     return {
         "object": "cache.explanation",
         **report_json(report),
         "detail": _detail(report),
         "place": None if report.reason == "hit" else found.place,
         "recoverable_tokens": recoverable,
-        "family": family_json(point),
+        "family": prompt_group_json(point),
         "around": around,
         "advice": miss_advice(report, found, None if prompt.hint is None else prompt.hint(report)),
     }
@@ -150,8 +150,8 @@ def _comparison(texts: TokenTexts, prompt: Prompt, other: list[int]) -> Json:
         place = _place(prompt, shared)
         advice = "One prompt begins with all of the other: nothing is lost."
         if shared < min(len(ids), len(other)):
-            found = Break(shared, None, missed, recoverable, place=place, other="the other one")
-            advice = break_advice(found.told(around["before"], around["prompt"], around["with"]))
+            found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
+            advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),

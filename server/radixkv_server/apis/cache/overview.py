@@ -8,7 +8,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.insight.activity import HitCounts
 
-MOST_SEEN_NODES = 20_000  # of a user's, to sum up its blocks
+MAX_SEEN_NODES = 20_000  # of a user's, to sum up its blocks
 
 
 async def overview(context: ServerContext, caller: Caller) -> Json:
@@ -108,7 +108,7 @@ def _of_all(context: ServerContext, quotas: list[TenantQuota]) -> Json:
 async def _own_blocks(context: ServerContext, caller: Caller) -> Json:
     """What of the pool is the caller's, by state; nothing of how full it is with others'."""
     snapshot = await context.engine.cache.nodes(
-        tenant=caller.tenant, salt=caller.salt, most_nodes=MOST_SEEN_NODES
+        tenant=caller.tenant, salt=caller.salt, most_nodes=MAX_SEEN_NODES
     )
     blocks = {"cached_blocks": 0, "held_blocks": 0, "pinned_blocks": 0}
     for node in snapshot.nodes:

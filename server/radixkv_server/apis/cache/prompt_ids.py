@@ -12,7 +12,7 @@ from radixkv_server.generation.usage import Hint, PlaceName
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and what a chat can say of it; see `Job`."""
+    """A prompt, and what a chat can say of it; see `PromptRequest`."""
 
     ids: list[int]
     hint: Hint | None = None
@@ -46,5 +46,5 @@ async def prompt_of(
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, _ = await parse_chat(context, body)
-    (job,) = request.jobs
-    return Prompt(job.prompt_ids, job.hint, job.place_name)
+    (prompt_request,) = request.prompt_requests
+    return Prompt(prompt_request.prompt_ids, prompt_request.hint, prompt_request.place_name)

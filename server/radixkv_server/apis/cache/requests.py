@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from radixkv.cache.insight.explain import MissReport
-from radixkv_server.apis.cache.advice import family_json, family_of, point_at, recoverable_each
+from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
+from radixkv_server.apis.cache.advice_text import Divergence, miss_advice
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import report_json
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.wording import Break, miss_advice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
@@ -83,25 +83,25 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
     point = None
     if report.reason == "diverged":
         point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)
-    found = Break(
+    found = Divergence(
         report.num_hit_tokens,
         None,
         report.num_missed_tokens,
         0 if point is None else min(recoverable_each(point), report.num_missed_tokens),
         place=one.place,
-        family=family_of(point),
+        prompt_group=prompt_group_of(point),
     )
     around = None
     if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
         before, prompt = texts.text(one.before), texts.text(one.after)
         cached = None if report.cached_is_public else texts.text(report.cached_tokens_after) or None
         around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
-        found = found.told(before, prompt, cached)
+        found = found.with_text(before, prompt, cached)
     return {
         **report_json(report),
         "place": one.place,
         "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
-        "family": family_json(point),
+        "family": prompt_group_json(point),
         "around": around,
         "advice": miss_advice(report, found, one.cause),
     }

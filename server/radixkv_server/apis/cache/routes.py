@@ -22,20 +22,20 @@ from radixkv_server.apis.openai.routes import OPENAI
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.exchange import json_response
+from radixkv_server.generation.serve_generation import json_response
 from radixkv_server.http.auth import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 from radixkv_server.insight.activity import KEPT_REQUESTS
 
 DEFAULT_NODES = 200
-MOST_NODES = 2000
-MOST_DEPTH = 1000
-MOST_SEEN_NODES = 20_000  # whatever lies below is left out, and the answer says so
+MAX_NODES = 2000
+MAX_DEPTH = 1000
+MAX_SEEN_NODES = 20_000  # whatever lies below is left out, and the answer says so
 SHOWN_TOKENS = 48  # of a node, in its text
-MOST_SEARCHED_TOKENS = 1_000_000
-MOST_SEARCH_CHARS = 200
-MOST_ADVICE = 100
+MAX_SEARCHED_TOKENS = 1_000_000
+MAX_SEARCH_CHARS = 200
+MAX_ADVICE = 100
 
 router = APIRouter()
 
@@ -72,10 +72,10 @@ async def get_events(request: Request) -> Response:
     context = context_of(request)
     query = query_of(request, limit=0, cache_salt="")
     caller = caller_of(request, query.get("cache_salt"))
-    limit = number_in(query, "limit", DEFAULT_NODES, 1, MOST_NODES)
+    limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
 
     async def snapshot() -> Json:
-        return await _tree(context, caller, limit, MOST_DEPTH)
+        return await _tree(context, caller, limit, MAX_DEPTH)
 
     last_id = request.headers.get("last-event-id")
     return _stream(request, event_frames(context.cache_feed, caller, context.names, snapshot, last_id))
@@ -92,8 +92,8 @@ async def get_tree(request: Request) -> Response:
     context = context_of(request)
     query = query_of(request, depth=0, limit=0, search="", cache_salt="")
     caller = caller_of(request, query.get("cache_salt"))
-    depth = number_in(query, "depth", MOST_DEPTH, 1, MOST_DEPTH)
-    limit = number_in(query, "limit", DEFAULT_NODES, 1, MOST_NODES)
+    depth = number_in(query, "depth", MAX_DEPTH, 1, MAX_DEPTH)
+    limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
     search = query.get("search")
     if search is not None:
         return json_response(await _search(context, caller, search, limit))
@@ -104,7 +104,7 @@ async def get_tree(request: Request) -> Response:
 async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
     cache = context.engine.cache
     snapshot = await cache.nodes(
-        tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MOST_SEEN_NODES
+        tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MAX_SEEN_NODES
     )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(
@@ -113,16 +113,16 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
 
 
 async def _search(context: ServerContext, caller: Caller, text: str, limit: int) -> Json:
-    if not 1 <= len(text) <= MOST_SEARCH_CHARS:
-        message = f"search must have 1 to {MOST_SEARCH_CHARS} characters, not {len(text)}."
+    if not 1 <= len(text) <= MAX_SEARCH_CHARS:
+        message = f"search must have 1 to {MAX_SEARCH_CHARS} characters, not {len(text)}."
         raise bad_request(message, param="search")
     # Only what the caller's own space is looked through, an admin's, too.
     snapshot = await context.engine.cache.nodes(
         tenant=caller.tenant,
         salt=caller.salt,
         shown_tokens=-1,
-        most_nodes=MOST_SEEN_NODES,
-        most_tokens=MOST_SEARCHED_TOKENS,
+        most_nodes=MAX_SEEN_NODES,
+        most_tokens=MAX_SEARCHED_TOKENS,
     )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(
@@ -230,7 +230,7 @@ async def get_advice(request: Request) -> Response:
     context = context_of(request)
     query = query_of(request, limit=0, cache_salt="")
     caller = caller_of(request, query.get("cache_salt"))
-    limit = number_in(query, "limit", 10, 1, MOST_ADVICE)
+    limit = number_in(query, "limit", 10, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
     data = [advice_json(point, caller, texts, place_of(context, point)) for point in points]

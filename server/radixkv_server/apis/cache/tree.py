@@ -45,7 +45,7 @@ class TreeView:
         self._ranks = {node_id: rank for rank, (_, node_id) in enumerate(ranked, 1)}
 
     def heaviest(self, limit: int, depth: int) -> Json:
-        """The nodes with the most tokens in and below them; each behind its parent."""
+        """The nodes with the most tokens in and below them; each after its parent."""
         nodes = [node for node in self._nodes if node.level < depth]
         nodes.sort(key=lambda node: (-self._tokens[node.id], node.level, node.id))
         shown = nodes[:limit]

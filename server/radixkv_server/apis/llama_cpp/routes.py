@@ -12,7 +12,7 @@ from radixkv_server.apis.openai.schemas import ChatCompletionRequest
 from radixkv_server.chat.chat import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
-from radixkv_server.generation.exchange import json_response
+from radixkv_server.generation.serve_generation import json_response
 
 router = APIRouter()
 

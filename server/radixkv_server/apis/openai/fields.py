@@ -231,7 +231,7 @@ class CacheFields(StrictModel):
     prompt_cache_options: PromptCacheOptions | None = None
 
     @property
-    def kept_s(self) -> float | None:
+    def pinned_s(self) -> float | None:
         """Seconds for which the prompt is to be pinned, after each use; None: not at all."""
         options = self.prompt_cache_options
         names = (self.prompt_cache_retention, options.ttl if options is not None else None)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from radixkv.text.json_text import read_json_text
-from radixkv_server.chat.breakpoints import CacheControl, Place
+from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
@@ -150,7 +150,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [message.for_template() for message in messages]
 
 
-def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Place]]:
+def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Breakpoint]]:
     """The breakpoints of messages, and where they stand in `template_messages`. O(parts)."""
     found = []
     for index, message in enumerate(messages):
@@ -158,11 +158,13 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
         for part in message.content if isinstance(message.content, list) else ():
             chars += 1 + len(part.words)
             if part.cache_control is not None:
-                place = Place(part.cache_control.seconds, message=index, chars=chars)
+                place = Breakpoint(part.cache_control.seconds, message=index, chars=chars)
                 found.append((part.cache_control, place))
         control = message.cache_control
         if control is not None:
             chars = len(message.content or "") if not isinstance(message.content, list) else chars
             call = len(message.tool_calls) - 1 if message.tool_calls else None
-            found.append((control, Place(control.seconds, message=index, chars=max(0, chars), call=call)))
+            found.append(
+                (control, Breakpoint(control.seconds, message=index, chars=max(0, chars), call=call))
+            )
     return found

@@ -15,13 +15,13 @@ from radixkv_server.apis.openai.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.messages import template_messages
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
-from radixkv_server.chat.breakpoints import kept_prefixes
-from radixkv_server.chat.chat import Chat, chat_job
+from radixkv_server.chat.breakpoints import prefix_pins
+from radixkv_server.chat.chat import Chat, chat_request
 from radixkv_server.chat.structured import tool_choice, with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import GenerationRequest, Job, new_id, sampling_params
+from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_LOGPROBS = 4_000_000
@@ -38,16 +38,18 @@ async def parse_chat(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
     chat = chat_of(context, body)
-    job, readers = await chat_job(context, chat, options, renamed=renamed)
+    prompt_request, readers = await chat_request(context, chat, options, renamed=renamed)
     places = [place for _, place in body.breakpoints]
     if places:
-        job = replace(job, kept=await kept_prefixes(context, chat, places, job.prompt_ids))
-    jobs, family = [job.keeping(body.kept_s)], body.prompt_cache_key or ""
-    request = _request(new_id("chatcmpl"), body, jobs, "messages", family=family)
+        prompt_request = replace(
+            prompt_request, pins=await prefix_pins(context, chat, places, prompt_request.prompt_ids)
+        )
+    prompt_requests, cache_key_hint = [prompt_request.pinning(body.pinned_s)], body.prompt_cache_key or ""
+    request = _request(new_id("chatcmpl"), body, prompt_requests, "messages", cache_key_hint=cache_key_hint)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(
-        body, envelope, _logprobs(context, body), readers, job.prompt_ids, job.params
+        body, envelope, _logprobs(context, body), readers, prompt_request.prompt_ids, prompt_request.params
     )
 
 
@@ -59,10 +61,12 @@ async def parse_completion(
     prompts = await _encode_prompts(context, body)
     _check_prompt_logprobs(body, sum(map(len, prompts)))
     places = GrammarPlaces(_grammar_param(body))
-    jobs = [Job(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts]
-    request = _request(new_id("cmpl"), body, jobs, "prompt", "text_completion")
+    prompt_requests = [
+        PromptRequest(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts
+    ]
+    request = _request(new_id("cmpl"), body, prompt_requests, "prompt", "text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
-    echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(jobs)
+    echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(prompt_requests)
     return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
 
 
@@ -73,18 +77,18 @@ def _logprobs(context: ServerContext, body: CommonFields) -> LogprobsFormat:
 def _request(
     answer_id: str,
     body: CommonFields,
-    jobs: Sequence[Job],
+    prompt_requests: Sequence[PromptRequest],
     prompt_param: str,
     operation: str = "chat",
-    family: str = "",
+    cache_key_hint: str = "",
 ) -> GenerationRequest:
     return GenerationRequest(
         id=answer_id,
-        jobs=tuple(jobs),
+        prompt_requests=tuple(prompt_requests),
         stream=bool(body.stream),
         prompt_param=prompt_param,
         cache_salt=body.cache_salt,
-        family=family,
+        cache_key_hint=cache_key_hint,
         priority=body.priority or 0,
         operation=operation,
     )

@@ -154,7 +154,7 @@ class ChatRenderer:
         details = self._details.of_prompt(self._prompt_ids, outputs[0].prompt_logprobs)
         return self._envelope.wrap(choices, usage=usage_json(usage), **details)
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # What is to be said of the prompt comes once, with the first chunk.
         is_first = not self._begun
         details = self._details.of_prompt(self._prompt_ids, delta.prompt_logprobs) if is_first else {}
@@ -258,7 +258,7 @@ class TextRenderer:
         self._body = body
         self._prompts = prompts
         self._details = TokenDetails(body)
-        # By job: what its choices share.
+        # By prompt_index: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
         self._envelope = envelope
@@ -271,18 +271,18 @@ class TextRenderer:
         if self._body.scores_only:
             usage.completion_tokens = 0
         choices: list[Json] = []
-        for job, output in enumerate(outputs):
+        for prompt_index, output in enumerate(outputs):
             for sample in output.outputs:
-                choices.append(self._choice(len(choices), job, output.prompt_logprobs, sample))
+                choices.append(self._choice(len(choices), prompt_index, output.prompt_logprobs, sample))
         return self._envelope.wrap(choices, usage=usage_json(usage))
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         if self._body.scores_only:
             usage.completion_tokens = 0
         if delta.prompt_logprobs is not None:
-            self._prompt_logprobs[job] = delta.prompt_logprobs
-        index = job * (self._body.n or 1) + delta.index
-        choice = self._choice(index, job, self._prompt_logprobs.get(job), delta)
+            self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
+        index = prompt_index * (self._body.n or 1) + delta.index
+        choice = self._choice(index, prompt_index, self._prompt_logprobs.get(prompt_index), delta)
         told = (value for name, value in choice.items() if name != "index")
         return self._chunks.event(choice, usage) if any(told) else b""
 
@@ -294,7 +294,7 @@ class TextRenderer:
     def _choice(
         self,
         index: int,
-        job: int,
+        prompt_index: int,
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
         part: CompletionOutput | OutputDelta,
     ) -> Json:
@@ -303,13 +303,17 @@ class TextRenderer:
         details: Json = {}
         is_first = index not in self._offsets
         if is_first:
-            echo = self._echoes[job]
+            echo = self._echoes[prompt_index]
             skip = self._body.skip_special_tokens is not False
             self._offsets[index] = self._logprobs.offsets(len(echo), skip_special_tokens=skip)
-            if job not in self._prompt_details:
-                self._prompt_details[job] = self._details.of_prompt(self._prompts[job], prompt_logprobs)
-            details = self._prompt_details[job]
-        echoed = (self._prompts[job], prompt_logprobs or ()) if is_first and self._body.echo else None
+            if prompt_index not in self._prompt_details:
+                self._prompt_details[prompt_index] = self._details.of_prompt(
+                    self._prompts[prompt_index], prompt_logprobs
+                )
+            details = self._prompt_details[prompt_index]
+        echoed = (
+            (self._prompts[prompt_index], prompt_logprobs or ()) if is_first and self._body.echo else None
+        )
         return {
             "index": index,
             "text": echo if scores_only else echo + part.text,

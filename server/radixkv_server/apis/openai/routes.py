@@ -12,7 +12,7 @@ from radixkv_server.apis.openai.schemas import ChatCompletionRequest, Completion
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.exchange import json_response, respond
+from radixkv_server.generation.serve_generation import json_response, respond
 
 router = APIRouter()
 

@@ -26,7 +26,7 @@ from radixkv_server.apis.openai.fields import (
 from radixkv_server.apis.openai.grammars import GrammarFields
 from radixkv_server.apis.openai.messages import CacheBreakpoint, ChatMessage, breakpoints_in
 from radixkv_server.apis.openai.token_details import TokenDetailFields
-from radixkv_server.chat.breakpoints import CacheControl, Place, check_breakpoints
+from radixkv_server.chat.breakpoints import Breakpoint, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -101,11 +101,11 @@ class TemplateFields(ChatTemplateFields):
     continue_final_message: bool | None = None
 
     @property
-    def breakpoints(self) -> list[tuple[CacheControl, Place]]:
+    def breakpoints(self) -> list[tuple[CacheControl, Breakpoint]]:
         """What has `cache_control`, and where it stands, in the order of tools and messages."""
         tools = enumerate(self.tools or ())
         controls = [(tool.cache_control, index) for index, tool in tools if tool.cache_control is not None]
-        placed = [(control, Place(control.seconds, tool=index)) for control, index in controls]
+        placed = [(control, Breakpoint(control.seconds, tool=index)) for control, index in controls]
         return placed + breakpoints_in(self.messages)
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from radixkv_server.apis.responses.schemas import CompactRequest, PromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chat.chat import AnswerReaders, Chat, chat_job
+from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import GenerationRequest
@@ -52,7 +52,7 @@ class CompactionRenderer:
             "usage": usage_json(usage, 0),
         }
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         raise NotImplementedError("a compaction is not streamed")
 
     def ending(self, usage: Usage) -> bytes:
@@ -62,7 +62,7 @@ class CompactionRenderer:
 async def parse_compaction(
     context: ServerContext, body: CompactRequest, stored: StoredResponses, tenant: str
 ) -> tuple[GenerationRequest, CompactionRenderer]:
-    """The conversation with the wish for a summary behind it."""
+    """The conversation with the wish for a summary after it."""
     context.resolve_model(body.model)
     response_id = f"resp_{uuid.uuid4().hex}"
     before, new = await items_of(body, stored, response_id)
@@ -75,14 +75,14 @@ async def parse_compaction(
         return chat_of(context, asked, some, tools, tenant)
 
     kept = await fit(context, [*items, wish], make_chat, room, tenant, body.cache_salt or "")
-    job, readers = await chat_job(context, make_chat(kept), {"max_tokens": room})
+    prompt_request, readers = await chat_request(context, make_chat(kept), {"max_tokens": room})
     request = GenerationRequest(
         id=response_id,
-        jobs=(job.keeping(body.kept_s),),
+        prompt_requests=(prompt_request.pinning(body.pinned_s),),
         stream=False,
         prompt_param="input",
         cache_salt=body.cache_salt,
-        family=body.prompt_cache_key or "",
+        cache_key_hint=body.prompt_cache_key or "",
     )
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
     return request, CompactionRenderer(response_id, words, readers)

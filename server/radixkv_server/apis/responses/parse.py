@@ -15,7 +15,7 @@ from radixkv_server.apis.responses.schemas import InputTokensRequest, PromptFiel
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chat.chat import Chat, chat_job, chat_prompt
+from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
@@ -46,7 +46,7 @@ class Creation(ResponsesDialect):
     async def parse(
         self, context: ServerContext, body: ResponseRequest
     ) -> tuple[GenerationRequest, ResponseRenderer]:
-        """The prompt: the conversation so far, with the new input behind it."""
+        """The prompt: the conversation so far, with the new input after it."""
         model = context.resolve_model(body.model)
         response_id = f"resp_{uuid.uuid4().hex}"
         before, new = await items_of(body, self._stored, response_id)
@@ -55,19 +55,19 @@ class Creation(ResponsesDialect):
         chat, tools = await chat_that_fits(
             context, body, conversation, self._tenant, salt=salt, room=body.max_output_tokens
         )
-        job, readers = await chat_job(context, chat, _sampling_of(body), renamed=_RENAMED)
+        prompt_request, readers = await chat_request(context, chat, _sampling_of(body), renamed=_RENAMED)
 
         def remember(call_id: str, arguments: str) -> None:
             context.calls.remember(self._tenant, call_id, arguments)
 
         self._is_stored = body.store is not False
-        base = base_response(response_id, model, body, job.params)
+        base = base_response(response_id, model, body, prompt_request.params)
         self._renderer = ResponseRenderer(
             base,
             len(new),
             LogprobsFormat(context.engine.tokenizer),
             readers,
-            job.params,
+            prompt_request.params,
             tools,
             remember,
             with_logprobs=body.wants_logprobs,
@@ -75,11 +75,11 @@ class Creation(ResponsesDialect):
         )
         wanted = GenerationRequest(
             id=response_id,
-            jobs=(job.keeping(body.kept_s),),
+            prompt_requests=(prompt_request.pinning(body.pinned_s),),
             stream=bool(body.stream),
             prompt_param="input",
             cache_salt=body.cache_salt,
-            family=body.prompt_cache_key or "",
+            cache_key_hint=body.prompt_cache_key or "",
             priority=body.priority or 0,
         )
         return wanted, self._renderer

@@ -124,7 +124,7 @@ class ResponseRenderer:
         self.conclude(usage)
         return self.response
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         begin: list[Json] = []
         if not self._num_events:
             begin = [

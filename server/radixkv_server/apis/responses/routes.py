@@ -12,13 +12,13 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.exchange import json_response, respond
 from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.serve_generation import json_response, respond
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
 
-MOST_ITEMS = 100
+MAX_ITEMS = 100
 
 
 @router.post("/v1/responses")
@@ -94,8 +94,8 @@ def _page(items: list[Json], request: Request) -> Json:
     order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
     if order not in ("asc", "desc"):
         raise bad_request("order must be 'asc' or 'desc'.", param="order")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MOST_ITEMS):
-        raise bad_request(f"limit must be an integer from 1 to {MOST_ITEMS}.", param="limit")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_ITEMS):
+        raise bad_request(f"limit must be an integer from 1 to {MAX_ITEMS}.", param="limit")
     if order == "desc":
         items = items[::-1]
     if after is not None:

@@ -175,7 +175,7 @@ _OwnTool = Annotated[
 ]
 
 
-class Namespace(StrictModel):
+class NamespaceTool(StrictModel):
     """A group of tools of the client's."""
 
     type: Literal["namespace"]
@@ -205,7 +205,7 @@ class HostedTool(BaseModel):
 AnyTool = Annotated[
     Annotated[FunctionTool, Tag("[function]")]
     | Annotated[CustomTool, Tag("[custom]")]
-    | Annotated[Namespace, Tag("[namespace]")]
+    | Annotated[NamespaceTool, Tag("[namespace]")]
     | Annotated[HostedTool, Tag("[hosted]")]
     | Annotated[_UnknownTool, Tag("[unknown]")],
     Discriminator(_by_type),
@@ -276,14 +276,14 @@ class Toolbox:
 
 def told(tools: Sequence[Any]) -> list[Json]:
     """The tools as they are told in a response: those that this server takes."""
-    return [tool.plain() for tool in tools if isinstance(tool, _ClientTool | Namespace)]
+    return [tool.plain() for tool in tools if isinstance(tool, _ClientTool | NamespaceTool)]
 
 
-def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, Namespace | None, str]]:
+def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, NamespaceTool | None, str]]:
     """The tools of the client's, the namespaces that they are in, and their places in the body."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
-        if isinstance(tool, Namespace):
+        if isinstance(tool, NamespaceTool):
             for inner_number, inner in enumerate(tool.tools):
                 if isinstance(inner, _ClientTool):
                     yield inner, tool, f"{place}.tools[{inner_number}]"

@@ -1,6 +1,6 @@
 """`truncation: auto`: the oldest items of a conversation that does not fit are left out of its prompt.
 
-System and developer messages stay, and so does the last message of a user's with all behind it. A call
+System and developer messages stay, and so does the last message of a user's with all after it. A call
 goes with its output.
 """
 
@@ -71,5 +71,5 @@ def _oldest_first(items: Sequence[Json]) -> list[list[int]]:
         if item.get("role") in ("system", "developer"):
             continue
         groups.setdefault(item.get("call_id", index), []).append(index)
-    behind = {item.get("call_id") for item in items[last:]} - {None}
-    return [group for key, group in groups.items() if key not in behind]
+    after = {item.get("call_id") for item in items[last:]} - {None}
+    return [group for key, group in groups.items() if key not in after]

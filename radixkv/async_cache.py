@@ -1,6 +1,6 @@
 """The prefix cache of a running engine for callers on event loops: each call runs between two steps.
 
-`CacheCalls` says what is done with the cache, and is given a way to run that where the cache may be touched:
+`AsyncCache` says what is done with the cache, and is given a way to run that where the cache may be touched:
 on the engine's thread, or, in tests without an engine, on the spot.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 # Blocks of changes that may wait for a reader. One that is further behind would do better to read the cache
 # anew.
-MOST_BLOCKS = 100_000
+MAX_BLOCKS = 100_000
 
 
 # Nodes that are made plain on the spot; more of them in a thread.
@@ -41,7 +41,7 @@ class RunOnCache(Protocol):
     def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
 
 
-class CacheCalls:
+class AsyncCache:
     """The `CacheClient` of a cache that `run` can reach.
 
     Args:
@@ -283,7 +283,7 @@ class _Follower:
 
     def tell(self, changes: BlockChanges) -> None:
         """On the engine's thread. Raises RuntimeError once the loop is closed; the cache then drops it."""
-        if self._told - self._taken >= MOST_BLOCKS:
+        if self._told - self._taken >= MAX_BLOCKS:
             self._missed += changes.num_blocks
         else:
             self._told += changes.num_blocks
@@ -308,7 +308,7 @@ class _Follower:
         while not self._waiting:
             if self._missed:
                 raise EngineOverloadedError(
-                    f"events of {self._missed} blocks were dropped because more than {MOST_BLOCKS} waited to "
+                    f"events of {self._missed} blocks were dropped because more than {MAX_BLOCKS} waited to "
                     "be read; subscribe again, with replay"
                 )
             if self.error is not None:

@@ -6,7 +6,7 @@ keep them valid to the end but share nothing from there on. All other blocks bel
     root ── [b0 b1] ── [b2 b3] ── [b4]          lease 1 holds b0..b3, lease 2 b0..b4
     root ── [b0 b1]     b2 b3      b4           detached at b2: b2 and b3 are private with two holders
 
-A reset detaches what is held, and retires the rest as it is: see `radixkv.cache.retired`.
+A reset detaches what is held, and retires the rest as it is: see `radixkv.cache.invalidated_tree`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from array import array
 
 from radixkv.cache.holding import Holding
+from radixkv.cache.invalidated_tree import InvalidatedTree
 from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Node
-from radixkv.cache.retired import RetiredTree
 from radixkv.cache.state import CacheState
 
 
-def detach(state: CacheState, top: Node, owner: Holding) -> None:
+def invalidate_subtree(state: CacheState, top: Node, owner: Holding) -> None:
     """Take the subtree that begins at `top` out of the tree. O(leases * depth + blocks below).
 
     Args:
@@ -30,7 +30,7 @@ def detach(state: CacheState, top: Node, owner: Holding) -> None:
     state.pins.drop_within(below)
     moved = Moved()
     for lease in state.leases:
-        if lease.leave(below, moved) and lease is not owner:
+        if lease.invalidate_below(below, moved) and lease is not owner:
             lease.stop_sharing()
     capacity = state.capacity
     for node in reversed(list(below)):
@@ -62,20 +62,20 @@ class _Everything:
         return isinstance(node, Node) and node.parent is not None
 
 
-def retire(state: CacheState) -> RetiredTree:
+def invalidate_all(state: CacheState) -> InvalidatedTree:
     """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
     state.pins.drop_all()
     capacity = state.capacity
     tree = capacity.tree
     moved = Moved()
     for lease in state.leases:
-        lease.leave(_Everything(), moved)
+        lease.invalidate_below(_Everything(), moved)
         lease.stop_sharing()
-    old = tree.retire()
+    old = tree.invalidate_all()
     num_free = capacity.forget_tree(moved.owners.values())
     capacity.pool.set_holders(moved.holders)
     for lease in state.leases:
         lease.enter_new_tree()
-    retired = RetiredTree(old, set(moved.holders), num_free)
+    retired = InvalidatedTree(old, set(moved.holders), num_free)
     capacity.pool.free_later(retired)
     return retired

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.cache.node import Node, Space
+from radixkv.cache.node import Namespace, Node
 from radixkv.cache.tree_nodes import TreeNodes
 
 
-class RetiredTree:
+class InvalidatedTree:
     """The nodes of a tree that was reset; nothing holds or changes them any more.
 
     Args:
@@ -75,8 +75,8 @@ class RetiredTree:
             return []
         return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
 
-    def had(self, data: bytes, first: Space, own: Space, depth: int, found: int) -> bool:
-        """Whether the block behind the first `depth` tokens of a prompt was here, see `Former`.
+    def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
+        """Whether the block after the first `depth` tokens of a prompt was here, see `Former`.
 
         O(tokens + path).
         """
@@ -84,7 +84,7 @@ class RetiredTree:
         if root is None:
             return False
         walk = self._tree.walk(root, first, data, 0, len(data))
-        if own is not first:  # private tokens behind public ones
+        if own is not first:  # private tokens after public ones
             if walk.node.end != walk.depth:
                 return False
             walk = self._tree.walk(walk.node, own, data, walk.depth * TOKEN_BYTES, len(data))

@@ -31,7 +31,7 @@ class KeySettings(Protocol):
     def keys_file(self) -> str | None: ...
 
 
-class TenantBook:
+class TenantRegistry:
     """The keys and grants of one server: those of the settings, and those of its keys file.
 
     Args:

@@ -1,10 +1,10 @@
-"""How much of two prompts is the same behind the place where they part.
+"""How much of two prompts is the same after the place where they part.
 
     cached   ... 08:01. You are the assistant of a harbour. Ships are ...
     new      ... 10:17:30. You are the assistant of a harbour. Ships are ...
                            |--------------- the same, further on ----------
 
-These tokens would have been found, had what differs come behind them.
+These tokens would have been found, had what differs come after them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 #: Shorter runs of equal tokens are chance, or a template's own.
-LEAST_RUN = 16
-_STARTS = (0, 4, 8, 16, 32, 64, 128, 256)  # tokens behind the break from which on a common run is sought
+MIN_RUN = 16
+_STARTS = (0, 4, 8, 16, 32, 64, 128, 256)  # tokens after the break from which on a common run is sought
 
 Tokens = npt.NDArray[np.int32]
 
@@ -23,15 +23,15 @@ def same_later(new: Tokens, cached: Tokens) -> int:
     """Tokens of `new` that are in `cached`, too, in runs: at equal places, or moved by what is longer in one.
 
     Args:
-        new, cached: how two prompts go on behind what they share. [tokens] int32
+        new, cached: how two prompts go on after what they share. [tokens] int32
 
     A lower bound: of several places that differ in length only what one of them moved is counted. O(n).
     """
     best = _in_runs(new, cached)
     data = cached.tobytes()
     for start in _STARTS:
-        probe = new[start : start + LEAST_RUN]
-        if len(probe) < LEAST_RUN:
+        probe = new[start : start + MIN_RUN]
+        if len(probe) < MIN_RUN:
             break
         at = _find(data, probe.tobytes())
         if at >= 0 and at != start:
@@ -41,13 +41,13 @@ def same_later(new: Tokens, cached: Tokens) -> int:
 
 
 def _in_runs(one: Tokens, other: Tokens) -> int:
-    """Tokens at equal places that are the same, in runs of `LEAST_RUN` and more."""
+    """Tokens at equal places that are the same, in runs of `MIN_RUN` and more."""
     count = min(len(one), len(other))
-    if count < LEAST_RUN:
+    if count < MIN_RUN:
         return 0
     differs = np.flatnonzero(one[:count] != other[:count])
     runs = np.diff(differs, prepend=-1, append=count) - 1
-    return int(runs[runs >= LEAST_RUN].sum())
+    return int(runs[runs >= MIN_RUN].sum())
 
 
 def _find(data: bytes, sought: bytes) -> int:

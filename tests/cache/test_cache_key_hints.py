@@ -8,7 +8,7 @@ from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.prefix_cache import PrefixCache
 
 
-def serve(family: str, *, other: str = "", namespace: str = "agents") -> int:
+def serve(cache_key_hint: str, *, other: str = "", namespace: str = "agents") -> int:
     """Tokens found beyond the system prompt, where agents come back once and strangers never.
 
     Args:
@@ -22,7 +22,7 @@ def serve(family: str, *, other: str = "", namespace: str = "agents") -> int:
     due: list[tuple[int, list[int]]] = []
     found = 0
     for number in range(1500):
-        own, where = family, "agents"
+        own, where = cache_key_hint, "agents"
         if due and due[0][0] <= number:
             tokens = due.pop(0)[1] + rng.choices(range(10**6), k=8)
         else:
@@ -31,7 +31,7 @@ def serve(family: str, *, other: str = "", namespace: str = "agents") -> int:
                 due.append((number + 30, tokens))
             else:
                 own, where = other, namespace
-        lease = cache.acquire(tokens, where, family=own)
+        lease = cache.acquire(tokens, where, cache_key_hint=own)
         found += max(0, lease.num_cached_tokens - len(system))
         lease.commit(len(tokens))
         lease.release()
@@ -53,10 +53,10 @@ def test_a_request_without_room_leaves_its_family_to_nobody() -> None:
     told: list[object] = []
 
     class Telling(LRU):
-        def on_family(self, family: object) -> None:
-            told.append(family)
+        def on_cache_key_hint(self, cache_key_hint: object) -> None:
+            told.append(cache_key_hint)
 
     cache = PrefixCache(4, 4, Telling())
-    for family in ("a", ""):
-        cache.acquire([1, 2, 3], "t", family=family).release()
+    for cache_key_hint in ("a", ""):
+        cache.acquire([1, 2, 3], "t", cache_key_hint=cache_key_hint).release()
     assert told == [(("t",), "a"), None]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.prefix_cache import Lease, Match
 
-Namespace = str | tuple[str, ...]
+NamespaceName = str | tuple[str, ...]
 
 
 class TokenBuffer:
@@ -76,19 +76,19 @@ class TokenBuffer:
         return self._encoded
 
 
-class Request:
+class SequenceState:
     """One sample of what a user asked for: its tokens so far, its parameters, its lease.
 
     This is what the scheduler knows of it; the engine's `Sample` adds what becomes of its tokens.
 
-    A request with `n` samples starts as one `Request` with `num_forks` = n - 1: once its prompt is computed
+    A request with `n` samples starts as one `SequenceState` with `num_forks` = n - 1: once its prompt is computed
     the engine forks it, so that the prompt is computed and held once.
     """
 
     __slots__ = (
         "arrival_order",
+        "cache_key_hint",
         "cache_report",
-        "family",
         "finish_reason",
         "held_up_steps",
         "index",
@@ -125,7 +125,7 @@ class Request:
         prompt_token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens,
         params: SamplingParams,
         *,
-        namespace: Namespace = "",
+        namespace: NamespaceName = "",
         priority: int = 0,
         arrival_s: float = 0.0,
         index: int = 0,
@@ -136,14 +136,16 @@ class Request:
         self.num_prompt_tokens = self.tokens.length
         self.params = params
         self.namespace = namespace
-        self.family = ""  # what it shares with requests that come back when it does; empty: nothing is known
+        self.cache_key_hint = (
+            ""  # what it shares with requests that come back when it does; empty: nothing is known
+        )
         self.priority = priority
         self.arrival_order = 0  # set by the scheduler when the request is added to it
         self.was_added = False
         self.times = RequestTimes(arrival=arrival_s)
         self.lease: Lease | None = None
         self.match: Match | None = None
-        self.producer: Request | None = None  # who computes its next tokens, while it waits for them
+        self.producer: SequenceState | None = None  # who computes its next tokens, while it waits for them
         self.produced_until = 0  # up to which token
         self.num_scheduled = 0  # tokens computed once the step being built has run
         self.num_computed = 0
@@ -156,7 +158,7 @@ class Request:
         self.shares_blocks = False  # it was forked, or is a fork: operations of others may change its lease
         self.is_promoted = False  # under `priority`: it was passed often enough, and comes before all others
         self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
-        self.held_up_steps = 0  # steps in which it did not fit, and others behind it were admitted
+        self.held_up_steps = 0  # steps in which it did not fit, and others after it were admitted
         self.last_scheduled_step = -1
         self.cache_report: MissReport | None = None
         self.finish_reason: FinishReason | None = None
@@ -199,7 +201,7 @@ class Request:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def lose_lease(self) -> None:
+    def preempt(self) -> None:
         """It waits again, and has nothing in the cache; whoever held its lease releases it."""
         self.lease = self.match = self.producer = None
         self.num_computed = 0

@@ -32,10 +32,10 @@ class Renderer(Protocol):
     """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        """The body of a whole answer; one output per job, in order."""
+        """The body of a whole answer; one output per prompt_index, in order."""
 
-    def chunk(self, job: int, delta: OutputDelta, usage: Usage) -> bytes:
-        """Framed events for what a step added to a job; may be empty. `usage` is what is known so far."""
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
+        """Framed events for what a step added to a prompt_index; may be empty. `usage` is what is known so far."""
 
     def ending(self, usage: Usage) -> bytes:
         """Framed events after the last delta."""
@@ -86,7 +86,7 @@ async def respond(
     body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
     generation = Generation(context.engine, context.metrics, record, wanted, context.activity)
-    if len(wanted.jobs) > 1 and context.tenants.has_ceiling(record.caller):
+    if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     if wanted.stream:
@@ -119,13 +119,13 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     begun: set[tuple[int, int]] = set()
     try:
-        async for job, delta in generation.stream():
-            is_first = (job, delta.index) not in begun
-            begun.add((job, delta.index))
-            if is_first and wanted.jobs[job].tells_much:
-                frames = await asyncio.to_thread(renderer.chunk, job, delta, generation.usage)
+        async for prompt_index, delta in generation.stream():
+            is_first = (prompt_index, delta.index) not in begun
+            begun.add((prompt_index, delta.index))
+            if is_first and wanted.prompt_requests[prompt_index].tells_much:
+                frames = await asyncio.to_thread(renderer.chunk, prompt_index, delta, generation.usage)
             else:
-                frames = renderer.chunk(job, delta, generation.usage)
+                frames = renderer.chunk(prompt_index, delta, generation.usage)
             if frames:
                 yield frames
         if before_end is not None:

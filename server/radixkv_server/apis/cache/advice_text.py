@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from radixkv.cache.insight.explain import MissReport
 
-LEAST_FAMILY = 2  # of one alone there is no share to tell
+MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
 _SHOWN_CHARS = 40  # of a word
-_CONTEXT = 40  # characters before and behind the break in which a kind is looked for
+_CONTEXT = 40  # characters before and after the break in which a kind is looked for
 
 _WRITTEN_DATE = re.compile(
     r"\b(Mon|Tues?|Wed(nes)?|Thu(rs)?|Fri|Sat(ur)?|Sun)(day)?\b"
@@ -43,12 +43,12 @@ def what_is_at(before: str, after: str) -> str | None:
 
 
 def what_differs(before: str, one: str, other: str) -> str:
-    """What makes two texts part behind `before`."""
+    """What makes two texts part after `before`."""
     return what_is_at(before, one) or what_is_at(before, other) or "text"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PromptGroup:
     """How often prompts that begin alike part from what is cached.
 
     Args:
@@ -61,7 +61,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Divergence:
     """Where a prompt parts from another one.
 
     Args:
@@ -72,7 +72,7 @@ class Break:
         words: what is there in the prompt, and in the other one; "" is not known, or not to be told.
         place: whose text it is in, such as `the system prompt`; None: not known.
         other: what the other one is called.
-        family: of the prompt; None: not known.
+        prompt_group: of the prompt; None: not known.
     """
 
     position: int
@@ -82,10 +82,10 @@ class Break:
     words: tuple[str, str] = ("", "")
     place: str | None = None
     other: str = "what is cached"
-    family: Family | None = None
+    prompt_group: PromptGroup | None = None
 
-    def told(self, before: str, one: str, other: str | None) -> Break:
-        """The same with what differs: the prompt and the other one part behind `before`."""
+    def with_text(self, before: str, one: str, other: str | None) -> Divergence:
+        """The same with what differs: the prompt and the other one part after `before`."""
         words = (word_at(before, one), word_at(before, other) if other else "")
         return replace(self, kind=what_differs(before, one, other or ""), words=words)
 
@@ -104,7 +104,7 @@ def word_at(before: str, after: str) -> str:
     return word[start : start + _SHOWN_CHARS]
 
 
-def break_advice(found: Break) -> str:
+def divergence_advice(found: Divergence) -> str:
     """What breaks a prompt, where, what that costs, and what to do about it."""
     missed = _tokens(found.missed)
     if found.recoverable:
@@ -114,7 +114,7 @@ def break_advice(found: Break) -> str:
         )
     if found.kind in ("text", None):
         text = _what_breaks(
-            replace(found, family=None)
+            replace(found, prompt_group=None)
         )  # prompts differ in what they ask: that breaks nothing
         return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
     return (
@@ -123,12 +123,12 @@ def break_advice(found: Break) -> str:
     )
 
 
-def cause_advice(found: Break, cause: str) -> str:
+def cause_advice(found: Divergence, cause: str) -> str:
     """The same where the cause is known."""
     return f"{_what_breaks(found)}: {_tokens(found.missed)} are computed for it. It seems that {cause}."
 
 
-def family_advice(found: Break) -> str:
+def prompt_group_advice(found: Divergence) -> str:
     """The same of all prompts of a family that break there: `recoverable` is their sum."""
     if not found.recoverable:
         return (
@@ -140,7 +140,7 @@ def family_advice(found: Break) -> str:
     )
 
 
-def _what_breaks(found: Break) -> str:
+def _what_breaks(found: Divergence) -> str:
     """As `A date at token 41, in the system prompt (“3 May” instead of “2 May”), breaks ...`."""
     kind = found.kind or "something"
     what = "Text that differs" if kind == "text" else kind[0].upper() + kind[1:]
@@ -150,19 +150,19 @@ def _what_breaks(found: Break) -> str:
     return f"{what} at token {found.position:,}{place} {_what_it_does(found)}"
 
 
-def _what_it_does(found: Break) -> str:
-    family = found.family
-    if family is None or family.here < LEAST_FAMILY:
+def _what_it_does(found: Divergence) -> str:
+    prompt_group = found.prompt_group
+    if prompt_group is None or prompt_group.here < MIN_PROMPT_GROUP:
         return f"is where the prompt parts from {found.other}"
-    share = family.here / family.anywhere
-    return f"breaks {share:.0%} of this family's misses ({family.here:,} of {family.anywhere:,} lately)"
+    share = prompt_group.here / prompt_group.anywhere
+    return f"breaks {share:.0%} of this family's misses ({prompt_group.here:,} of {prompt_group.anywhere:,} lately)"
 
 
 def _tokens(count: int) -> str:
     return f"{count:,} token{'' if count == 1 else 's'}"
 
 
-def miss_advice(report: MissReport, found: Break, cause: str | None = None) -> str | None:
+def miss_advice(report: MissReport, found: Divergence, cause: str | None = None) -> str | None:
     """What to do about a miss, or None: nothing.
 
     Args:
@@ -170,7 +170,7 @@ def miss_advice(report: MissReport, found: Break, cause: str | None = None) -> s
         cause: why, where more is known of it than the place.
     """
     if report.reason == "diverged":
-        return break_advice(found) if cause is None else cause_advice(found, cause)
+        return divergence_advice(found) if cause is None else cause_advice(found, cause)
     if report.reason == "evicted":
         return (
             "The cache had too little room for it. Pin what must stay (POST /v1/cache/pins), ask for a quota "
