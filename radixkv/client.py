@@ -394,7 +394,7 @@ class EngineClient(Protocol):
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
         Args:
-            cache_key_hint: what requests of a tenant and salt share that come back together; a hint for eviction.
+            cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
 
         A request that has ended, or whose iterator was closed, leaves its id free for another.
 

@@ -62,10 +62,10 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
 
 
 def _check_siblings(tree: RadixTree, node: Node) -> None:
-    families = {} if node.namespace_children is None else dict(node.namespace_children)
+    by_namespace = {} if node.namespace_children is None else dict(node.namespace_children)
     if node.children is not None:
-        families[node.space] = node.children
-    for space, children in families.items():
+        by_namespace[node.space] = node.children
+    for space, children in by_namespace.items():
         members = list(children)
         firsts = sorted(bytes(child.key[: tree.block_bytes]) for child in members)
         assert members, f"{node!r} keeps an empty set of children"

@@ -59,9 +59,8 @@ class Namespaces:
         self.publics: dict[NamespaceKey, Namespace] = {}
         self.any_declared = False
         self._groups = groups
-        self._references: dict[
-            NamespaceName, _Reference
-        ] = {}  # by plain name where the key has only one part
+        # By plain name where the key has only one part.
+        self._references: dict[NamespaceName, _Reference] = {}
 
     def __len__(self) -> int:
         return len(self._references)

@@ -217,8 +217,8 @@ class PrefixCache:
             namespace: whose cache to look in.
             match: an earlier `match` of the same tokens, used if it is still current.
             skip: a reason not to look anything up (all tokens will be computed).
-            cache_key_hint: a name that requests of the namespace which come back together share, for policies that
-                learn when what is cached is used again; empty: nothing is known.
+            cache_key_hint: a name that requests of the namespace which come back together share, for policies
+                that learn when what is cached is used again; empty: nothing is known.
 
         Raises:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.

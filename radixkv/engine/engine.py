@@ -199,7 +199,7 @@ class Engine:
             namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
                 adapter); the model is added.
             priority: smaller is more urgent, under the `priority` policy.
-            cache_key_hint: what requests share that come back together; tells eviction how soon (see `adaptive`).
+            cache_key_hint: what requests share that come back together; tells `adaptive` eviction how soon.
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
 
         Returns:

@@ -81,7 +81,7 @@ class SequenceState:
 
     This is what the scheduler knows of it; the engine's `Sample` adds what becomes of its tokens.
 
-    A request with `n` samples starts as one `SequenceState` with `num_forks` = n - 1: once its prompt is computed
+    A request with `n` samples starts as one sequence with `num_forks` = n - 1: once its prompt is computed
     the engine forks it, so that the prompt is computed and held once.
     """
 
@@ -136,9 +136,7 @@ class SequenceState:
         self.num_prompt_tokens = self.tokens.length
         self.params = params
         self.namespace = namespace
-        self.cache_key_hint = (
-            ""  # what it shares with requests that come back when it does; empty: nothing is known
-        )
+        self.cache_key_hint = ""  # what requests share that come back together; empty: nothing is known
         self.priority = priority
         self.arrival_order = 0  # set by the scheduler when the request is added to it
         self.was_added = False

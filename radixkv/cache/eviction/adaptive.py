@@ -9,8 +9,8 @@ their class, and a class is made of two things the tree knows:
   conversation that was continued, a system prompt;
 - the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
   when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where the
-  request names its family, how long ago a request of that family came says it better: what the path's deepest
-  block tells of a new conversation is the rhythm of the system prompt that it shares with all others.
+  request brings a cache key hint, how long ago one with that hint came says it better: what the path's
+  deepest block tells of a new conversation is the rhythm of the system prompt that it shares with all others.
 
 Within a class, the leaves are kept by age; for each class and each bin of ages that has candidates, the
 oldest one is looked at, and the one with the lowest worth goes. With falling hazards the order becomes LRU
@@ -156,7 +156,7 @@ class Adaptive(EvictionPolicy):
         self._begun_at = -1  # the cache's use counter when it came
         self._rhythm: int | None = None  # of the latest request; None: not known yet
         self._cache_key_hint: Hashable | None = None  # of the request that comes next
-        self._has_rhythm = False  # whether it is its family's
+        self._has_rhythm = False  # whether it is its hint's
         self._cache_key_hints: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
@@ -192,7 +192,7 @@ class Adaptive(EvictionPolicy):
         self._cache_key_hint = cache_key_hint
 
     def _rhythm_of_hint(self) -> int | None:
-        """How long ago the family of the request that comes was seen; None: it has none, or is new."""
+        """How long ago the hint of the request that comes was seen; None: it has none, or it is new."""
         cache_key_hint, self._cache_key_hint = self._cache_key_hint, None
         if cache_key_hint is None:
             return None

@@ -9,7 +9,7 @@ How to write a policy
 Subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to `registry.py`. The
 hooks, in the order in which a request causes them:
 
-0. `on_cache_key_hint(family)`: before a request, which may name its family;
+0. `on_cache_key_hint(hint)`: before a request, which may bring one;
 1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
 2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
 3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
@@ -84,7 +84,7 @@ class EvictionPolicy:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
 
     def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
-        """The family of the request that comes next; None: it names none.
+        """The hint of the request that comes next; None: it brings none.
 
         That request may yet fail for want of blocks, and be told of again.
         """

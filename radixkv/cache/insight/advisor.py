@@ -1,6 +1,6 @@
 """Advice: where do prompts break the prefix, and what would it bring to move that place?
 
-The advisor watches lookups that diverged from something cached and groups them by prompt family (their first
+The advisor watches lookups that diverged from something cached and groups them by prompt group (their first
 tokens) and by the block in which they part. For a sample of them it compares what follows: tokens that are
 equal again after the break are tokens that would have hit, had the part that differs (a timestamp, a request
 id, a user's name) come later in the prompt.
@@ -28,16 +28,16 @@ _STRIDE = 8
 
 @dataclass(frozen=True, slots=True)
 class BreakPoint:
-    """A place where prompts of one family part from what is cached.
+    """A place where prompts of one group part from what is cached.
 
     Attributes:
         position: the first token that differed, at the earliest.
         count: lookups that parted there, in the window.
         recoverable_tokens: estimate of the tokens, over all of them, that would have hit had it come later.
-        group_tokens: the tokens that the family's prompts begin with.
+        group_tokens: the tokens that the group's prompts begin with.
         example_cached, example_new: tokens of one such place.
-        namespace: whose lookups: families of different namespaces are apart.
-        group_count: lookups of the family that parted anywhere.
+        namespace: whose lookups: groups of different namespaces are apart.
+        group_count: lookups of the group that parted anywhere.
         example_before: the tokens in front of that place.
     """
 
@@ -60,7 +60,7 @@ class BreakPoint:
         )
 
 
-_Place = tuple[NamespaceKey, bytes, int]  # whose, the family's first tokens, the block
+_Place = tuple[NamespaceKey, bytes, int]  # whose, the group's first tokens, the block
 
 
 class _Tally:

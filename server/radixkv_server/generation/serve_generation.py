@@ -32,10 +32,10 @@ class Renderer(Protocol):
     """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        """The body of a whole answer; one output per prompt_index, in order."""
+        """The body of a whole answer; one output per prompt, in order."""
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        """Framed events for what a step added to a prompt_index; may be empty. `usage` is what is known so far."""
+        """Framed events for what a step added to a prompt; may be empty. `usage` is what is known so far."""
 
     def ending(self, usage: Usage) -> bytes:
         """Framed events after the last delta."""

@@ -3,8 +3,8 @@
 The life of a request in here:
 
 1. `Limiter.enter` counts it, or says no, before its body is read.
-2. `RateReservation.expect`, when its prompt is known, takes the tokens of the prompt and of the longest answer it asks
-   for from the tenant's bucket, or says no.
+2. `RateReservation.expect`, when its prompt is known, takes the tokens of the prompt and of the longest
+   answer it asks for from the tenant's bucket, or says no.
 3. `RateReservation.settle`, when it has ended, gives back what it did not use, or takes what it used beyond.
 """
 

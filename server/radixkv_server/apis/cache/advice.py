@@ -1,4 +1,4 @@
-"""The advisor's findings in words: where prompts of one family break, and what to move."""
+"""The advisor's findings in words: where prompts of one group break, and what to move."""
 
 from __future__ import annotations
 

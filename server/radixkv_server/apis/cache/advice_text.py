@@ -129,7 +129,7 @@ def cause_advice(found: Divergence, cause: str) -> str:
 
 
 def prompt_group_advice(found: Divergence) -> str:
-    """The same of all prompts of a family that break there: `recoverable` is their sum."""
+    """The same of all prompts of a group that break there: `recoverable` is their sum."""
     if not found.recoverable:
         return (
             f"{_what_breaks(found)}; nothing behind it was the same, so there is nothing to win by moving it."
@@ -154,8 +154,8 @@ def _what_it_does(found: Divergence) -> str:
     prompt_group = found.prompt_group
     if prompt_group is None or prompt_group.here < MIN_PROMPT_GROUP:
         return f"is where the prompt parts from {found.other}"
-    share = prompt_group.here / prompt_group.anywhere
-    return f"breaks {share:.0%} of this family's misses ({prompt_group.here:,} of {prompt_group.anywhere:,} lately)"
+    here, anywhere = prompt_group.here, prompt_group.anywhere
+    return f"breaks {here / anywhere:.0%} of this family's misses ({here:,} of {anywhere:,} lately)"
 
 
 def _tokens(count: int) -> str:

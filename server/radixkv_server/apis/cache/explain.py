@@ -59,7 +59,7 @@ def _explanation(
 ) -> Json:
     ids, position = prompt.ids, report.num_hit_tokens
     recoverable = 0
-    if report.reason == "diverged":  # of what is cached there not all may be left: the family knows more
+    if report.reason == "diverged":  # of what is cached there not all may be left: the group knows more
         known = 0 if point is None else recoverable_each(point)
         recoverable = max(min(known, report.num_missed_tokens), same_later(*_arrays(ids[position:], cached)))
     found = Divergence(

@@ -258,7 +258,7 @@ class TextRenderer:
         self._body = body
         self._prompts = prompts
         self._details = TokenDetails(body)
-        # By prompt_index: what its choices share.
+        # By prompt: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
         self._envelope = envelope
