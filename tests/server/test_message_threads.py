@@ -27,7 +27,7 @@ async def scripted_chat_job(*args: Any, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "chat_job", scripted_chat_job)
+        patch.setattr(parse, "chat_request", scripted_chat_job)
         with live_server(ScriptedEngine(), api_keys=("ada=key-a", "bob=key-b")) as running:
             yield running
 

@@ -246,7 +246,7 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
         prompt_request, _ = await chat_request(*args, **options)
         return prompt_request, AnswerReaders(ScriptedParser)
 
-    monkeypatch.setattr(parse, "chat_job", request_with_readers)
+    monkeypatch.setattr(parse, "chat_request", request_with_readers)
 
 
 MARKED = 'say:(hm)so<f{"x":1}><g{}>'

@@ -49,7 +49,7 @@ def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open
         prompt_request, _ = await chat_request(*args, **options)
         return prompt_request, AnswerReaders(ScriptedParser)
 
-    monkeypatch.setattr(parse, "chat_job", request_with_readers)
+    monkeypatch.setattr(parse, "chat_request", request_with_readers)
     with server.openai() as one:
         yield one
 
