@@ -94,8 +94,8 @@ MUTATIONS = [
     Mutation("let pins exceed their budget", "PinBoard._target", "min(_a, budget)", "_a"),
     Mutation("let a pin live on", "PinBoard.expire", "_a[0][0] <= now", "_a[0][0] <= now - 1000"),
     Mutation("push a tenant under its floor", "Capacity._make_room", "min(_a, max(_, _))", "_a"),
-    Mutation("leave withdrawn tokens in the tree", "Lease.withdraw", "detach(_, _, _)", "None"),
-    Mutation("share again after a reset", "retire", "_.stop_sharing()", "None"),
+    Mutation("leave rolled-back tokens in the tree", "Lease.rollback", "invalidate_subtree(_, _, _)", "None"),
+    Mutation("share again after a reset", "invalidate_all", "_.stop_sharing()", "None"),
     Mutation(
         "identities ignore the prefix", "BlockIdentities.chain", "digest(before + block)", "digest(block)"
     ),

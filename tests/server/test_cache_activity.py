@@ -343,18 +343,18 @@ async def test_a_reader_that_is_too_far_behind_is_told() -> None:
             lease.release()
 
     await store("ada", 3)
-    while feed.place(("ada", ""), False) < 3:
+    while feed.cursor(("ada", ""), False) < 3:
         await asyncio.sleep(0)
-    assert [change.place for change in feed.since(1, ("ada", ""), False, 10) or []] == [2, 3]
+    assert [change.cursor for change in feed.since(1, ("ada", ""), False, 10) or []] == [2, 3]
     await store("bob", 9)
-    while feed.place(None, True) < 12:
+    while feed.cursor(None, True) < 12:
         await asyncio.sleep(0)
     assert feed.since(1, ("ada", ""), False, 10) is None
     assert feed.since(3, ("ada", ""), False, 10) == []
     assert feed.since(0, ("bob", ""), False, 4) is not None
     assert feed.since(1, ("ada", ""), True, 10) is None
     assert len(feed.since(2, ("ada", ""), True, 20) or []) == 10
-    feed.leave()
+    feed.unsubscribe()
     feed.close()
 
 

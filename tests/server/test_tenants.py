@@ -79,7 +79,7 @@ def test_requests_a_minute() -> None:
     clock = Clock()
     limiter = Limiter(Limits(requests_per_minute=2), clock)
     for _ in range(2):
-        limiter.enter().leave(0)
+        limiter.enter().settle(0)
     assert refused(limiter).headers["Retry-After"] == "30"
     clock.now += 29.5
     assert refused(limiter).headers["Retry-After"] == "1"
@@ -111,12 +111,12 @@ def test_tokens_are_estimated_before_and_corrected_after() -> None:
     assert "450 are left" in error.message
     unknown = limiter.enter()
     unknown.expect(50, 50)
-    unknown.leave(None)
+    unknown.settle(None)
     assert limiter.state()[0].remaining == 350
     clock.now += 60
     long = limiter.enter()
     long.expect(10, 10_000)  # longer than a minute's tokens: it takes them all
-    long.leave(1800)
+    long.settle(1800)
     assert refused(limiter).headers["Retry-After"] == "121", "what was used beyond is owed"
     clock.now += 1000
     assert refused(limiter, 601, 1).headers == {"x-should-retry": "false"}
