@@ -9,7 +9,7 @@ Triton and numba load only when a backend that needs them is made.
 """
 
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan
-from radixkv_kernels.kv_cache import KVSpec, PagedKV
+from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
 from radixkv_kernels.registry import BACKENDS, make_backend
 
@@ -17,6 +17,7 @@ __all__ = [
     "BACKENDS",
     "AttentionBackend",
     "AttentionPlan",
+    "Bytes",
     "KVSpec",
     "PagedKV",
     "make_backend",

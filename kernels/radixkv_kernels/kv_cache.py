@@ -16,10 +16,15 @@ calibrate, and what a token stores does not depend on the tokens beside it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
+
+#: What holds bytes.
+Bytes: TypeAlias = "bytes | bytearray | memoryview | np.ndarray"
 
 #: Largest finite value a quantised element takes, by quantisation.
 QUANTIZED_MAX = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
@@ -146,18 +151,70 @@ class PagedKV:
             out.append(rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous())
         return out[0], out[1]
 
-    def export_blocks(self, blocks: torch.Tensor) -> list[torch.Tensor]:
-        """Copies of whole blocks of all layers, one tensor per storage tensor, blocks at dimension 2.
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """What is stored in some blocks, in a form that depends neither on their ids nor on the device.
 
-        `blocks` is int64 [n] on the cache's device. For storage tiers: hand the result to `import_blocks`.
+        Of each block, one storage tensor after the other (key, value, then their scales), the bytes of its
+        `[num_layers, num_kv_heads, block_size, head_size]` elements (scales: without the last dimension).
+
+        On a CPU it may be called on any thread, as long as nobody writes these blocks meanwhile; it makes no
+        use of torch's threads.
+
+        Returns:
+            uint8 [len(blocks), spec.bytes_per_block], a copy.
         """
-        return [indexable(t).index_select(2, blocks).view(t.dtype) for t in self.tensors()]
+        if self.spec.device.type != "cpu":
+            index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
+            parts = [part.index_select(2, index).movedim(2, 0).flatten(1) for part, _ in self._byte_parts()]
+            saved: np.ndarray = torch.cat(parts, 1).cpu().numpy()
+            return saved
+        saved = np.empty((len(blocks), self.spec.bytes_per_block), np.uint8)
+        for part, columns in self._byte_parts():
+            memory = part.numpy()
+            for row, block in zip(saved, blocks, strict=True):
+                source = memory[:, :, block]
+                np.copyto(row[columns].reshape(source.shape), source)
+        return saved
 
-    def import_blocks(self, blocks: torch.Tensor, data: list[torch.Tensor]) -> None:
-        """Write what `export_blocks` returned into `blocks` (int64 [n]), which need not be the ids it came
-        from."""
-        for target, source in zip(self.tensors(), data, strict=True):
-            indexable(target).index_copy_(2, blocks, indexable(source.to(target.device)))
+    def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Write what `save_blocks` returned into `blocks`, which need not be the ids it came from.
+
+        Args:
+            data: each block's bytes: rows of what was returned, or anything else that has them.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
+        """
+        size = self.spec.bytes_per_block
+        rows = [np.frombuffer(row, np.uint8) for row in data]
+        if len(rows) != len(blocks) or any(len(row) != size for row in rows):
+            raise ValueError(
+                f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
+                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
+            )
+        if not rows:
+            return
+        if self.spec.device.type != "cpu":
+            index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
+            loaded = torch.from_numpy(np.stack(rows)).to(self.spec.device)
+            for part, columns in self._byte_parts():
+                shape = (len(rows), part.shape[0], part.shape[1], part.shape[3])
+                part.index_copy_(2, index, loaded[:, columns].reshape(shape).movedim(0, 2))
+            return
+        for part, columns in self._byte_parts():
+            memory = part.numpy()
+            for row, block in zip(rows, blocks, strict=True):
+                target = memory[:, :, block]
+                np.copyto(target, row[columns].reshape(target.shape))
+
+    def _byte_parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Each storage tensor as uint8 [num_layers, num_kv_heads, num_blocks, bytes], and where in a block's
+        bytes it stands."""
+        end = 0
+        for tensor in self.tensors():
+            part = tensor.view(torch.uint8).flatten(3)
+            start, end = end, end + part.shape[0] * part.shape[1] * part.shape[3]
+            yield part, slice(start, end)
 
 
 def indexable(t: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,17 @@ is another. `tests/engine/test_runner_interface.py` holds both to what is said h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from radixkv.cache.pending_copies import Copy
     from radixkv.scheduling.batch import Batch
+    from radixkv_kernels import Bytes
 
 
 class Runner(Protocol):
@@ -58,6 +62,31 @@ class Runner(Protocol):
 
         No block is the target of two of them, or target of one and source of another. `execute` makes the
         copies of its batch by this method, before anything else.
+        """
+        ...
+
+    def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]:
+        """Copy the contents of blocks out, after the steps that were run before.
+
+        Called between steps. Until the future is done, nobody may write these blocks; others may be.
+
+        Returns:
+            The future of a uint8 array [len(blocks), bytes_per_block]: of each block, K/V (and scales) of all
+            layers and heads, in an order that does not depend on the block's id: `load` puts it back bit by
+            bit, into any block of a runner of the same model and settings.
+        """
+        ...
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill blocks with what was saved, before the steps that are run from now on.
+
+        Called between steps. When it returns, `data` is no longer needed.
+
+        Args:
+            data: for each block its `bytes_per_block` bytes, as `save` gave them.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
         """
         ...
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixkv.cache.pending_copies import Copy
@@ -15,7 +17,8 @@ from radixkv.model.cpu_paths import rewrite_layers
 from radixkv.model.cuda_graphs import DecodeGraphs, most_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.scheduling.batch import Batch
-from radixkv_kernels import KVSpec, PagedKV, make_backend
+from radixkv.thread_priority import yield_to_steps
+from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -132,6 +135,7 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
+        self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: DecodeGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
         if self.device.type == "cuda" and not deterministic:
@@ -187,6 +191,20 @@ class ModelRunner:
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""
         self.backend.copy_blocks(self.kv, copies)
+
+    def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]:
+        """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
+        if self.device.type == "cpu":
+            if self._saver is None:
+                self._saver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps)
+            return self._saver.submit(self.kv.save_blocks, blocks)
+        done: Future[npt.NDArray[np.uint8]] = Future()
+        done.set_result(self.kv.save_blocks(blocks))
+        return done
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `radixkv.engine.runner.Runner`."""
+        self.kv.load_blocks(blocks, data)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:

@@ -147,6 +147,35 @@ def test_what_was_copied_away_can_be_copied_back(make_runner):
     assert close(steps.run(PROMPT)[0], expected)
 
 
+def test_what_was_saved_is_what_a_block_held(make_runner):
+    steps = Steps(make_runner())
+    expected = steps.run(PROMPT)[0]
+    own = table_of(steps, PROMPT)[:-1]  # the last one is a copy for who would go on with it
+    saved = steps.runner.save(own).result()
+    assert saved.shape == (len(own), steps.runner.bytes_per_block)
+    assert saved.dtype == np.uint8
+    lease = steps.cache.acquire([90] * BLOCK * len(own))
+    target = lease.block_table.tolist()
+    steps.runner.load(target, saved)
+    assert np.array_equal(steps.runner.save(target).result(), saved)
+    lease.release()
+    steps.runner.load(own, saved[::-1].copy())
+    assert np.array_equal(steps.runner.save(own[::-1]).result(), saved)
+    steps.runner.load(own, [row.tobytes() for row in saved])
+    assert close(steps.run(PROMPT)[0], expected)
+
+
+def test_data_of_another_size_is_not_loaded(make_runner):
+    steps = Steps(make_runner())
+    expected = steps.run(PROMPT)[0]
+    own = table_of(steps, PROMPT)[:-1]
+    saved = steps.runner.save(own).result()
+    for data in (saved[:-1], saved[:, :-8], [*saved[1:], b""]):
+        with pytest.raises(ValueError, match="K/V"):
+            steps.runner.load(own, data)
+    assert close(steps.run(PROMPT)[0], expected)
+
+
 def table_of(steps: Steps, tokens: list[int]) -> list[int]:
     """The blocks that hold the cached tokens."""
     lease = steps.cache.acquire(tokens)

@@ -75,9 +75,7 @@ def test_block_placement(batch: Batch) -> None:
     moved = PagedKV(batch.kv.spec)
     fill_nan(moved)
     order = np.random.default_rng(5).permutation(batch.kv.spec.num_blocks)
-    moved.import_blocks(
-        torch.from_numpy(order), batch.kv.export_blocks(torch.arange(batch.kv.spec.num_blocks))
-    )
+    moved.load_blocks(order.tolist(), batch.kv.save_blocks(range(batch.kv.spec.num_blocks)))
     tables = [order[t].astype(np.int32) for t in batch.block_tables]
     other = Batch(
         batch.backend, moved, batch.query, batch.query_starts, batch.context_lengths, tables, batch.scale

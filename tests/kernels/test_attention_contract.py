@@ -170,13 +170,53 @@ def test_copy_blocks(quantization: str | None) -> None:
         assert torch.equal(new[0, :, second[1], 5:], old[0, :, second[1], 5:])
 
 
-def test_export_and_import_blocks() -> None:
-    batch = make_batch("cpu", [(1, 64), (1, 64)], quantization="int8")
-    first, second = (torch.from_numpy(t.astype(np.int64)) for t in batch.block_tables)
-    batch.kv.import_blocks(second, batch.kv.export_blocks(first))
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_what_was_saved_can_be_loaded_into_other_blocks(quantization: str | None) -> None:
+    batch = make_batch("cpu", [(1, 64), (1, 64)], quantization=quantization)
+    first, second = (table.tolist() for table in batch.block_tables)
+    batch.kv.load_blocks(second, batch.kv.save_blocks(first))
     batch.query[1] = batch.query[0]
     result = batch.attend()
     assert torch.equal(result[0], result[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
+def test_saved_blocks_come_back_bit_by_bit(dtype: torch.dtype, quantization: str | None) -> None:
+    spec = KVSpec(3, 7, 8, 2, 24, dtype, torch.device("cpu"), quantization)
+    generator = torch.Generator().manual_seed(3)
+
+    def filled() -> PagedKV:
+        kv = PagedKV(spec)
+        for tensor in kv.tensors():  # any bits, those of NaN among them
+            tensor.view(torch.uint8).random_(0, 256, generator=generator)
+        return kv
+
+    def bits(kv: PagedKV, block: int) -> list[torch.Tensor]:
+        return [tensor.view(torch.uint8)[:, :, block].clone() for tensor in kv.tensors()]
+
+    def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+        return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+    source, target = filled(), filled()
+    before = [bits(target, block) for block in range(spec.num_blocks)]
+    saved = source.save_blocks([5, 0, 3])
+    assert saved.shape == (3, spec.bytes_per_block)
+    assert saved.dtype == np.uint8
+    target.load_blocks([1, 6, 4], [saved[0], saved[1].tobytes(), memoryview(saved[2])])
+    for block in range(spec.num_blocks):
+        origin = {1: 5, 6: 0, 4: 3}.get(block)
+        assert same(bits(target, block), before[block] if origin is None else bits(source, origin))
+
+
+def test_blocks_are_not_loaded_from_data_of_another_size() -> None:
+    kv = PagedKV(KVSpec(1, 4, 8, 1, 8, torch.float32, torch.device("cpu")))
+    kv.clear(4)
+    saved = kv.save_blocks([0, 1]) + np.uint8(1)
+    for blocks, data in (([2], saved), ([2, 3], saved[:, :-1]), ([2, 3], [saved[0], b""])):
+        with pytest.raises(ValueError, match=r"the K/V of \d blocks is"):
+            kv.load_blocks(blocks, data)
+    assert not any(tensor.any() for tensor in kv.tensors())
 
 
 def test_bytes_per_block() -> None:

@@ -11,6 +11,7 @@ a failed step, and try again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,7 +148,6 @@ class PagedHashModel:
         nan_for: request ids whose logits are NaN.
     """
 
-    bytes_per_block = 1
     backend_name, dtype_name, device_name = "hash", "int64", "cpu"
 
     def __init__(
@@ -168,6 +168,11 @@ class PagedHashModel:
         self.batches: list[list[tuple[str, int, int]]] = []
         self.num_computed = 0
 
+    @property
+    def bytes_per_block(self) -> int:
+        """Tokens, positions and hashes, 8 bytes each."""
+        return 24 * self.block_size
+
     def warm_up(self, max_num_tokens: int) -> None:
         """What is in the memory now is nobody's."""
         self.tokens[:max_num_tokens] = self.positions[:max_num_tokens] = -2
@@ -178,6 +183,27 @@ class PagedHashModel:
             values = [memory[slots].copy() for slots in reads]
             for (_, target, count), value in zip(copies, values, strict=True):
                 memory[self._slots(target, count)] = value
+
+    def contents(self, blocks: Sequence[int]) -> np.ndarray[Any, Any]:
+        """What blocks hold now: uint8 [len(blocks), bytes_per_block]."""
+        slots = np.array([self._slots(block, self.block_size) for block in blocks], dtype=np.int64)
+        slots = slots.reshape(len(blocks), self.block_size)
+        memories = (self.tokens, self.positions, self.hashes.view(np.int64))
+        return np.concatenate([memory[slots] for memory in memories], axis=1).view(np.uint8)
+
+    def save(self, blocks: Sequence[int]) -> Future[np.ndarray[Any, Any]]:
+        done: Future[np.ndarray[Any, Any]] = Future()
+        done.set_result(self.contents(blocks))
+        return done
+
+    def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
+        rows = [np.frombuffer(row, np.int64) for row in data]
+        if [len(row) for row in rows] != [3 * self.block_size] * len(blocks):
+            raise ValueError("the K/V of other blocks")
+        for block, row in zip(blocks, rows, strict=True):
+            slots = self._slots(block, self.block_size)
+            self.tokens[slots], self.positions[slots], hashes = row.reshape(3, -1)
+            self.hashes[slots] = hashes.view(np.uint64)
 
     def execute(self, batch: Batch) -> torch.Tensor:
         for group in batch.copy_groups:
