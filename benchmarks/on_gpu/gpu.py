@@ -355,7 +355,7 @@ def main() -> None:
         )
     if not cuda:
         # The interpreter's bfloat16 and its products need repairs first, as in the tests.
-        sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kernels" / "interpreted"))
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kernels" / "interpreted"))
         importlib.import_module("interpreter_repairs").install()
     torch.set_grad_enabled(False)
     sizes = Sizes(args.small, torch.device("cuda" if cuda else "cpu"))

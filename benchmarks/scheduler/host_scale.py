@@ -1,6 +1,6 @@
 """What the host does in a step when very much is going on: no model, only the engine's own work.
 
-    python -m benchmarks.host_scale [--steps N] [--json FILE] [--plot FILE] [--skip-growth]
+    python -m benchmarks.host_scale [--steps N] [--json FILE] [--skip-growth]
 
 **A step.** The real engine over a runner that computes nothing and returns random logits at once; 1,000
 requests decode, 10,000 wait, and the cache holds a million blocks (16 million tokens). Two situations:
@@ -283,28 +283,6 @@ def growth_table(figures: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def draw(figures: dict[str, dict[str, float]], about: str, path: Path) -> None:
-    """Cost per token over cached blocks, relative to the smallest cache."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    sizes = [int(size) for size in figures]
-    first = next(iter(figures.values()))
-    for name in first:
-        label = f"{name} ({first[name]:.0f} ns a token at {sizes[0]:,} blocks)"
-        axes.plot(sizes, [row[name] / first[name] for row in figures.values()], "o-", label=label)
-    axes.set(xscale="log", xlabel="cached blocks", ylabel="cost per token, relative", ylim=(0, None))
-    axes.set_title(f"Host cost per token by what is cached\n{about}", fontsize=9)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -318,7 +296,6 @@ def main() -> None:
     parser.add_argument("--skip-growth", action="store_true", help="only the step")
     parser.add_argument("--profile", action="store_true", help="also print where the time goes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="draw the growth to this PNG or SVG")
     arguments = parser.parse_args()
     console = Console()
     steps: dict[str, Any] = {}
@@ -337,14 +314,11 @@ def main() -> None:
     if not arguments.skip_growth:
         growth = measure_growth([10**n for n in range(3, 10) if 10**n <= arguments.cached])
         console.print(growth_table(growth))
-    about = machine()
-    if arguments.plot and growth:
-        draw(growth, f"{about['processor']}, {time.strftime('%Y-%m-%d')}", arguments.plot)
     if arguments.json:
         figures = {
             "benchmark": "host_scale",
             "date": time.strftime("%Y-%m-%d"),
-            "machine": about,
+            "machine": machine(),
             "policy": arguments.policy,
             "steps": steps,
             "ns_per_token": growth,

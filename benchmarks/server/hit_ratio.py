@@ -1,12 +1,11 @@
-"""Two plots of one server on this machine: TTFT by hit ratio, and throughput by the share of shared prompt.
+"""What does a cached part of the prompt bring? TTFT by hit ratio, throughput by the share of shared prompt.
 
 TTFT         prompts of about 1,500 tokens whose first part was sent before; one at a time
 throughput   16 requests of about 512 prompt tokens and 32 output tokens, 8 at a time, that share a first
              part; with the prefix cache and without (--no-prefix-caching), points interleaved
 
-python -m benchmarks.plots                                 # measures, writes docs/plots/*.svg
-python -m benchmarks.plots --json benchmarks/results/plots.json
-python -m benchmarks.plots --from benchmarks/results/plots.json     # only draws
+python -m benchmarks.hit_ratio --json benchmarks/results/hit_ratio.json
+python -m benchmarks.plots                                           # draws docs/plots from it
 """
 
 from __future__ import annotations
@@ -72,43 +71,13 @@ def measure(repeats: int, seed: int, arguments: list[str]) -> dict[str, Any]:
             for name, values in own.items():
                 series[name].append(statistics.median(values))
     return {
-        "benchmark": "plots",
+        "benchmark": "hit_ratio",
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "ttft": ttft,
         "shares": list(SHARES),
         "output_tokens_per_s": series,
     }
-
-
-def draw(result: dict[str, Any], folder: Path) -> None:
-    """Write ttft_by_hit_ratio.svg and throughput_by_share.svg."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    folder.mkdir(parents=True, exist_ok=True)
-    about = f"{result['machine']['processor']}, {result['machine']['cpus']} CPUs, {result['date']}"
-    # A reader must be able to tell a quiet machine from a busy one.
-    about += f", load average {result['machine']['load_average'][0]:.1f}"
-    pyplot.rcParams["svg.hashsalt"] = "radixkv"  # the same figures give the same file
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    points = result["ttft"]
-    axes.plot([100 * p["hit_ratio"] for p in points], [1000 * p["ttft_s"] for p in points], "o-")
-    axes.set(xlabel="prompt tokens from the cache, %", ylabel="time to first token, ms", ylim=(0, None))
-    axes.set_title(f"1,500-token prompts\n{about}", fontsize=9)
-    axes.grid(alpha=0.3)
-    figure.savefig(folder / "ttft_by_hit_ratio.svg", metadata={"Date": None})
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    for name, values in result["output_tokens_per_s"].items():
-        axes.plot([100 * share for share in result["shares"]], values, "o-", label=f"{name} prefix cache")
-    axes.set(xlabel="share of the prompt that requests share, %", ylabel="output tokens/s", ylim=(0, None))
-    axes.set_title(f"16 requests of 500 + 32 tokens, 8 at a time\n{about}", fontsize=9)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(folder / "throughput_by_share.svg", metadata={"Date": None})
-    pyplot.close("all")
 
 
 def main() -> None:
@@ -118,18 +87,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measurements a point (default 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="draw these figures")
-    parser.add_argument("--folder", type=Path, default=Path("docs/plots"), help="where the plots go")
     parser.add_argument("server", nargs="*", help="further arguments of `radixkv serve`, after --")
     args = parser.parse_args()
-    if args.source:
-        result = json.loads(args.source.read_text(encoding="utf-8"))
-    else:
-        result = measure(args.repeats, args.seed, args.server)
+    result = measure(args.repeats, args.seed, args.server)
+    text = json.dumps(result, indent=2) + "\n"
+    print(text, end="")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    draw(result, args.folder)
+        args.json.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

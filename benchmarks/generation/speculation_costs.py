@@ -28,7 +28,7 @@ CONTEXT, STEPS = 512, 4
 
 def prompt(engine: Engine, number: int) -> list[int]:
     """A text of `CONTEXT` tokens, another for each number."""
-    text = (Path(__file__).parent / "data" / "text.txt").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[1] / "data" / "text.txt").read_text(encoding="utf-8")
     return engine.tokenizer.encode(f"Part {number}. {text}")[:CONTEXT]
 
 

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BEGIN = "<!-- comparison: written by benchmarks/readme_tables.py -->"
+BEGIN = "<!-- comparison: written by benchmarks/writers/readme_tables.py -->"
 END = "<!-- comparison: end -->"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
 BASELINE = "radixkv float32"

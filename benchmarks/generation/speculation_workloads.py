@@ -8,7 +8,7 @@ from typing import Any
 
 from radixkv import SamplingParams
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 #: A record that an answer of the JSON workload must be.
 SCHEMA: dict[str, Any] = {

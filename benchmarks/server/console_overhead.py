@@ -7,7 +7,7 @@ computed, so that the tree is as large as after a long day. Before that, on an i
 of one snapshot: of the engine's thread, which reads the nodes between two steps, and of all threads for a
 whole answer. That says something on a busy machine, too; the times between tokens do not.
 
-    python benchmarks/console_overhead.py --nodes 200 --pairs 8 --json out.json
+    python -m benchmarks.console_overhead --nodes 200 --pairs 8 --json out.json
 """
 
 from __future__ import annotations

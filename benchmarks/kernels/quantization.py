@@ -39,7 +39,7 @@ from radixkv import LLM, RadixKVError, SamplingParams
 from radixkv.model.runner import ModelRunner
 from radixkv.tools.bench.server_process import WORDS, machine
 
-TEXT = Path(__file__).with_name("data") / "text.txt"
+TEXT = Path(__file__).resolve().parents[1] / "data" / "text.txt"
 BASELINE = "float32"
 SETTINGS: dict[str, dict[str, Any]] = {
     BASELINE: {},

@@ -4,7 +4,7 @@ One stream decodes on the embedded model; callers send long texts, which are tok
 exceed the context). Printed are the gaps between the stream's tokens, and how late a 1 ms timer of the event
 loop comes, without and with the long texts.
 
-    python benchmarks/tokenizing_gap.py --megabytes 1 --callers 2
+    python -m benchmarks.tokenizing_gap --megabytes 1 --callers 2
 """
 
 from __future__ import annotations

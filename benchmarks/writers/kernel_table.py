@@ -17,7 +17,7 @@ import triton
 
 from radixkv_kernels.triton import ahead_of_time as aot
 
-PAGE = Path(__file__).parent.parent / "docs" / "lab" / "kernel_table.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
 
 

@@ -47,7 +47,7 @@ from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribu
 TARGET = 0.04
 VOCABULARY = 320
 CONVERSATION = "mooncake_conversation.jsonl.gz"
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def traces_folder() -> Path:

@@ -33,7 +33,7 @@ from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.readers import read_trace
 from radixkv.tools.replay.trace import Trace, TraceBuilder
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 CONTENDED = 0.995
 TARGETS = {"share of opt-pin": 0.77, "loss to lru": 0.3, "gain when thrashing": 1.2}
 
