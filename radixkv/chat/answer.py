@@ -14,9 +14,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what the assistant says."""
+    """More of what the assistant says.
+
+    Attributes:
+        start: where it stands in the sample's text, in characters.
+    """
 
     text: str
+    start: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +65,26 @@ class AnswerParser(Protocol):
     def push(self, text: str) -> list[AnswerEvent]:
         """What further text says; text that could still become markup is held back."""
 
-    def finish(self) -> list[AnswerEvent]:
-        """What was held back, once the sample has ended."""
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
+        """What was held back, once the sample has ended.
+
+        Args:
+            cut: it did not end by itself. What there is of a call that has clearly begun is no content: it is
+                a call as far as it goes, if its name and the beginning of its arguments are there.
+        """
 
 
 class PlainParser:
     """All text is content: the parser of models without a known format."""
 
-    def push(self, text: str) -> list[AnswerEvent]:
-        return [ContentDelta(text)] if text else []
+    def __init__(self) -> None:
+        self._end = 0
 
-    def finish(self) -> list[AnswerEvent]:
+    def push(self, text: str) -> list[AnswerEvent]:
+        self._end += len(text)
+        return [ContentDelta(text, self._end - len(text))] if text else []
+
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
         return []
 
 
@@ -90,6 +104,13 @@ class Answer:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[AnswerEvent]) -> Answer:
+        """All that a parser gave."""
+        answer = cls()
+        answer.add(events)
+        return answer
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
         """Add what a parser gave."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import regex
 
 #: Stands for the function's name in a head.
 NAME = "NAME"
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
+_ANY_NAME = r'[^"\\]+'
 _JSON_HEAD = (
-    r'[\s\[]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,'
+    rf'[\s\[]*\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>{_ANY_NAME})"\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 
@@ -58,6 +61,17 @@ class CallSyntax:
     def match_head(self, text: str, at: int = 0) -> re.Match[str] | None:
         """The head of a call whose arguments begin where the match ends."""
         return re.compile(self.head_pattern or _JSON_HEAD).match(text, at)
+
+    def begins(self, text: str, names: Collection[str] | None = None) -> bool:
+        """Whether a text begins with the head of a call, or is the beginning of one. O(length).
+
+        Args:
+            names: the only names that count; None: any.
+        """
+        pattern = self.head_pattern or _JSON_HEAD
+        if names is not None:
+            pattern = pattern.replace(_ANY_NAME, "|".join(map(re.escape, names)) or "(?!)")
+        return regex.match(pattern, text, partial=True) is not None
 
     def read(self, text: str) -> list[WrittenCall] | None:
         """The calls that make up a text; None: it is no such text. O(length)."""

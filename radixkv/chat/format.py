@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,13 @@ class ChatFormat:
     tools_option: str | None = None
 
     def parser(
-        self, *, calls: bool = True, parallel: bool = True, prompt_end: str = "", forced: bool = False
+        self,
+        *,
+        calls: bool = True,
+        parallel: bool = True,
+        prompt_end: str = "",
+        forced: bool = False,
+        names: Collection[str] = (),
     ) -> AnswerParser:
         """A parser for one answer.
 
@@ -56,6 +62,7 @@ class ChatFormat:
             parallel: False: tell the first call only.
             prompt_end: how the prompt ends (`TAIL_TOKENS` tokens suffice): templates may open the reasoning.
             forced: the answer's grammar wants calls: what there is of one that is cut off is no content.
+            names: of the tools that may be called, to tell a call without a mark that is cut off from text.
         """
         marks = {REASONING: self.reasoning, SPOKEN: self.spoken, CALLS: self.calls if calls else None}
         regions = tuple(Region(name, *marked) for name, marked in marks.items() if marked is not None)
@@ -68,6 +75,7 @@ class ChatFormat:
             new_id=self.new_call_id,
             prefix=self.opened_by(prompt_end),
             forced=forced,
+            names=names,
         )
 
     def opened_by(self, prompt_end: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.chat.answer import Answer, AnswerEvent, ContentDelta, ToolCall, ToolCallArguments, ToolCallBegin
-from radixkv.chat.format_parser import HELD
+from radixkv.chat.format_parser import HELD, TELLING
 from radixkv.chat.formats import FORMATS, find_format
 
 #: Format -> how the prompt ends, an answer with two calls, and its (content, reasoning, arguments by name).
@@ -96,10 +96,10 @@ MALFORMED = {
 FAMILIES = list(ANSWERS)
 
 
-def events_of(name: str, parts: Iterable[str], **options: Any) -> list[AnswerEvent]:
+def events_of(name: str, parts: Iterable[str], *, cut: bool = False, **options: Any) -> list[AnswerEvent]:
     parser = FORMATS[name].parser(**options)
     events = [event for part in parts for event in parser.push(part)]
-    return events + parser.finish()
+    return events + parser.finish(cut=cut)
 
 
 def parse(name: str, parts: Iterable[str], **options: Any) -> Answer:
@@ -182,14 +182,19 @@ FRAGMENTS = [
     st.booleans(),
 )
 def test_any_text_is_the_same_however_it_comes(
-    name: str, pieces: list[str], cuts: list[int], calls: bool
+    name: str, fragments: list[str], cuts: list[int], calls: bool
 ) -> None:
-    text = "".join(pieces)
+    text = "".join(fragments)
     places = sorted({cut % (len(text) + 1) for cut in cuts})
     parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    whole = parse(name, [text], calls=calls)
-    assert parse(name, parts, calls=calls) == whole
-    assert parse(name, text, calls=calls) == whole
+    for cut in (False, True):
+        whole = parse(name, [text], calls=calls, cut=cut)
+        assert parse(name, parts, calls=calls, cut=cut) == whole
+        assert parse(name, text, calls=calls, cut=cut) == whole
+        for pieces in ([text], parts, text):
+            for event in events_of(name, pieces, calls=calls, cut=cut):
+                if isinstance(event, ContentDelta):
+                    assert text.startswith(event.text, event.start)
 
 
 @pytest.mark.parametrize("name", ["hermes", "smollm2", "harmony", "deepseek", "mistral-args"])
@@ -319,3 +324,53 @@ def test_a_forced_call_that_is_cut_off_is_as_much_of_a_call_as_there_is(name: st
             if head < end:
                 assert told, (end, text[:end])
                 assert len(told[0][1]) == min(len(first), end - head)
+
+
+@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("said", ["", "Let me look. "])
+def test_a_free_call_that_is_cut_off_is_no_content(name: str, said: str) -> None:
+    """Cut after each character, whole and in pieces: what is told of the call is a call."""
+    known, first, second = FORMATS[name], '{"a": {"b": "x\\"y"}}', '{"c": "d}"}'
+    written = known.write_calls([("look", first), ("see", second)])
+    if said and written.startswith("{"):
+        return  # such a family does not speak before it calls
+    mark = max((m for m in known.calls[0] if written.startswith(m)), key=len) if known.calls else ""
+    for end in range(min(len(mark), TELLING), len(written)):
+        if written.startswith("{") and end <= written.index("look"):
+            continue  # any object begins like that
+        text = said + written[:end]
+        answers = [parse(name, parts, cut=True, names=["look", "see"]) for parts in ([text], text)]
+        assert answers[0] == answers[1]
+        assert answers[0].content.strip() == said.strip(), text
+        told = [(call.name, call.arguments) for call in answers[0].tool_calls]
+        wholes = [("look", first), ("see", second)]
+        for (called, arguments), (wanted, whole) in zip(told, wholes, strict=False):
+            assert (called, whole.startswith(arguments)) == (wanted, True)
+        begun = [end > written.find(arguments) for arguments in (first, second)]
+        assert len(told) == sum(begun), text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "The mark <tool_call> begins a call, and"),
+        ("hermes", "a <t"),
+        ("hermes", '<tool_call>\n{"names": ["x'),
+        ("hermes", "<tool_call>nonsense</tool_call> and"),
+        ("llama3", '{"name": "Ada", "age": 3'),
+        ("llama3", '{"name": "Ad'),
+        ("llama3", "<|python_tag|>print(1"),
+        ("mistral", "[TOOL_CALLS] non"),
+    ],
+)
+def test_what_is_no_call_is_text_where_it_is_cut_off(name: str, text: str) -> None:
+    for parts in ([text], text):
+        assert parse(name, parts, cut=True, names=["look"]) == Answer(text)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_content_says_where_it_stands(name: str) -> None:
+    prompt_end, text, (content, _, _) = ANSWERS[name]
+    for parts in ([text], text):
+        said = [e for e in events_of(name, parts, prompt_end=prompt_end) if isinstance(e, ContentDelta)]
+        assert "".join(text[event.start : event.start + len(event.text)] for event in said) == content

@@ -7,9 +7,11 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 import torch
 from scripted_engine import ByteTokenizer
+from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.grammar.compiler import GrammarCompiler
@@ -26,6 +29,7 @@ from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.sampling.grammar.tenants import Tenants
 from radixkv.sampling.grammar.vocabulary import PlainTokens, Vocabulary, VocabularyRecipe
 from radixkv.structured import StructuredOutputs
+from radixkv.text.tokenizer import Tokenizer
 
 END = 257
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12.json"
@@ -594,3 +598,45 @@ def test_no_process_is_left_when_the_compiler_is() -> None:
     del compiler
     gc.collect()
     process.wait(60)
+
+
+SPELLED = "<|im_start|>"
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
+def test_the_spelling_of_a_special_token_is_a_text_like_any_other(make: Callable[[], Any]) -> None:
+    """Where nothing else can follow, too: no special token stands for it, and the answer is complete."""
+    tokenizer = Tokenizer(make())
+    special = {token for token in range(tokenizer.vocab_size) if tokenizer.is_added_token(token)}
+    ends = tokenizer.encode("</s>", add_special_tokens=False)[:1] if make is not byte_level_tokenizer else [2]
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, set(ends)))
+    for spelled in [tokenizer.token_bytes(token).decode() for token in sorted(special)]:
+        for spec in (
+            {"json": {"const": spelled}},
+            {"json": {"const": f"a{spelled}b"}},
+            {"regex": re.escape(spelled)},
+            {"choice": (spelled,)},
+            {"grammar": f"start: {json.dumps(spelled)}"},
+        ):
+            mask, said = compiler.compile(StructuredOutputs(**spec)).start(), []
+            while not mask.is_complete and len(said) < 60:
+                forced = mask.forced_tokens()
+                assert mask.num_allowed(forced) == len(forced)
+                logits = torch.zeros(1, tokenizer.vocab_size)
+                type(mask).apply(logits, [0], [mask])
+                said.append(int(logits[0].argmax()) if not forced else forced[0])
+                mask.accept(said[-1])
+            assert mask.is_complete
+            assert not special & set(said) - set(ends)
+            assert spelled in tokenizer.decode(said)
+
+
+def test_tokens_by_name_are_still_known() -> None:
+    tokenizer = Tokenizer(byte_level_tokenizer())
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, {2}))
+    mask = compiler.compile(StructuredOutputs(grammar='start: "<|im_start|>" <|im_start|> "b"')).start()
+    [special] = tokenizer.encode(SPELLED, add_special_tokens=False)
+    tokens = [*tokenizer.encode(SPELLED, add_special_tokens=False, allow_special=False), special]
+    assert mask.num_allowed(tokens) == len(tokens)
+    with pytest.raises(InvalidRequestError, match=r'unknown special token: "<nope>".*<\|endoftext\|>'):
+        compiler.compile(StructuredOutputs(grammar="start: <nope>"))

@@ -9,15 +9,19 @@ import openai
 import pytest
 from live_server import LiveServer, live_server
 from openai import OpenAI
+from pydantic_core import from_json
 from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
+from radixkv.chat.answer import ToolCallArguments, ToolCallBegin, ToolCallEnd
 from radixkv_server.apis.responses import parse
+from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.apis.responses.tools import Toolbox
+from radixkv_server.apis.responses.tools import CustomTool, Toolbox
 from radixkv_server.chat.chat import AnswerReaders, chat_request
 from radixkv_server.generation.request import PromptRequest
 
+CUSTOM = CustomTool(type="custom", name="patch")
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: Any = [
     {"type": "function", "name": "look", "parameters": SCHEMA, "strict": False},
@@ -112,6 +116,36 @@ def test_custom_tools_take_text(server: LiveServer, client: OpenAI, stream: bool
     assert after.startswith(before.removesuffix("assistant\n"))
     assert "call patch({'input': " in after
     assert "fine" in after
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"input": "a \\"b\\" \\\\ \\n \\u00e9\\ud83d\\ude00 é😀/\\/"}',
+        ' {\n"input" : ""}',
+        '{"input": "whole", "more": [1]}',
+        '{"more": "x", "input": "late \\u00e9"}',
+        '{"input": 5}',
+        '{"input": "cut',
+        '{"input": "cut \\u00',
+        '{"input": "cut \\ud83d',
+        "{",
+    ],
+)
+def test_an_input_is_read_as_it_is_written(arguments: str) -> None:
+    """Whatever the pieces are, and in linear time."""
+    value = from_json(arguments, allow_partial="trailing-strings").get("input", "")
+    wanted = value if isinstance(value, str) else ""
+    for size in (1, 2, 3, 7, 1000):
+        items = OutputItems(lambda kind, number: kind, Toolbox([CUSTOM]), lambda *_: None)
+        events = [*items.add(ToolCallBegin(0, "c", "patch"), [])]
+        for at in range(0, len(arguments), size):
+            events += items.add(ToolCallArguments(0, arguments[at : at + size]), [])
+        events += items.add(ToolCallEnd(0), [])
+        deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
+        [done] = [event["input"] for event in events if event["type"].endswith("input.done")]
+        assert "".join(deltas) == done == wanted
+        assert all(deltas)
 
 
 def test_a_regex_is_enforced_and_a_bad_format_refused(client: OpenAI) -> None:

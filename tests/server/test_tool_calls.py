@@ -120,16 +120,50 @@ def test_only_the_first_call_is_told_without_parallel_calls(server: LiveServer) 
     assert len(answer.tool_calls) == 1
 
 
-def test_a_call_that_is_cut_off_ends_by_length(server: LiveServer) -> None:
-    _, reason = message(server, CALL, max_tokens=30)
-    assert reason == "length"
+@pytest.mark.parametrize("said", ["", "Let me look. "])
+@pytest.mark.parametrize(
+    "name", ["hermes", "smollm2", "llama3", "mistral", "mistral-args", "deepseek", "harmony"]
+)
+def test_a_free_call_that_is_cut_is_no_markup(name: str, said: str) -> None:
+    """As much of it as there is: nothing, or its name and the beginning of its arguments."""
+    written = FORMATS[name].write_calls([("look", ARGUMENTS)])
+    if said and written.startswith("{"):
+        return  # such a family does not speak before it calls
+    start = written.index("look") + 1 if written.startswith("{") else 3
+    with live_server(ScriptedEngine(num_blocks=256), chat_format=name) as server, server.http() as http:
+        for end in range(start, len(written), 5):
+            most = len((said + written[:end]).encode())
+            body = says(said + written, max_tokens=most)
+            whole = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+            assert whole["finish_reason"] == "length"
+            assert (whole["message"]["content"] or "").strip() == said.strip(), most
+            told = [call["function"] for call in whole["message"].get("tool_calls") or ()]
+            assert [call["name"] for call in told] == ["look"][: len(told)]
+            assert all(ARGUMENTS.startswith(call["arguments"]) for call in told)
+            assert bool(told) == (end > written.index(ARGUMENTS))
+            streamed = http.post("/v1/chat/completions", json={**body, "stream": True}).text
+            chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            assert "".join(delta.get("content") or "" for delta in deltas).strip() == said.strip()
+            pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+            assert "".join(piece["arguments"] for piece in pieces) == "".join(c["arguments"] for c in told)
 
 
-def test_logprobs_come_with_what_is_held_back(server: LiveServer) -> None:
-    with server.openai() as client:
-        chunks = list(client.chat.completions.create(**says(CALL, stream=True, logprobs=True)))
-    tokens = [entry for chunk in chunks if (lp := chunk.choices[0].logprobs) for entry in lp.content]
-    assert len(tokens) == len(CALL)
+def test_logprobs_are_those_of_the_content_and_of_nothing_else(server: LiveServer) -> None:
+    """Not of reasoning, of calls, of marks, or of the white space between them."""
+    text = f"<think>\nHm, né.\n</think>\n\nLe voilà: \U0001f600.\n{CALL}\n and more\n{CALL}"
+    for more in ({}, {"max_tokens": 30}, {"max_tokens": 60}, {"tool_choice": "required"}, {"tools": None}):
+        body = {**says(text, logprobs=True, top_logprobs=1), **more}
+        with server.http() as http:
+            choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+            lines = http.post("/v1/chat/completions", json={**body, "stream": True}).text.splitlines()
+        content = choice["message"]["content"] or ""
+        assert bytes(b for token in choice["logprobs"]["content"] for b in token["bytes"]).decode() == content
+        chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        for chunk in chunks:
+            tokens = (chunk["logprobs"] or {"content": []})["content"]
+            told = bytes(b for token in tokens for b in token["bytes"]).decode()
+            assert told == (chunk["delta"].get("content") or "")
 
 
 def test_a_template_without_tools_shows_them_all_the_same() -> None:

@@ -28,21 +28,23 @@ class ScriptedParser:
         self._in = "text"
         self._name = ""
         self._calls = 0
+        self._at = -1
 
     def push(self, text: str) -> list[AnswerEvent]:
         return [event for char in text for event in self._push(char)]
 
-    def finish(self) -> list[AnswerEvent]:
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
         return []
 
     def _push(self, char: str) -> list[AnswerEvent]:
         index = self._calls - 1
+        self._at += 1
         if self._in == "text":
             if char in "(<":
                 self._in = "thought" if char == "(" else "name"
                 self._name = ""
                 return []
-            return [ContentDelta(char)]
+            return [ContentDelta(char, self._at)]
         if self._in == "thought":
             if char == ")":
                 self._in = "text"

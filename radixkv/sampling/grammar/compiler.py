@@ -20,6 +20,7 @@ from radixkv.cache.keys import NamespaceName, frame_namespace
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.limits import TooComplex
+from radixkv.sampling.grammar.special_tokens import shown_names
 from radixkv.sampling.grammar.tenants import CompileTask, TenantGrammars, Tenants
 from radixkv.sampling.grammar.trial import follow
 from radixkv.sampling.grammar.trial_process import TrialProcess, shared_trials
@@ -191,7 +192,8 @@ _IN_LARK = "failed to compile JSON schema: "
 
 
 def _refused(spec: StructuredOutputs, reason: str, *, code: str = "invalid_grammar") -> InvalidRequestError:
-    before, mark, inner = reason.rpartition(_IN_LARK)
+    before, mark, inner = shown_names(reason).rpartition(_IN_LARK)
+    reason = before + mark + inner
     if spec.json is not None or mark:
         keyword = next((says for begins, says in _KEYWORDS if inner.startswith(begins)), "")
         reason = before + mark + keyword + inner

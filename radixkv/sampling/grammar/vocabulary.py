@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.sampling.grammar.json_escapes import allowed_escapes, limit_escapes
+from radixkv.sampling.grammar.special_tokens import hidden_names, hide_special_tokens
 from radixkv.structured import StructuredOutputs
 
 #: What a matcher may need; beyond it, it is in error. Common grammars need a tenth.
@@ -86,7 +87,8 @@ class PlainTokens:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        return {token: i for i, token in enumerate(self.tokens)}
+        special = set(self.special_token_ids)  # what stands for no text
+        return {token: i for i, token in enumerate(self.tokens) if i not in special}
 
     def grammar_source(self) -> PlainTokens:
         return self
@@ -127,7 +129,9 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, end_token_ids: Collection[int]) -> None:
-        source = self._source = tokenizer.grammar_source()
+        source = tokenizer.grammar_source()
+        self._names_are_hidden = isinstance(source, str)
+        source = self._source = hide_special_tokens(source) if isinstance(source, str) else source
         self._tokens = llguidance.LLTokenizer(
             source, eos_token=sorted(end_token_ids) or None, slices=_slices()
         )
@@ -156,6 +160,8 @@ class Vocabulary:
 
     def matcher(self, spec: StructuredOutputs) -> llguidance.LLMatcher:
         """A matcher at the beginning of a grammar; it may be in error. Takes a millisecond to a second."""
+        if spec.grammar is not None and self._names_are_hidden:
+            spec = replace(spec, grammar=hidden_names(spec.grammar))
         return llguidance.LLMatcher(self._tokens, grammar_text(spec), log_level=0, limits=self._limits)
 
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Bitmasks:

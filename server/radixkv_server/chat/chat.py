@@ -129,7 +129,7 @@ class AnswerReaders:
             parser = self._parsers[delta.index] = self._make_parser()
         events = parser.push(delta.text)
         if delta.finish_reason is not None:
-            events = events + parser.finish()
+            events = events + parser.finish(cut=_is_cut(delta))
         if any(isinstance(event, ToolCallBegin) for event in events):
             self._called.add(delta.index)
         return events
@@ -138,12 +138,19 @@ class AnswerReaders:
         """Whether what has been read of a sample has tool calls."""
         return sample in self._called
 
+    def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
+        """All events of a finished sample."""
+        parser = self._make_parser()
+        return parser.push(sample.text) + parser.finish(cut=_is_cut(sample))
+
     def answer(self, sample: CompletionOutput) -> Answer:
         """The whole answer of a finished sample."""
-        parser, answer = self._make_parser(), Answer()
-        answer.add(parser.push(sample.text))
-        answer.add(parser.finish())
-        return answer
+        return Answer.of(self.read_whole(sample))
+
+
+def _is_cut(ended: OutputDelta | CompletionOutput) -> bool:
+    """Whether a sample ended by what was asked of it, not by itself."""
+    return ended.finish_reason == "length" or ended.stop_reason is not None
 
 
 async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
@@ -224,6 +231,7 @@ async def chat_request(
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
         forced=forced,
+        names=[tool["function"]["name"] for tool in chat.callable_tools],
     )
     prompt_request = PromptRequest(
         ids,

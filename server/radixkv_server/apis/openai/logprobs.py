@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Iterable, Sequence
 
+from radixkv.chat.answer import ContentDelta
 from radixkv.client import TextTokenizer
-from radixkv.request import CompletionOutput, Logprob, OutputDelta, SamplingParams, TokenLogprobs
+from radixkv.request import Logprob, SamplingParams, TokenLogprobs
 from radixkv_server.dialect import Json
 
 
@@ -29,28 +32,57 @@ class TextOffsets:
         return offset
 
 
-class ShownTokens:
-    """The tokens of one answer whose text it shows: not what ended it, the end token or a stop string's.
+class ContentTokens:
+    """The tokens that the content of one answer is made of, found by where they stand in its text.
 
-    A stream may show a token's text later than it has the token.
+    Tokens of reasoning, of tool calls and of marks are none of them, nor is what ended the answer or adds
+    nothing to its text. A stream may tell a token's text later than it has the token.
     """
 
     def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
-        self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
-        self._waiting: list[tuple[int, TokenLogprobs]] = []
-        self._next = self._shown = 0
+        self._tokenizer = tokenizer
+        self._new_decoder = functools.partial(
+            tokenizer.stream, params.skip_special_tokens, kept=params.kept_special_tokens
+        )
+        self._decoder = self._new_decoder()
+        self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()  # start, end, token
+        self._at = 0
 
-    def take(self, part: CompletionOutput | OutputDelta) -> list[TokenLogprobs] | None:
-        """Those that begin in the text up to here and have not been given; None: none were asked for."""
-        if part.logprobs is None and not self._waiting:
-            return None
-        for entry in part.logprobs or ():
-            self._waiting.append((self._next, entry))
-            self._next += len(self._decoder.push([entry.chosen.token_id]))
-        self._shown += len(part.text)
-        ready = [entry for offset, entry in self._waiting if offset < self._shown]
-        self._waiting = self._waiting[len(ready) :]
-        return ready
+    def add(self, logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """Further tokens of the answer. O(tokens)."""
+        for entry in logprobs or ():
+            token_id = entry.chosen.token_id
+            text = self._decoder.push([token_id])
+            start, self._at = self._at, self._at + len(text)
+            if text:
+                # It may complete a character that tokens before it have begun.
+                own = self._own_text(token_id)
+                start = self._at - len(own) if own and text.endswith(own) else start
+                self._waiting.append((start, self._at, entry))
+            elif not self._adds_nothing(token_id):
+                self._waiting.append((start, start + 1, entry))  # the character comes with a later token
+
+    def take(self, event: ContentDelta) -> list[TokenLogprobs]:
+        """Those of a piece of content that no piece before has had. O(tokens up to there)."""
+        end = event.start + len(event.text)
+        taken = []
+        while self._waiting and self._waiting[0][0] < end:
+            _, token_end, entry = self._waiting.popleft()
+            if token_end > event.start:
+                taken.append(entry)
+        return taken
+
+    def _own_text(self, token_id: int) -> str:
+        try:
+            return self._tokenizer.token_bytes(token_id).decode("utf-8")
+        except UnicodeDecodeError:
+            return ""
+
+    def _adds_nothing(self, token_id: int) -> bool:
+        if not self._tokenizer.is_added_token(token_id):
+            return False
+        decoder = self._new_decoder()
+        return not decoder.push([token_id]) and not decoder.finish()
 
 
 class LogprobsFormat:
@@ -64,15 +96,16 @@ class LogprobsFormat:
         self.tokenizer = tokenizer
         self._as_ids = as_ids
 
-    def chat(self, entries: Sequence[TokenLogprobs] | None) -> Json | None:
+    def chat(self, entries: Sequence[TokenLogprobs]) -> Json:
         """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`."""
-        if entries is None:
-            return None
-        content = [
+        return {"content": self.tokens(entries), "refusal": None}
+
+    def tokens(self, entries: Sequence[TokenLogprobs]) -> list[Json]:
+        """`[{token, logprob, bytes, top_logprobs}]`."""
+        return [
             {**self._chat_token(entry.chosen), "top_logprobs": [self._chat_token(top) for top in entry.top]}
             for entry in entries
         ]
-        return {"content": content, "refusal": None}
 
     def _chat_token(self, item: Logprob) -> Json:
         raw = self.tokenizer.token_bytes(item.token_id)

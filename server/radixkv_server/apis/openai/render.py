@@ -20,7 +20,7 @@ from radixkv.chat.answer import (
     ToolCallBegin,
 )
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
-from radixkv_server.apis.openai.logprobs import LogprobsFormat, ShownTokens, TextOffsets
+from radixkv_server.apis.openai.logprobs import ContentTokens, LogprobsFormat, TextOffsets
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
 from radixkv_server.apis.openai.token_details import TokenDetails
 from radixkv_server.chat.chat import AnswerReaders
@@ -140,7 +140,7 @@ class ChatRenderer:
         params: SamplingParams,
     ) -> None:
         self._params = params
-        self._shown: dict[int, ShownTokens] = {}
+        self._tokens: dict[int, ContentTokens] = {}
         self._readers = readers
         self._details = TokenDetails(body)
         self._prompt_ids = prompt_ids
@@ -168,11 +168,15 @@ class ChatRenderer:
         return self._chunks.ending(usage)
 
     def _choice(self, index: int, sample: CompletionOutput) -> Json:
-        answer = self._readers.answer(sample)
+        events = self._readers.read_whole(sample)
+        answer = Answer.of(events)
+        tokens = self._tokens_of(index)
+        tokens.add(sample.logprobs)
+        said = [token for event in events if isinstance(event, ContentDelta) for token in tokens.take(event)]
         return {
             "index": index,
             "message": {"role": "assistant", **_message(answer, self._readers.forced), "refusal": None},
-            "logprobs": self._logprobs.chat(ShownTokens(self._logprobs.tokenizer, self._params).take(sample)),
+            "logprobs": None if sample.logprobs is None else self._logprobs.chat(said),
             "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
             "stop_reason": sample.stop_reason,
             **self._details.of_answer(sample.token_ids),
@@ -188,21 +192,27 @@ class ChatRenderer:
             self._begun.add(delta.index)
             begin = None if self._readers.forced else ""
             choices.append(choice({"role": "assistant", "content": begin, "refusal": None}))
-        told = [_delta(event) for event in self._readers.read(delta)]
         details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
-        if delta.index not in self._shown:
-            self._shown[delta.index] = ShownTokens(self._logprobs.tokenizer, self._params)
-        shown = self._shown[delta.index].take(delta)
-        said = [content for content in told if content is not None] or [
-            {} if self._readers.forced else {"content": ""}
-        ] * bool(shown or details)
-        for number, content in enumerate(said):
-            more = {} if number else {"logprobs": self._logprobs.chat(shown), **details}
-            choices.append(choice(content, **more))
+        tokens = self._tokens_of(delta.index)
+        tokens.add(delta.logprobs)
+        for event in self._readers.read(delta):
+            content = _delta(event)
+            if content is not None:
+                choices.append(choice(content, **details))
+                details = {}
+                if isinstance(event, ContentDelta) and self._params.logprobs is not None:
+                    choices[-1]["logprobs"] = self._logprobs.chat(tokens.take(event))
+        if details:
+            choices.append(choice({} if self._readers.forced else {"content": ""}, **details))
         if delta.finish_reason is not None:
             reason = _finish_reason(delta.finish_reason, self._readers.has_called(delta.index))
             choices.append(choice({}, finish_reason=reason, stop_reason=delta.stop_reason))
         return choices
+
+    def _tokens_of(self, index: int) -> ContentTokens:
+        if index not in self._tokens:
+            self._tokens[index] = ContentTokens(self._logprobs.tokenizer, self._params)
+        return self._tokens[index]
 
 
 def _finish_reason(reason: str | None, has_called: bool) -> str | None:

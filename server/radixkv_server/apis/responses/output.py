@@ -23,6 +23,7 @@ from radixkv_server.apis.responses.items import (
     output_text,
     reasoning,
 )
+from radixkv_server.apis.responses.string_member import StringMember
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.dialect import Json
 
@@ -140,34 +141,43 @@ class _Call(_OpenItem):
 
 
 class _CustomCall(_Call):
-    """A call of a custom tool: what the model writes is JSON, of which the client gets the input."""
+    """A call of a custom tool: what the model writes is JSON, of which the client gets the input.
+
+    It comes as it is written where it is the first of the arguments, and else at the end.
+    """
 
     def __init__(
         self, item_id: str, index: int, begun: ToolCallBegin, called: Called, remember: Remember
     ) -> None:
         super().__init__(item_id, index, begun, called)
         self._remember = remember
-        self._input = ""
+        self._arguments: list[str] = []
+        self._string = StringMember("input")
 
     def item(self, status: str) -> Json:
-        text = "" if status == "in_progress" else self._input
+        text = "" if status == "in_progress" else self.text
         return custom_call(self.id, self._id, self._called, text, status)
 
     def add(self, text: str) -> Events:
+        self._arguments.append(text)
+        yield from self._tell(self._string.push(text))
+
+    def _tell(self, text: str) -> Events:
         self.text += text
-        known = self._input
-        self._input = _input_of(self.text)
-        if len(self._input) > len(known):
-            yield self.event("custom_tool_call_input.delta", delta=self._input[len(known) :])
+        if text:
+            yield self.event("custom_tool_call_input.delta", delta=text)
 
     def end(self, status: str) -> Events:
-        self._remember(self._id, self.text)
-        yield self.event("custom_tool_call_input.done", input=self._input)
+        arguments = "".join(self._arguments)
+        self._remember(self._id, arguments)
+        if not self._string.is_found:
+            yield from self._tell(_input_of(arguments))
+        yield self.event("custom_tool_call_input.done", input=self.text)
         yield from _OpenItem.end(self, status)
 
 
 def _input_of(arguments: str) -> str:
-    """The input in the arguments of a custom tool, as far as they have been written. O(arguments)."""
+    """The input in the arguments of a custom tool, as far as they were written. O(arguments)."""
     try:
         given = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -203,22 +213,19 @@ class OutputItems:
         self._remember = remember
         self._hides_reasoning = hides_reasoning
         self._open: _Message | _Reasoning | _Call | None = None
-        self._logprobs: list[Json] = []  # of tokens whose text has not come yet
 
-    def add(self, event: AnswerEvent) -> Events:
-        """The response's events for one of the answer's."""
+    def add(self, event: AnswerEvent, logprobs: list[Json]) -> Events:
+        """The response's events for one of the answer's, and the logprobs of its tokens if it is content."""
         if isinstance(event, ContentDelta):
             if not isinstance(self._open, _Message):
                 yield from self._begin(_Message(*self._place("message")))
             assert isinstance(self._open, _Message)
-            logprobs, self._logprobs = self._logprobs, []
             yield from self._open.add(event.text, logprobs)
         elif isinstance(event, ReasoningDelta):
             if not isinstance(self._open, _Reasoning):
                 hides = self._hides_reasoning
                 yield from self._begin(_Reasoning(*self._place("reasoning"), hides=hides))
             assert isinstance(self._open, _Reasoning)
-            self._logprobs = []
             yield from self._open.add(event.text, [])
         elif isinstance(event, ToolCallBegin):
             called = self._tools.called(event.name)
@@ -233,16 +240,10 @@ class OutputItems:
         elif isinstance(event, ToolCallEnd):
             yield from self.end("incomplete" if event.cut else "completed")
 
-    def add_logprobs(self, logprobs: list[Json]) -> None:
-        """Those of tokens whose text comes with the next events, if it is content."""
-        self._logprobs += logprobs
-
     def finish(self, status: str) -> Events:
         """The answer has ended; one that said nothing at all has an empty message."""
         if self._open is None and not self.items:
             yield from self._begin(_Message(*self._place("message")))
-        if isinstance(self._open, _Message):
-            self._open.logprobs += self._logprobs  # of the end token
         yield from self.end(status)
 
     def end(self, status: str) -> Events:

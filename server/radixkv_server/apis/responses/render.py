@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from radixkv.chat.answer import ReasoningDelta
+from radixkv.chat.answer import ContentDelta, ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
 from radixkv_server.apis.openai.fields import plain_choice
-from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.openai.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.openai.render import usage_details
 from radixkv_server.apis.responses.errors import error_json, frame
 from radixkv_server.apis.responses.items import item_id
@@ -102,6 +102,7 @@ class ResponseRenderer:
         self._params = params
         self._logprobs = logprobs
         self._with_logprobs = with_logprobs
+        self._tokens = ContentTokens(logprobs.tokenizer, params)
         self._readers = readers
         self._items = OutputItems(
             lambda kind, number: item_id(base["id"], kind, first_item + number),
@@ -116,7 +117,9 @@ class ResponseRenderer:
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         sample = outputs[0].outputs[0]
-        whole = OutputDelta("", 0, sample.text, sample.token_ids, sample.logprobs, sample.finish_reason)
+        whole = OutputDelta(
+            "", 0, sample.text, sample.token_ids, sample.logprobs, sample.finish_reason, sample.stop_reason
+        )
         for _ in self._events_of(whole):
             pass
         if self._reasoning_tokens:
@@ -148,14 +151,15 @@ class ResponseRenderer:
 
     def _events_of(self, delta: OutputDelta) -> Iterable[Json]:
         self._num_tokens += len(delta.token_ids)
-        if self._with_logprobs and delta.logprobs:
-            shown = self._logprobs.chat(delta.logprobs)
-            assert shown is not None
-            self._items.add_logprobs(shown["content"])
+        if self._with_logprobs:
+            self._tokens.add(delta.logprobs)
         for event in self._readers.read(delta):
+            told = []
             if isinstance(event, ReasoningDelta):
                 self._reasoning_tokens = self._num_tokens
-            yield from self._items.add(event)
+            elif isinstance(event, ContentDelta) and self._with_logprobs:
+                told = self._logprobs.tokens(self._tokens.take(event))
+            yield from self._items.add(event, told)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             yield from self._items.finish("incomplete" if delta.finish_reason == "length" else "completed")

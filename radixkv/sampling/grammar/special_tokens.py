@@ -1,0 +1,53 @@
+"""Special tokens that no text spells: for grammars whose answers hold the spelling of one.
+
+Where only one text can follow, llguidance takes the tokens that the tokenizer makes of it. Of `<|im_start|>`
+a tokenizer makes one special token, which stands for no text in a grammar: the answer could not go on. So
+llguidance is given a tokenizer whose special tokens have a spelling that nobody writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+#: WORD JOINER, the second character of such a spelling: it is not seen where it is printed.
+_MARK = "\u2060"
+#: A token by its name, and what of a Lark grammar may look like one.
+_LARK_PARTS = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*|<(?P<name>[^\[<>\s][^<>\s]*)>'
+)
+
+
+def hide_special_tokens(tokenizer: str) -> str:
+    """The JSON text that the `tokenizers` library makes of a tokenizer, with special tokens that are no text.
+
+    Ids stay. Parsing the whole of it would keep the interpreter from all others for a third of a second.
+    """
+    head, key, model = tokenizer.partition('"model":')
+    tokens, _ = json.JSONDecoder().raw_decode(head, head.index("[", head.index('"added_tokens"')))
+    for spelling in (token["content"] for token in tokens if _stands_for_no_text(token)):
+        if spelling[1:2] == _MARK:
+            return tokenizer  # has been through here
+        given, hidden = (json.dumps(text, ensure_ascii=False) for text in (spelling, _hidden(spelling)))
+        head, model = head.replace(given, hidden), model.replace(given, hidden)
+    return head + key + model
+
+
+def _stands_for_no_text(added_token: dict[str, Any]) -> bool:
+    """Whether llguidance takes an added token for a special one."""
+    return added_token["special"] or (added_token["content"][:1], added_token["content"][-1:]) == ("<", ">")
+
+
+def hidden_names(lark: str) -> str:
+    """A Lark grammar whose tokens by name (`<|im_end|>`) are those of a tokenizer with hidden ones."""
+    return _LARK_PARTS.sub(lambda part: _hidden(part[0]) if part["name"] is not None else part[0], lark)
+
+
+def shown_names(message: str) -> str:
+    """A message about tokens, with the names that they have."""
+    return message.replace(_MARK, "").replace("\\u{2060}", "")
+
+
+def _hidden(spelling: str) -> str:
+    return spelling[:1] + _MARK + spelling[1:]
