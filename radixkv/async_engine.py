@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,18 +26,17 @@ from radixkv.engine.commands import Abort, AbortById, Add, Call
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import EngineThread, RestartPolicy, Snapshot
-from radixkv.engine.streams import Stream, Streams
+from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
 from radixkv.text.text_size import text_size
 from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.cache.keys import NamespaceName, TokenIds
+    from radixkv.cache.keys import TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.engine.startup import EngineSummary
-    from radixkv.sampling.grammar.grammar import Grammar
     from radixkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -175,6 +175,7 @@ class AsyncEngine:
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
@@ -183,20 +184,20 @@ class AsyncEngine:
             RequestFailedError: the request failed; others go on.
             EngineStoppedError: the engine has been closed or has failed.
         """
-        namespace = self.cache.namespace(tenant, salt)
-        async with contextlib.aclosing(
-            self._events(
-                prompt,
-                params,
-                request_id,
-                namespace=namespace,
-                cache_key_hint=cache_key_hint,
-                priority=priority,
-            )
-        ) as events:
-            async for event in events:
-                if isinstance(event, OutputDelta):
-                    yield event
+        options = {"cache_key_hint": cache_key_hint, "priority": priority, "pins": pins, "stream": True}
+        stream = await self._start(prompt, params, request_id, tenant, salt, options)
+        has_ended = False
+        try:
+            while not has_ended:
+                event = await stream.events.get()
+                has_ended = not isinstance(event, OutputDelta) or event.is_last
+                delta = _checked(event, OutputDelta)
+                yield delta
+                if has_ended:
+                    _raise_failure(delta)
+        finally:
+            if not has_ended:
+                self._leave(stream)
 
     async def generate(
         self,
@@ -208,23 +209,19 @@ class AsyncEngine:
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
-        namespace = self.cache.namespace(tenant, salt)
-        async with contextlib.aclosing(
-            self._events(
-                prompt,
-                params,
-                request_id,
-                namespace=namespace,
-                cache_key_hint=cache_key_hint,
-                priority=priority,
-            )
-        ) as events:
-            async for event in events:
-                if isinstance(event, RequestOutput):
-                    return event
-        raise EngineStoppedError("the engine stopped before the request was finished")
+        options = {"cache_key_hint": cache_key_hint, "priority": priority, "pins": pins}
+        stream = await self._start(prompt, params, request_id, tenant, salt, options)
+        try:
+            event = await stream.events.get()
+        except BaseException:
+            self._leave(stream)
+            raise
+        output = _checked(event, RequestOutput)
+        _raise_failure(output)
+        return output
 
     async def abort(self, request_id: str) -> None:
         """End a request; within one step its blocks are released. Unknown ids are ignored."""
@@ -309,48 +306,49 @@ class AsyncEngine:
             size = 0
         return await self._off_loop(size, lambda: encode(prompt))
 
-    async def _compile(self, params: SamplingParams, namespace: NamespaceName) -> Grammar | None:
-        """What the output must match, compiled in the compiler's threads."""
-        if params.grammar is None:
-            return None
-        # Shielded: others may wait for the same grammar.
-        return await asyncio.shield(
-            asyncio.wrap_future(self._thread.info.input_processor.grammars.submit(params.grammar, namespace))
-        )
-
     # ------------------------------------------------------------------ one request
 
-    async def _events(
+    async def _start(
         self,
         prompt: str | TokenIds,
         params: SamplingParams,
         request_id: str | None,
-        namespace: NamespaceName,
-        **options: Any,
-    ) -> AsyncGenerator[OutputDelta | RequestOutput]:
+        tenant: str,
+        salt: str,
+        options: dict[str, Any],
+    ) -> Stream:
+        """Check a request and hand it to the engine's thread, which tells the stream of it from then on."""
+        namespace = self.cache.namespace(tenant, salt)
         encoded = await self._encode(prompt)
         checks = self._thread.info.input_processor
         if params.bad_words:
             asked, size = params, sum(len(word) + 64 for word in params.bad_words)
             params = await self._off_loop(size, lambda: checks.encode_words(asked))
-        checks.check(encoded, params)
-        grammar = await self._compile(params, namespace)
-        stream = Stream(request_id, asyncio.get_running_loop())
-        options |= {"params": params, "grammar": grammar, "namespace": namespace}
+        checks.check(encoded, params, options["pins"])
+        if params.grammar is not None:
+            # Shielded: others may wait for the same grammar.
+            compiling = checks.grammars.submit(params.grammar, namespace)
+            options["grammar"] = await asyncio.shield(asyncio.wrap_future(compiling))
+        # Unlike those of other engines: one client may stand for several.
+        stream = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
+        options |= {"params": params, "namespace": namespace}
         self._thread.submit(Add(self._streams, stream, encoded, **options))
-        finished = False
-        try:
-            while not finished:
-                event = await stream.events.get()
-                if isinstance(event, BaseException):
-                    finished = True
-                    raise event
-                if isinstance(event, RequestOutput):
-                    finished = True
-                    if event.error is not None:
-                        raise RequestFailedError(event.error, code=event.error_code)
-                yield event
-        finally:
-            if not finished:
-                with contextlib.suppress(EngineStoppedError):
-                    self._thread.submit(Abort(self._streams, stream))
+        return stream
+
+    def _leave(self, stream: Stream) -> None:
+        """Nobody reads it any more: its request ends."""
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(Abort(self._streams, stream))
+
+
+def _checked(event: Event, kind: type[T]) -> T:
+    """What the engine's thread sent, if that is no error."""
+    if isinstance(event, BaseException):
+        raise event
+    assert isinstance(event, kind)
+    return event
+
+
+def _raise_failure(ended: OutputDelta | RequestOutput) -> None:
+    if ended.error is not None:
+        raise RequestFailedError(ended.error, code=ended.error_code)

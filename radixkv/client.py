@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from radixkv.cache.retention.quota import Quota
     from radixkv.config import EngineConfig
     from radixkv.engine.counters import EngineStats
-    from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+    from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
     from radixkv.text.text_decoder import TextDecoder
 
 
@@ -390,11 +390,14 @@ class EngineClient(Protocol):
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
         Args:
+            request_id: None: one that no other engine gives.
             cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
+            pins: what of the prompt to pin once it is computed; `PromptOutcome` tells how much that was.
 
         A request that has ended, or whose iterator was closed, leaves its id free for another.
 
@@ -415,6 +418,7 @@ class EngineClient(Protocol):
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
         ...

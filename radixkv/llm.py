@@ -48,27 +48,17 @@ class _Inbox:
     """What the steps, whoever made them, have given to the requests of one call.
 
     Attributes:
-        ids: the requests that were started, in order.
-        outputs: of those that have ended.
-        deltas: increments that were not taken yet; None: they are only counted.
+        running: the requests that have not ended.
+        outputs: of those that have, where whole outputs are given.
+        deltas: increments that were not taken yet, where these are.
     """
 
-    __slots__ = ("deltas", "ids", "num_tokens", "outputs")
+    __slots__ = ("deltas", "outputs", "running")
 
-    def __init__(self, *, keep_deltas: bool) -> None:
-        self.ids: list[str] = []
+    def __init__(self) -> None:
+        self.running: set[str] = set()
         self.outputs: dict[str, RequestOutput] = {}
-        self.deltas: deque[OutputDelta] | None = deque() if keep_deltas else None
-        self.num_tokens = 0
-
-    def put_delta(self, delta: OutputDelta) -> None:
-        self.num_tokens += len(delta.token_ids)
-        if self.deltas is not None:
-            self.deltas.append(delta)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.outputs) == len(self.ids)
+        self.deltas: deque[OutputDelta] = deque()
 
 
 class LLM:
@@ -214,21 +204,21 @@ class LLM:
             RequestFailedError: the request failed while it ran.
             RuntimeError: somebody else steps the engine.
         """
-        inbox = _Inbox(keep_deltas=True)
-        assert inbox.deltas is not None
+        inbox = _Inbox()
         encoded = self.engine.input_processor.encode(prompt)
         try:
             while not self.engine.has_room:
                 self._step()
-            self._note(inbox, self.engine.add_request(encoded, params, namespace=namespace))
-            while inbox.deltas or not inbox.is_complete:
-                if not inbox.deltas:
+            self._note(inbox, self.engine.add_request(encoded, params, namespace=namespace, stream=True))
+            while True:
+                while not inbox.deltas:
                     self._step()
-                while inbox.deltas:
-                    yield inbox.deltas.popleft()
-            (output,) = inbox.outputs.values()
-            if output.error is not None:
-                raise RequestFailedError(output.error, code=output.error_code)
+                delta = inbox.deltas.popleft()
+                yield delta
+                if delta.is_last:
+                    break
+            if delta.error is not None:
+                raise RequestFailedError(delta.error, code=delta.error_code)
         finally:
             self._close(inbox)
 
@@ -288,23 +278,27 @@ class LLM:
 
     def _run(self, count: int, start: Callable[[int], str], progress: bool | None) -> list[RequestOutput]:
         """Start `count` requests, as the queue takes them, and wait for all; `start` gives an id."""
-        inbox = _Inbox(keep_deltas=False)
+        inbox = _Inbox()
+        ids: list[str] = []
         with progress_bar(progress) as bar:
             task = bar.add_task("Generating", total=count, rate="")
+            before = self.engine.stats().generated_tokens
             try:
                 while len(inbox.outputs) < count:
-                    while len(inbox.ids) < count and self.engine.has_room:
-                        self._note(inbox, start(len(inbox.ids)))
+                    while len(ids) < count and self.engine.has_room:
+                        ids.append(start(len(ids)))
+                        self._note(inbox, ids[-1])
                     self._step()
-                    elapsed = bar.tasks[0].elapsed or 0.0
-                    rate = f"{inbox.num_tokens / elapsed:.1f} tokens/s" if elapsed else ""
-                    bar.update(task, completed=len(inbox.outputs), rate=rate)
+                    if not bar.disable:
+                        elapsed = bar.tasks[0].elapsed or 0.0
+                        rate = (self.engine.stats().generated_tokens - before) / max(elapsed, 1e-9)
+                        bar.update(task, completed=len(inbox.outputs), rate=f"{rate:.1f} tokens/s")
             finally:  # a failure or an interrupt must not leave requests behind
                 self._close(inbox)
-        return [inbox.outputs[request_id] for request_id in inbox.ids]
+        return [inbox.outputs[request_id] for request_id in ids]
 
     def _note(self, inbox: _Inbox, request_id: str) -> None:
-        inbox.ids.append(request_id)
+        inbox.running.add(request_id)
         self._inboxes[request_id] = inbox
 
     def _step(self) -> None:
@@ -320,16 +314,22 @@ class LLM:
         for delta in result.deltas:
             inbox = self._inboxes.get(delta.request_id)
             if inbox is not None:
-                inbox.put_delta(delta)
+                inbox.deltas.append(delta)
+                if delta.is_last:
+                    self._forget(delta.request_id)
         for output in result.finished:
-            inbox = self._inboxes.pop(output.request_id, None)
+            inbox = self._inboxes.get(output.request_id)
             if inbox is not None:
                 inbox.outputs[output.request_id] = output
+                self._forget(output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._inboxes.pop(request_id).running.remove(request_id)
 
     def _close(self, inbox: _Inbox) -> None:
         """Its call is over: end what of it still runs."""
-        for request_id in inbox.ids:
-            if request_id not in inbox.outputs:
-                self._inboxes.pop(request_id, None)
-                self.engine.abort(request_id)
+        for request_id in list(inbox.running):
+            self._forget(request_id)
+            self.engine.abort(request_id)
         self._sort(self.engine.take_result())

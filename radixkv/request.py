@@ -364,14 +364,66 @@ class CompletionOutput:
     score: float | None = None
 
 
-@dataclass(slots=True)
-class RequestTimes:
-    """Clock readings in seconds (`time.monotonic`); None: has not happened."""
+@dataclass(frozen=True, slots=True)
+class PrefixPin:
+    """The first tokens of a prompt, to be pinned once they are computed; each hit renews the time.
 
-    arrival: float
+    As far as the pin budget goes. A pin that is there already is made no shorter, in tokens or in time.
+
+    Args:
+        num_tokens: how many of the prompt's; at most all of them.
+        ttl: seconds; None: until it is unpinned.
+
+    Raises:
+        InvalidRequestError: less than one token, or a time that is no positive number.
+    """
+
+    num_tokens: int
+    ttl: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            _is_int(self.num_tokens) and self.num_tokens >= 1,
+            "pins",
+            f"a pin needs an integer of at least 1 as num_tokens, not {self.num_tokens!r}",
+        )
+        _require(
+            self.ttl is None or (_is_number(self.ttl) and self.ttl > 0),
+            "pins",
+            f"a pin's ttl must be a positive number of seconds, or None, not {self.ttl!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds from a request's arrival at its engine until something happened; None: it has not.
+
+    Attributes:
+        first_scheduled: its first step was computed.
+        first_token: its first token came.
+        finished: it ended.
+    """
+
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutcome:
+    """What the cache gave to a request's prompt and got of it; the fields are those of `RequestOutput`.
+
+    Attributes:
+        num_tokens: of the prompt.
+        logprobs: those of the whole prompt; None when not asked for.
+    """
+
+    num_tokens: int
+    num_cached_tokens: int = 0
+    num_cache_write_tokens: int = 0
+    num_pinned_tokens: int | None = None
+    cache_report: MissReport | None = None
+    logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(slots=True)
@@ -383,6 +435,8 @@ class RequestOutput:
         num_cache_write_tokens: prompt tokens that the cache did not hold when the request was first admitted,
             and holds because of it; 0 when prefix caching is off. What is computed although it is cached (the
             last token of a prompt that is cached whole) counts neither as this nor as cached.
+        num_pinned_tokens: prompt tokens that are pinned because the request asked for it, as far as the
+            budget went; None: it did not ask.
         cache_report: why the rest of the prompt missed; None when prefix caching is off.
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
@@ -408,17 +462,23 @@ class RequestOutput:
     times: RequestTimes | None = None
     error: str | None = None
     error_code: str | None = None
+    num_pinned_tokens: int | None = None
 
 
 @dataclass(slots=True)
 class OutputDelta:
     """What one step added to one sample of a request; the stream of these concatenates to the whole.
 
-    `text` may be empty: text is held back while it could be part of a stop string or of an incomplete
-    character. `num_cached_tokens`, `num_cache_write_tokens` and `cache_report` are as in `RequestOutput`; the
-    last delta of each sample carries its `finish_reason`. `times` are the sample's own,
-    complete when it has ended. `accepted_draft_tokens` and `rejected_draft_tokens` are the sample's so far.
-    `prompt_logprobs` are those of the whole prompt, in the first delta of sample 0 alone.
+    Attributes:
+        text: may be empty: text is held back while it could be part of a stop string or of an incomplete
+            character.
+        finish_reason, stop_reason: in the sample's last delta.
+        prompt: in the request's first delta alone; None there, too, if the request ended before it was
+            admitted.
+        times: in the request's first delta, and, complete, in each sample's last.
+        accepted_draft_tokens, rejected_draft_tokens: guesses that the step found to be right, and wrong.
+        error, error_code: as in `RequestOutput`, where the finish reason is `error`.
+        is_last: the request has ended: all its samples have.
     """
 
     request_id: str
@@ -428,13 +488,10 @@ class OutputDelta:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    cache_report: MissReport | None = None
-    num_cache_write_tokens: int = 0
-    error: str | None = None
-    error_code: str | None = None
+    prompt: PromptOutcome | None = None
     times: RequestTimes | None = None
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
+    error_code: str | None = None
+    is_last: bool = False

@@ -37,7 +37,7 @@ def decode(engine: Engine, requests: list[list[int]], workload: str) -> dict[str
     """Answer all requests at once; seconds and tokens after the step in which the last one began."""
     engine.cache.reset()
     params = sampling(workload)
-    ids = [engine.add_request(tokens, params) for tokens in requests]
+    ids = [engine.add_request(tokens, params, stream=True) for tokens in requests]
     waiting = set(ids)
     tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
     before = engine.stats().speculation

@@ -43,18 +43,20 @@ def steps(engine: Engine, rows: int, requests: int, answers: dict[int, list[int]
             ignore_eos=True,
             prediction=guess if rows > 1 else None,
         )
-        ids.append(engine.add_request(prompt(engine, number), params))
+        ids.append(engine.add_request(prompt(engine, number), params, stream=True))
     times: list[float] = []
+    given: dict[str, list[int]] = {}
     while engine.has_work:
         began = time.perf_counter()
         outcome = engine.step()
         sizes = [len(delta.token_ids) for delta in outcome.deltas]
         if sizes == [rows] * requests:
             times.append(time.perf_counter() - began)
-        for output in outcome.finished:
-            # Greedy tokens, which the next turn predicts; longer ones replace shorter.
-            number = ids.index(output.request_id)
-            answers[number] = max(answers.get(number, []), list(output.outputs[0].token_ids), key=len)
+        for delta in outcome.deltas:
+            given.setdefault(delta.request_id, []).extend(delta.token_ids)
+    for number, request_id in enumerate(ids):
+        # Greedy tokens, which the next turn predicts; longer ones replace shorter.
+        answers[number] = max(answers.get(number, []), given[request_id], key=len)
     return times[:STEPS]
 
 

@@ -131,7 +131,7 @@ def seconds(policy: str) -> dict[str, float]:
     def ask(tenant: str, prompt: int, answer: int) -> str:
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
         tokens = rng.integers(1000, 40_000, prompt).tolist()
-        return engine.add_request(tokens, params, namespace=(tenant, ""))
+        return engine.add_request(tokens, params, namespace=(tenant, ""), stream=True)
 
     def wait() -> float:
         begin = time.perf_counter()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Add(Command):
     """Start a request; its stream gets what the engine refuses it for."""
 
-    def __init__(self, streams: Streams, stream: Stream, prompt: EncodedPrompt, **options: Any) -> None:
+    def __init__(self, streams: Streams, stream: Stream, prompt: EncodedPrompt, /, **options: Any) -> None:
         self._streams = streams
         self._stream = stream
         self._prompt = prompt
@@ -30,11 +30,11 @@ class Add(Command):
     def run(self, engine: Engine) -> None:
         stream = self._stream
         try:
-            request_id = engine.add_request(self._prompt, request_id=stream.request_id, **self._options)
+            engine.add_request(self._prompt, request_id=stream.request_id, **self._options)
         except BaseException as error:
             stream.tell(error)
         else:
-            self._streams.open(request_id, stream)
+            self._streams.open(stream)
 
     def cancel(self, error: EngineStoppedError) -> None:
         self._stream.tell(error)

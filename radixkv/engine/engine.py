@@ -45,7 +45,7 @@ from radixkv.errors import (
     EngineOverloadedError,
     InvalidRequestError,
 )
-from radixkv.request import FinishReason, SamplingParams
+from radixkv.request import FinishReason, PrefixPin, SamplingParams
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.sampler import SampledToken, sample_runs
 from radixkv.scheduling.batch import Batch, Entry
@@ -166,7 +166,7 @@ class Engine:
         )
         self.scheduler = self._scheduler_over(cache)
         self._groups: dict[str, RequestGroup] = {}
-        self._output = OutputProcessor(tokenizer)
+        self._output = OutputProcessor(tokenizer, clock)
         self._faults = FaultRecovery()
         self._counters = Counters()
 
@@ -190,6 +190,8 @@ class Engine:
         priority: int = 0,
         cache_key_hint: str = "",
         grammar: Grammar | None = None,
+        pins: Sequence[PrefixPin] = (),
+        stream: bool = False,
     ) -> str:
         """Check a request and queue it.
 
@@ -201,6 +203,8 @@ class Engine:
             priority: smaller is more urgent, under the `priority` policy.
             cache_key_hint: what requests share that come back together; tells `adaptive` eviction how soon.
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
+            pins: what of the prompt to pin once it is computed.
+            stream: tell what each step adds, as deltas; else the whole output when it has ended.
 
         Returns:
             The request's id.
@@ -218,6 +222,8 @@ class Engine:
             priority=priority,
             cache_key_hint=cache_key_hint,
             grammar=grammar,
+            pins=pins,
+            stream=stream,
         )
         if not self.has_room:
             raise EngineOverloadedError(
@@ -366,6 +372,8 @@ class Engine:
                 continue
             if request in outcome.drafts:
                 self._count_draft(request, len(outcome.drafts[request].draft), len(run) - 1)
+            if request.group.pins:
+                self._pin(request)
             num_tokens = request.num_tokens
             failure = self._output.add_tokens(request, run, now)
             if request in outcome.drafts:
@@ -377,6 +385,15 @@ class Engine:
                 self._fail(request, failure)
             elif request.output.finish_reason is not None:
                 self._finish(request, request.output.finish_reason)
+
+    def _pin(self, request: Sample) -> None:
+        """Its prompt has been computed: pin what its user wants to be kept, as far as the budget goes."""
+        group, prompt = request.group, request.tokens.view(0, request.num_prompt_tokens)
+        pins, group.pins = group.pins, ()
+        group.num_pinned_tokens = max(
+            self.cache.pin(prompt[: pin.num_tokens], request.namespace, pin.ttl, at_least=True)
+            for pin in pins
+        )
 
     def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
         assert self._speculation is not None
@@ -421,7 +438,6 @@ class Engine:
 
     def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
-        request.times.finished = self.clock()
         self.scheduler.finish(request, discard=discard)
         self._counters.finished += reason in ("stop", "length")
         if self._speculation is not None:

@@ -20,7 +20,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
-from radixkv.request import SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.vocabulary import Vocabulary
@@ -199,14 +199,15 @@ class InputProcessor:
             raise InvalidRequestError(f"bad_words: {word!r:.80} has no tokens", param="bad_words")
         return spellings
 
-    def check(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
+    def check(self, prompt: EncodedPrompt, params: SamplingParams, pins: Sequence[PrefixPin] = ()) -> None:
         """Raise what a request with this prompt would be refused for; changes nothing; any thread.
 
         Args:
             params: as `encode_words` gave them.
 
         Raises:
-            InvalidRequestError: an empty prompt, or a parameter that names a token out of range.
+            InvalidRequestError: an empty prompt, a parameter that names a token out of range, or a pin of
+                more tokens than the prompt has.
             ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
                 or in the KV cache.
         """
@@ -217,6 +218,11 @@ class InputProcessor:
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_model_len} "
                 f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
+            )
+        longest = max((pin.num_tokens for pin in pins), default=0)
+        if longest > len(prompt):
+            raise InvalidRequestError(
+                f"{longest} tokens are to be pinned, but the prompt has {len(prompt)}", param="pins"
             )
         limit = self.vocab_size if self.vocab_size is not None else 2**31
         bad = list(itertools.chain.from_iterable(_token_words(params)))
@@ -313,6 +319,8 @@ class InputProcessor:
         priority: int,
         cache_key_hint: str = "",
         grammar: Grammar | None = None,
+        pins: Sequence[PrefixPin] = (),
+        stream: bool = False,
     ) -> RequestGroup:
         """A request for samples; raises what `encode`, `check`, `check_quota` and `compile` raise.
 
@@ -322,7 +330,7 @@ class InputProcessor:
             grammar: what `compile` gave for the parameters; None: it is compiled now, if there is one.
         """
         encoded, params = self.encode(prompt), self.encode_words(params)
-        self.check(encoded, params)
+        self.check(encoded, params, pins)
         self.check_quota(encoded, namespace)
         grammar = grammar or self.compile(params, namespace)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
@@ -338,7 +346,8 @@ class InputProcessor:
         )
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        return self._group(request, encoded, params)
+        request.group = RequestGroup(request.request_id, encoded.text, params, [request], stream, pins)
+        return request.group
 
     def forks(self, parent: Sample) -> list[Sample]:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
@@ -387,11 +396,6 @@ class InputProcessor:
             request, room if params.max_tokens is None else min(params.max_tokens, room)
         )
         return request
-
-    @staticmethod
-    def _group(request: Sample, prompt: EncodedPrompt, params: SamplingParams) -> RequestGroup:
-        group = request.group = RequestGroup(request.request_id, prompt.text, params, [request])
-        return group
 
     def room_after(self, prompt: TokenIds, namespace: NamespaceName) -> int:
         """Tokens that can be generated after a prompt, in the context, the pool and the namespace's quota.

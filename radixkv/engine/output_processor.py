@@ -1,4 +1,4 @@
-"""What sampled tokens become: deltas while a request runs, its output when it ends.
+"""What sampled tokens become: deltas of a request that is streamed, the output of any other when it ends.
 
 Each request for itself: what fails here (a decoder, a stop condition, a sampling state) belongs to one
 request and comes back as its `Failure`. Nothing in here holds blocks or a place in a queue.
@@ -7,14 +7,21 @@ request and comes back as its `Failure`. Nothing in here holds blocks or a place
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.engine.request_group import Failure, RequestGroup, Sample
 from radixkv.engine.sample_output import TextSource, name_logprobs
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
-from radixkv.request import CompletionOutput, FinishReason, OutputDelta, RequestOutput, TokenLogprobs
+from radixkv.request import (
+    CompletionOutput,
+    FinishReason,
+    OutputDelta,
+    PromptOutcome,
+    RequestOutput,
+    TokenLogprobs,
+)
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
 
 if TYPE_CHECKING:
@@ -25,7 +32,12 @@ logger = logging.getLogger("radixkv")
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave: increments of every sample, and the requests that ended with it."""
+    """What one step gave.
+
+    Attributes:
+        deltas: increments of the requests that are streamed.
+        finished: of the others, those that ended with it.
+    """
 
     deltas: list[OutputDelta] = field(default_factory=list)
     finished: list[RequestOutput] = field(default_factory=list)
@@ -36,13 +48,15 @@ class OutputProcessor:
 
     Args:
         tokenizer: names tokens in logprobs; None: by their ids.
+        clock: seconds, monotonic.
 
     Attributes:
         num_generated: tokens that requests have got.
     """
 
-    def __init__(self, tokenizer: TextSource | None) -> None:
+    def __init__(self, tokenizer: TextSource | None, clock: Callable[[], float]) -> None:
         self._tokenizer = tokenizer
+        self._clock = clock
         self._result = StepResult()
         self.num_generated = 0
 
@@ -52,7 +66,7 @@ class OutputProcessor:
         return result
 
     def add_tokens(self, request: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
-        """Give a request its next tokens, in one delta; `request.output.finish_reason` says then if it ended.
+        """Give a request its next tokens; `request.output.finish_reason` says then if it ended.
 
         Tokens after its end are left out.
 
@@ -64,25 +78,23 @@ class OutputProcessor:
         """
         if request.times.first_token is None:
             request.times.first_token = now
-        texts: list[str] = []
+        output = request.output
         tokens: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        failure: Failure | None = None
         for token in run:
-            failure = self._add_token(request, token, texts, logprobs)
+            failure = self._add_token(request, token)
             if failure is not None:
-                break
+                output.finish_reason = None  # whatever the token would have ended: this is what ends it
+                self._emit(request, tokens)
+                return failure
             tokens.append(token.token_id)
-            if request.output.finish_reason is not None:
+            if output.finish_reason is not None:
+                request.times.finished = now
                 break
-        if tokens:
-            self._emit(request, "".join(texts), tokens, logprobs or None)
-        return failure
+        self._emit(request, tokens)
+        return None
 
-    def _add_token(
-        self, request: Sample, token: SampledToken, texts: list[str], logprobs: list[TokenLogprobs]
-    ) -> Failure | None:
-        """Give a request one token, and its text and logprobs to the lists."""
+    def _add_token(self, request: Sample, token: SampledToken) -> Failure | None:
+        """Give a request one token."""
         if token.token_id < 0:
             failure = request.sampling_state.failure
             if failure is not None:
@@ -106,10 +118,10 @@ class OutputProcessor:
         self.num_generated += 1
         output = request.output
         try:
-            texts.append(output.push(token.token_id, is_complete=request.sampling_state.is_complete))
+            output.push(token.token_id, is_complete=request.sampling_state.is_complete)
             if token.logprobs is not None:
-                logprobs.append(name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text))
-                output.record_logprobs(logprobs[-1])
+                named = name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)
+                output.record_logprobs(named)
         except ENDS_PROCESS:
             raise
         except BaseException as error:
@@ -145,25 +157,31 @@ class OutputProcessor:
 
     def end(self, request: Sample, reason: FinishReason) -> None:
         """End a sample from outside the model, by abort, timeout or failure: its last delta goes out."""
+        request.times.finished = self._clock()
         try:
-            text = request.output.abort(reason)
+            request.output.abort(reason)
         except ENDS_PROCESS:
             raise
-        except BaseException:  # the decoder is what has failed: its last half character is lost
-            text = ""
-        self._emit(request, text, [], None)
+        except BaseException as error:  # the decoder is what has failed: its last half character is lost
+            logger.debug("the end of %r was lost", request, exc_info=error)
+        self._emit(request, ())
 
     def close(self, group: RequestGroup) -> None:
-        """All samples of a request have ended: deliver it."""
-        if group.is_ranked and all(s.finish_reason in ("stop", "length") for s in group.samples):
+        """All samples of a request have ended: deliver what was not told step by step."""
+        if not group.wants_deltas:
+            self._result.finished.append(_collect(group))
+        elif group.is_ranked:
             self._result.deltas.extend(_ranked_deltas(group))
-        self._result.finished.append(_collect(group))
 
-    def _emit(
-        self, request: Sample, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
-    ) -> None:
-        if not request.group.is_ranked or request.output.finish_reason in ("error", "abort"):
-            self._result.deltas.append(_delta(request, text, token_ids, logprobs))
+    def _emit(self, request: Sample, token_ids: Sequence[int]) -> None:
+        """Tell what a step adds to a sample, if anything, and how it ended if it did."""
+        group, output = request.group, request.output
+        if not group.is_streamed or not (token_ids or output.finish_reason):
+            return
+        text, logprobs = output.take()
+        self._result.deltas.append(
+            _delta(request, request.index, text, list(token_ids), logprobs, is_last=group.has_ended)
+        )
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id) if self._tokenizer is not None else str(token_id)
@@ -179,32 +197,38 @@ def _decoding_failure(request: Sample, error: BaseException) -> Failure:
 
 
 def _delta(
-    request: Sample, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    sample: Sample,
+    index: int,
+    text: str,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs],
+    *,
+    is_last: bool,
 ) -> OutputDelta:
-    """What a step adds to one sample, with how it ended if it did."""
-    output = request.output
-    group = request.group
-    failed = output.finish_reason == "error"
-    is_first = output.num_tokens == len(token_ids) and not request.needs_prompt_logits
-    return OutputDelta(
-        request.request_id,
-        request.index,
-        text,
-        token_ids,
-        logprobs,
-        output.finish_reason,
-        output.stop_reason,
-        request.num_prompt_tokens,
-        request.num_cached_tokens,
-        request.cache_report,
-        request.num_cache_write_tokens,
-        group.failure.message if failed and group.failure is not None else None,
-        group.failure.code if failed and group.failure is not None else None,
-        request.times,
-        request.accepted_draft_tokens,
-        request.rejected_draft_tokens,
-        request.prompt_logprobs if is_first else None,
-    )
+    """What is new of one sample."""
+    output, group = sample.output, sample.group
+    delta = OutputDelta(sample.request_id, index, text, token_ids, logprobs or None)
+    delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0
+    delta.rejected_draft_tokens, sample.rejected_draft_tokens = sample.rejected_draft_tokens, 0
+    first = group.samples[0]
+    if not group.prompt_was_told and first.was_admitted:
+        group.prompt_was_told = True
+        delta.prompt = PromptOutcome(
+            first.num_prompt_tokens,
+            first.num_cached_tokens,
+            first.num_cache_write_tokens,
+            group.num_pinned_tokens,
+            first.cache_report,
+            None if first.needs_prompt_logits else first.prompt_logprobs,
+        )
+        delta.times = sample.times.since_arrival()
+    if output.finish_reason is not None:
+        delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
+        delta.times = sample.times.since_arrival()
+        delta.is_last = is_last
+        if group.failure is not None and (is_last or output.finish_reason == "error"):
+            delta.error, delta.error_code = group.failure.message, group.failure.code
+    return delta
 
 
 def _ranked(samples: Sequence[Sample]) -> list[Sample]:
@@ -218,16 +242,20 @@ def _ranked(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
-    """The n best of best_of complete samples, each as one delta, by mean logprob of their tokens."""
-    deltas = []
-    for index, request in enumerate(_ranked(group.samples)[: group.params.n]):
-        output = request.output
-        logprobs = list(output.logprobs) if group.params.logprobs is not None else None
-        delta = _delta(request, output.text, request.output_token_ids(), logprobs)
-        delta.index = index
-        delta.prompt_logprobs = None if index else group.samples[0].prompt_logprobs
-        deltas.append(delta)
-    return deltas
+    """The n best of best_of samples that have ended, each as one delta, by mean logprob of their tokens."""
+    wanted = group.params.logprobs is not None
+    best = _ranked(group.samples)[: group.params.n]
+    return [
+        _delta(
+            sample,
+            index,
+            sample.output.text,
+            sample.output_token_ids(),
+            sample.output.logprobs if wanted else [],
+            is_last=sample is best[-1],
+        )
+        for index, sample in enumerate(best)
+    ]
 
 
 def _collect(group: RequestGroup) -> RequestOutput:
@@ -244,7 +272,7 @@ def _collect(group: RequestGroup) -> RequestOutput:
                 index=index,
                 text=output.text,
                 token_ids=request.output_token_ids(),
-                logprobs=list(output.logprobs) if wanted else None,
+                logprobs=output.logprobs if wanted else None,
                 cumulative_logprob=output.cumulative_logprob if wanted else None,
                 finish_reason=output.finish_reason,
                 stop_reason=output.stop_reason,
@@ -263,7 +291,8 @@ def _collect(group: RequestGroup) -> RequestOutput:
         num_preemptions=sum(request.num_preemptions for request in group.samples),
         accepted_draft_tokens=sum(request.accepted_draft_tokens for request in group.samples),
         rejected_draft_tokens=sum(request.rejected_draft_tokens for request in group.samples),
-        times=first.times,
+        times=first.times.since_arrival(),
+        num_pinned_tokens=group.num_pinned_tokens,
         error=group.failure.message if group.failure is not None else None,
         error_code=group.failure.code if group.failure is not None else None,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixkv.engine.sample_output import SampleOutput
-from radixkv.request import SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -25,8 +26,8 @@ class Sample(SequenceState):
     Its maker sets all three.
 
     Attributes:
-        accepted_draft_tokens: of its tokens, those that were guessed.
-        rejected_draft_tokens: guesses that were wrong.
+        accepted_draft_tokens: of its tokens, those that were guessed; of a stream, since its last delta.
+        rejected_draft_tokens: guesses that were wrong, likewise.
     """
 
     __slots__ = ("accepted_draft_tokens", "group", "output", "rejected_draft_tokens", "sampling_state")
@@ -51,14 +52,22 @@ class RequestGroup:
 
     Attributes:
         prompt: its text; None for a prompt given as token ids.
+        wants_deltas: it is told step by step, not as a whole at its end.
+        pins: what of its prompt is still to be pinned.
         failure: why it failed; None: it did not.
+        num_pinned_tokens: prompt tokens that are pinned for it; None: none were to be.
+        prompt_was_told: a delta had what became of its prompt.
     """
 
     request_id: str
     prompt: str | None
     params: SamplingParams
     samples: list[Sample]
+    wants_deltas: bool = False
+    pins: Sequence[PrefixPin] = ()
     failure: Failure | None = None
+    num_pinned_tokens: int | None = None
+    prompt_was_told: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -68,6 +77,16 @@ class RequestGroup:
     def is_ranked(self) -> bool:
         """With best_of > n nothing can be delivered before all samples are complete."""
         return self.params.num_samples > self.params.n
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether each step's increment goes out."""
+        return self.wants_deltas and not self.is_ranked
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no sample will get anything more."""
+        return all(sample.output.finish_reason is not None for sample in self.samples)
 
     def unfinished(self) -> list[Sample]:
         """The samples that still run or wait."""

@@ -38,15 +38,15 @@ def find_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] 
     return found
 
 
-def held_back(text: str, stops: tuple[str, ...], start: int) -> int:
-    """How many characters at the end of text[start:] could begin a stop string.
+def held_back(text: str, stops: tuple[str, ...]) -> int:
+    """How many characters at the end of a text could begin a stop string.
 
-    >>> held_back("and so", ("stop",), 0), held_back("and s", ("stop",), 0)
+    >>> held_back("and so", ("stop",)), held_back("and s", ("stop",))
     (0, 1)
     """
     longest = 0
     for stop in stops:
-        for size in range(min(len(stop) - 1, len(text) - start), longest, -1):
+        for size in range(min(len(stop) - 1, len(text)), longest, -1):
             if text.endswith(stop[:size]):
                 longest = size
                 break
@@ -55,11 +55,15 @@ def held_back(text: str, stops: tuple[str, ...], start: int) -> int:
 
 @dataclass(slots=True)
 class SampleOutput:
-    """The output side of one sample: give it tokens, it gives text and says when to stop.
+    """The output side of one sample: give it tokens, it makes text of them and says when to stop.
 
     Args:
         end_token_ids: the model's own end tokens (empty with `ignore_eos`).
         max_output_tokens: most tokens this sample may have.
+
+    Attributes:
+        text: what was not taken yet, without a stop string that was found: all of it, where nobody takes.
+        logprobs: likewise.
     """
 
     params: SamplingParams
@@ -73,7 +77,6 @@ class SampleOutput:
     cumulative_logprob: float = 0.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     _decoder: TextDecoder | None = None
-    _delivered: int = 0
     _search_from: int = 0
 
     def __post_init__(self) -> None:
@@ -82,8 +85,8 @@ class SampleOutput:
                 self.params.skip_special_tokens, kept=self.params.kept_special_tokens
             )
 
-    def push(self, token_id: int, *, is_complete: bool = False) -> str:
-        """Take one more token; sets `finish_reason` when it is the last. Returns the text to deliver now.
+    def push(self, token_id: int, *, is_complete: bool = False) -> None:
+        """Take one more token; sets `finish_reason` when it is the last.
 
         Args:
             is_complete: the output's grammar says that it ends here.
@@ -98,19 +101,18 @@ class SampleOutput:
             self.finish_reason, self.stop_reason = "stop", token_id
         if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
             self.text += self._decoder.push([token_id])
-        stops = params.stop_strings
         if self.finish_reason is None and is_complete:
             self.finish_reason = "stop"
         if self.finish_reason is None and self.num_tokens >= self.max_output_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None and self._decoder is not None:
             self.text += self._decoder.finish()
+        stops = params.stop_strings
         if stops:
             if may_stop:
                 self._look_for_stop(stops)
             else:
                 self._search_from = len(self.text)
-        return self._deliver(stops)
 
     def _look_for_stop(self, stops: tuple[str, ...]) -> None:
         found = find_stop(self.text, stops, self._search_from)
@@ -123,22 +125,22 @@ class SampleOutput:
             longest = max(len(stop) for stop in stops)
             self._search_from = max(self._search_from, len(self.text) - longest + 1)
 
-    def _deliver(self, stops: tuple[str, ...]) -> str:
-        end = len(self.text)
-        if self.finish_reason is None and stops:
-            end -= held_back(self.text, stops, self._delivered)
-        new = self.text[self._delivered : end]
-        self._delivered = max(self._delivered, end)
-        return new
+    def take(self) -> tuple[str, list[TokenLogprobs]]:
+        """The text to deliver now, and the logprobs of the tokens since the last call."""
+        size = len(self.text)
+        if self.finish_reason is None:
+            size -= held_back(self.text, self.params.stop_strings)
+        text, self.text = self.text[:size], self.text[size:]
+        self._search_from = max(0, self._search_from - size)
+        logprobs, self.logprobs = self.logprobs, []
+        return text, logprobs
 
-    def abort(self, reason: FinishReason = "abort") -> str:
-        """End the sample from outside; the text that was held back is delivered."""
-        if self.finish_reason is not None:
-            return ""
-        self.finish_reason = reason
-        if self._decoder is not None:
-            self.text += self._decoder.finish()
-        return self._deliver(())
+    def abort(self, reason: FinishReason = "abort") -> None:
+        """End the sample from outside, with the text that it has."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            if self._decoder is not None:
+                self.text += self._decoder.finish()
 
     def record_logprobs(self, entry: TokenLogprobs) -> None:
         self.logprobs.append(entry)

@@ -18,15 +18,11 @@ Event = OutputDelta | RequestOutput | BaseException
 
 
 class Stream:
-    """Where the results of one request go.
-
-    Attributes:
-        request_id: None until the engine has chosen one.
-    """
+    """Where the results of one request go."""
 
     __slots__ = ("events", "loop", "request_id")
 
-    def __init__(self, request_id: str | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
         self.request_id = request_id
         self.loop = loop
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -42,16 +38,14 @@ class Streams:
     def __init__(self) -> None:
         self._by_id: dict[str, Stream] = {}
 
-    def open(self, request_id: str, stream: Stream) -> None:
-        stream.request_id = request_id
-        self._by_id[request_id] = stream
+    def open(self, stream: Stream) -> None:
+        self._by_id[stream.request_id] = stream
 
     def close(self, engine: Engine, stream: Stream) -> None:
         """Its reader has left: end its request, if that has not ended yet."""
-        request_id = stream.request_id
-        if request_id is not None and self._by_id.get(request_id) is stream:
-            del self._by_id[request_id]
-            engine.abort(request_id)
+        if self._by_id.get(stream.request_id) is stream:
+            del self._by_id[stream.request_id]
+            engine.abort(stream.request_id)
             self.deliver(engine, engine.take_result())
 
     def deliver(self, engine: Engine, result: StepResult) -> None:
@@ -66,8 +60,9 @@ class Streams:
             for loop, sent in by_loop.items():
                 if not send(loop, sent):
                     self._forget_loop(engine, loop)
-            for output in result.finished:  # from here on it is not this thread's to tell of its own end
-                self._by_id.pop(output.request_id, None)
+            for event in events:  # from here on it is not this thread's to tell of its own end
+                if isinstance(event, RequestOutput) or event.is_last:
+                    self._by_id.pop(event.request_id, None)
             result = engine.take_result()
 
     def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:

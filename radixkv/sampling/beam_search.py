@@ -194,6 +194,7 @@ class _RunningSearch:
         self.first: RequestOutput | None = None
         self.failed: RequestOutput | None = None
         self.num_preemptions = self.num_generated = 0
+        self.elapsed_s = 0.0  # one token after the other
 
     @property
     def is_done(self) -> bool:
@@ -214,14 +215,15 @@ class _RunningSearch:
         self.failed = next((output for output in outputs if output.error is not None), None)
         if self.failed is None:
             self.search.advance([_candidates(output) for output in outputs])
-        if self.first.times is not None and outputs[0].times is not None:
-            self.first.times.finished = max(o.times.finished or 0.0 for o in outputs if o.times is not None)
+        self.elapsed_s += max((o.times.finished or 0.0 for o in outputs if o.times is not None), default=0.0)
 
     def output(self, decode: Callable[[list[int]], str] | None) -> RequestOutput:
         """The outcome, best beam first."""
         assert self.first is not None
         result = replace(self.first, outputs=[], num_preemptions=self.num_preemptions)
         result.num_generated_tokens = self.num_generated
+        if self.first.times is not None:
+            result.times = replace(self.first.times, finished=self.elapsed_s)
         result.prompt_token_ids = self.prompt.tolist()
         if self.failed is not None:
             result.error, result.error_code = self.failed.error, self.failed.error_code

@@ -18,6 +18,7 @@ recomputing after a preemption): the scheduler knows only this difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,6 +75,21 @@ class TokenBuffer:
         if self._encoded is None or len(self._encoded) != self.length:
             self._encoded = EncodedTokens(encode_tokens(self.view()))
         return self._encoded
+
+
+@dataclass(slots=True)
+class SequenceTimes:
+    """Readings of the engine's clock, in seconds; None: has not happened."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    def since_arrival(self) -> RequestTimes:
+        """The same as durations, for those who don't share the clock."""
+        marks = (self.first_scheduled, self.first_token, self.finished)
+        return RequestTimes(*(None if mark is None else max(0.0, mark - self.arrival) for mark in marks))
 
 
 class SequenceState:
@@ -140,7 +156,7 @@ class SequenceState:
         self.priority = priority
         self.arrival_order = 0  # set by the scheduler when the request is added to it
         self.was_added = False
-        self.times = RequestTimes(arrival=arrival_s)
+        self.times = SequenceTimes(arrival_s)
         self.lease: Lease | None = None
         self.match: Match | None = None
         self.producer: SequenceState | None = None  # who computes its next tokens, while it waits for them

@@ -23,7 +23,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RadixKVError,
 )
-from radixkv.request import OutputDelta, SamplingParams
+from radixkv.request import OutputDelta, PrefixPin, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
@@ -124,7 +124,11 @@ async def test_a_stream_adds_up_to_the_output(engine):
     assert "".join(delta.text for delta in deltas) == sample.text
     assert len(sample.token_ids) == 5
     assert {delta.request_id for delta in deltas} == {"mine"}
-    assert {delta.num_prompt_tokens for delta in deltas} == {len(prompt)}
+    (told,) = [delta.prompt for delta in deltas if delta.prompt is not None]
+    assert deltas[0].prompt is told, "of the prompt, once"
+    assert (told.num_tokens, told.num_cached_tokens) == (len(prompt), deltas[0].prompt.num_cached_tokens)
+    assert [delta.is_last for delta in deltas] == [False] * 4 + [True]
+    assert [delta.times is not None for delta in deltas] == [True, False, False, False, True]
     assert [delta.finish_reason for delta in deltas][-1] == sample.finish_reason == "length"
     assert output.times is not None
     assert output.num_generated_tokens == 5
@@ -140,10 +144,9 @@ async def test_samples_and_logprobs(engine):
     assert len(output.prompt_logprobs) == len(prompt_of(engine))
     assert output.prompt_logprobs[0] is None
     deltas = [delta async for delta in engine.stream(prompt_of(engine), params)]
-    told = [delta for delta in deltas if delta.prompt_logprobs is not None]
-    assert [delta.index for delta in told] == [0], "of the prompt, once"
-    assert told[0] is next(delta for delta in deltas if delta.index == 0)
-    assert told[0].prompt_logprobs == output.prompt_logprobs
+    assert [delta.prompt is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+    assert deltas[0].prompt.logprobs == output.prompt_logprobs
+    assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
 
 
 async def test_text_and_arrays_are_prompts(engine):
@@ -242,6 +245,34 @@ async def test_pins(engine):
     assert await engine.cache.pins() == []
     with pytest.raises(RadixKVError):
         await engine.cache.pin(CACHED, ttl=-1.0)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_pins_are_set_with_the_request(streamed):
+    for engine in (
+        AsyncEngine(make_engine(num_blocks=128, block_size=16, tokenizer=LetterTokenizer())[0]),
+        ScriptedEngine(max_model_len=2048, caches=True),
+    ):
+        owner = {"tenant": "a", "salt": "s"}
+        pins = (PrefixPin(16, 60.0), PrefixPin(33, 90.0))
+        if streamed:
+            stream = engine.stream(CACHED, LONG, pins=pins, **owner)
+            first = await anext(stream)
+            assert first.prompt.num_pinned_tokens == 33
+            told = await engine.cache.pins(tenant="a")  # while it runs
+            await stream.aclose()
+        else:
+            assert (await engine.generate(CACHED, PARAMS, pins=pins, **owner)).num_pinned_tokens == 33
+            told = await engine.cache.pins(tenant="a")
+        assert sorted(pin.num_pinned_tokens for pin in told) == [16, 33]
+        assert {pin.salt for pin in told} == {"s"}
+        assert (await engine.generate(CACHED, PARAMS, tenant="b")).num_pinned_tokens is None
+        with pytest.raises(InvalidRequestError, match="41 tokens are to be pinned, but the prompt has 40"):
+            await engine.generate(CACHED, PARAMS, pins=[PrefixPin(41, 60.0)])
+        for bad in ((0, 1.0), (True, 1.0), (3, 0.0), (3, float("nan")), (3, float("inf"))):
+            with pytest.raises(InvalidRequestError, match="pin"):
+                PrefixPin(*bad)
+        await engine.close()
 
 
 async def test_published_prefixes_are_shared(engine):

@@ -15,6 +15,7 @@ from paged_language_model import (
     next_logits,
     run_all,
 )
+from told_deltas import collect_outputs
 
 from radixkv.errors import (
     ContextLengthExceededError,
@@ -108,7 +109,7 @@ def test_streams_under_forced_preemption_equal_streams_without():
     tight, _ = make_engine(num_blocks=14, max_model_len=112)
     results = []
     for engine in (roomy, tight):
-        ids = [engine.add_request(p, q) for p, q in zip(prompts, params, strict=True)]
+        ids = [engine.add_request(p, q, stream=True) for p, q in zip(prompts, params, strict=True)]
         streamed: dict[str, list[int]] = {i: [] for i in ids}
         while engine.has_work:
             for delta in engine.step().deltas:
@@ -410,6 +411,7 @@ def workloads(draw):
                 "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
                 "max_tokens": draw(st.integers(1, 20)),
                 "arrival": draw(st.integers(0, 12)),
+                "streamed": draw(st.booleans()),
                 "abort": draw(st.sampled_from([None, None, None, 1, 3, 9])),
                 "priority": draw(st.integers(0, 2)),
                 "id": f"r{i}",
@@ -439,27 +441,30 @@ def test_any_workload_gives_reference_answers_and_leaks_nothing(work):
         max_overtake=work["overtake"],
         max_model_len=80,
     )
-    outputs, streamed, aborted = {}, {}, set()
+    outputs, deltas, aborted = {}, [], set()
     step = 0
     while engine.has_work or step <= 12:
         for r in work["requests"]:
             if r["arrival"] == step:
                 params = SamplingParams(temperature=0.0, n=r["n"], max_tokens=r["max_tokens"])
-                engine.add_request(r["prompt"], params, request_id=r["id"], priority=r["priority"])
+                options = {"request_id": r["id"], "priority": r["priority"], "stream": r["streamed"]}
+                engine.add_request(r["prompt"], params, **options)
             if r["abort"] is not None and r["arrival"] + r["abort"] == step and r["id"] not in outputs:
                 engine.abort(r["id"])
                 aborted.add(r["id"])
         result = engine.step()
         engine.check()
-        for delta in result.deltas:
-            streamed.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+        deltas += result.deltas
         outputs.update({output.request_id: output for output in result.finished})
         step += 1
         assert step < 3000, "the engine does not come to an end"
+    streamed = collect_outputs(deltas)
+    assert set(streamed) == {r["id"] for r in work["requests"] if r["streamed"]}
+    assert not set(streamed) & set(outputs), "told either way, never both"
+    outputs |= streamed
     for r in work["requests"]:
         expected = greedy_reference(r["prompt"], min(r["max_tokens"], 80 - len(r["prompt"])))
         for completion in outputs[r["id"]].outputs:
-            assert streamed.get((r["id"], completion.index), []) == completion.token_ids
             if completion.finish_reason == "abort":
                 assert r["id"] in aborted
                 assert completion.token_ids == expected[: len(completion.token_ids)]

@@ -169,7 +169,7 @@ def test_ids_may_come_in_any_array(kind):
     ):
         outputs = llm.generate(prompts, GREEDY)
         assert [output.prompt_token_ids for output in outputs] == expected
-    assert next(llm.stream(kind([5, 6, 7]), GREEDY)).num_prompt_tokens == 3
+    assert next(llm.stream(kind([5, 6, 7]), GREEDY)).prompt.num_tokens == 3
     beams = llm.beam_search(kind([5, 6, 7]), BeamSearchParams(beam_width=2, max_tokens=2))
     assert beams[0].prompt_token_ids == [5, 6, 7]
 

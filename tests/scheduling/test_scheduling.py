@@ -47,7 +47,7 @@ def test_a_short_prompt_behind_a_long_one_is_served_within_three_steps(cap):
     engine, _ = make_engine(num_blocks=1000, budget=512, max_tokens_per_request=cap)
     engine.add_request(prompt(0, 6000), ONE, request_id="long")
     engine.step()
-    engine.add_request(prompt(1, 50), ONE, request_id="short")
+    engine.add_request(prompt(1, 50), ONE, request_id="short", stream=True)
     assert steps_until(engine, "short") <= 3
 
 
@@ -92,7 +92,7 @@ def _cold_wait(policy: str, max_overtake: int) -> int:
     run_all(engine)
     for i in range(3):
         engine.add_request([*hot, 1 + i], ONE)
-    engine.add_request(prompt(2, 40), ONE, request_id="cold")
+    engine.add_request(prompt(2, 40), ONE, request_id="cold", stream=True)
     for step in range(1, 200):
         engine.add_request([*hot, step % VOCAB, step // VOCAB + 1], ONE)
         if any(delta.request_id == "cold" for delta in engine.step().deltas):
@@ -252,7 +252,9 @@ def test_a_flood_does_not_make_another_tenant_wait_for_its_decodes(limit, salts)
     for _ in range(25):
         engine.step()
     for i in range(4):
-        engine.add_request(prompt(100 + i, 20), ONE, request_id=f"quiet-{i}", namespace=("quiet", ""))
+        engine.add_request(
+            prompt(100 + i, 20), ONE, request_id=f"quiet-{i}", stream=True, namespace=("quiet", "")
+        )
         assert steps_until(engine, f"quiet-{i}") <= 2
         engine.check()
     outputs = run_all(engine)
@@ -277,7 +279,7 @@ def test_a_tenant_at_its_ceiling_makes_nobody_give_way_in_vain():
     for _ in range(25):
         engine.step()
     before = engine.stats().num_preemptions
-    engine.add_request(prompt(99, 40), LONG, request_id="small", namespace=("small", ""))
+    engine.add_request(prompt(99, 40), LONG, request_id="small", stream=True, namespace=("small", ""))
     for _ in range(10):
         engine.step()
     assert engine.stats().num_preemptions - before <= 10
@@ -292,7 +294,7 @@ def test_what_others_run_takes_nothing_of_a_ceiling():
         engine.add_request(prompt(i, 30), LONG, request_id=f"big-{i}", namespace=("big", ""))
     for _ in range(25):
         engine.step()
-    engine.add_request(prompt(99, 40), ONE, request_id="small", namespace=("small", ""))
+    engine.add_request(prompt(99, 40), ONE, request_id="small", stream=True, namespace=("small", ""))
     assert steps_until(engine, "small") <= 2, "5 blocks of its 8, whatever others run"
     run_all(engine)
 
@@ -305,7 +307,9 @@ def test_who_waits_for_its_own_ceiling_holds_up_nobody_else(policy):
         engine.add_request(prompt(i, 30), LONG, request_id=f"small-{i}", namespace=("small", ""))
     engine.step()
     for i in range(20):
-        engine.add_request(prompt(50 + i, 20), ONE, request_id=f"other-{i}", namespace=("other", ""))
+        engine.add_request(
+            prompt(50 + i, 20), ONE, request_id=f"other-{i}", stream=True, namespace=("other", "")
+        )
         assert steps_until(engine, f"other-{i}") <= 2
         engine.check()
     assert len(run_all(engine)) == 4

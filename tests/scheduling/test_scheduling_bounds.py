@@ -268,7 +268,7 @@ def test_a_short_prompt_is_not_held_up_by_any_number_of_long_ones(num_long, budg
         engine.add_request(prompt(i, 6000), ONE, request_id=f"long-{i}")
     for _ in range(3):
         engine.step()
-    engine.add_request(prompt(99, 50), ONE, request_id="short")
+    engine.add_request(prompt(99, 50), ONE, request_id="short", stream=True)
     assert steps_until(engine, "short") <= 3
     run_all(engine, check=False)
 
@@ -349,11 +349,12 @@ def test_an_urgent_request_displaces_less_urgent_ones_but_never_the_other_way_ro
         engine.add_request(prompt(i, 40), LONG, request_id=f"background-{i}", priority=10)
     for _ in range(4):
         engine.step()
-    engine.add_request(prompt(5, 40), LONG, request_id="urgent", priority=0)
+    engine.add_request(prompt(5, 40), LONG, request_id="urgent", stream=True, priority=0)
+    (urgent,) = engine.groups[-1].samples
     assert steps_until(engine, "urgent") <= 2
     engine.add_request(prompt(6, 40), LONG, request_id="middle", priority=5)
     outputs = run_all(engine)
-    assert outputs["urgent"].num_preemptions == outputs["middle"].num_preemptions == 0
+    assert urgent.num_preemptions == outputs["middle"].num_preemptions == 0
     assert sum(outputs[f"background-{i}"].num_preemptions for i in range(2)) >= 1
     for i in range(2):
         assert outputs[f"background-{i}"].outputs[0].token_ids == [

@@ -15,11 +15,13 @@ from scripted_engine import ScriptedEngine
 from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
 from radixkv.errors import RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput, RequestTimes, SamplingParams
+from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTimes, SamplingParams
+from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.insight.activity import Activity, HitCounts, SeenRequest
+from radixkv_server.insight.activity import Activity, HitCounts
 from radixkv_server.insight.cache_feed import CacheFeed
+from radixkv_server.tenants.tenant import Tenant
 
 KEYS = {"ada": "ada-key", "bob": "bob-key", "operator": "operator-key"}
 
@@ -91,11 +93,13 @@ def test_figures_of_ones_own(server: LiveServer) -> None:
 def test_windows_forget_and_sums_do_not() -> None:
     now = [1000.0]
     activity = Activity(clock=lambda: now[0])
-    one = object.__new__(SeenRequest)
-    one.tenant, one.prompt_tokens, one.cached_tokens = "ada", 100, 60
-    one.report = MissReport("evicted", 100, 60, age_s=1.0, evicted_by="capacity")
+    report = MissReport("evicted", 100, 60, age_s=1.0, evicted_by="capacity")
+    record, request = seen(100)
+    (one,) = activity.begin(
+        record, request, [PromptProgress(100, outcome=PromptOutcome(100, 60, 40, None, report))]
+    )
     for _ in range(3):
-        activity.admitted(one)
+        activity.admitted(one, request.prompt_requests[0])
         now[0] += 100
     windows = activity.windows("ada")
     assert [windows[name].requests for name in ("1m", "5m", "1h", "total")] == [0, 2, 3, 3]
@@ -108,7 +112,7 @@ def test_windows_forget_and_sums_do_not() -> None:
     )
     assert activity.windows("bob")["total"] == HitCounts()
     now[0] += 4000
-    activity.admitted(one)
+    activity.admitted(one, request.prompt_requests[0])
     assert activity.windows(None)["1h"].requests == 1
     assert len(activity.history(None)) == 1
 
@@ -215,32 +219,28 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
 
 def seen(num_tokens: int = 4) -> tuple[RequestRecord, GenerationRequest]:
     prompt_request = PromptRequest(list(range(num_tokens)), SamplingParams())
-    return RequestRecord("x"), GenerationRequest("x", (prompt_request,), stream=True, prompt_param="prompt")
+    record = RequestRecord("x", caller=Tenant("ada"))
+    return record, GenerationRequest("x", (prompt_request,), stream=True, prompt_param="prompt")
 
 
 @pytest.mark.parametrize(
     ("later", "rate"), [([], None), ([(9, 2.0)], None), ([(1, 1.5), (2, 2.0)], None), ([(4, 2), (4, 3)], 4.0)]
 )
 def test_a_rate_needs_some_tokens_in_some_steps(later: list[tuple[int, float]], rate: float | None) -> None:
-    record, request = seen()
-    one = SeenRequest("x", record, request, 0)
-    one.first_token(record.started + 1)
-    for count, at in later:
-        one.more_tokens(count, record.started + at)
+    one = PromptProgress(4)
+    for count, at in [(1, 1.0), *later]:
+        one.take_delta(OutputDelta("x", 0, "", [7] * count), at)
     assert one.tokens_per_s == (None if rate is None else pytest.approx(rate))
 
 
 @pytest.mark.parametrize(("guessed", "has_rate"), [(0, True), (5, True), (7, False)])
 def test_guesses_that_came_in_one_step_give_no_rate(guessed: int, has_rate: bool) -> None:
-    record, request = seen()
-    times = RequestTimes(record.started, record.started, record.started + 1, record.started + 2)
-    output = RequestOutput(
-        "x", [1], [], True, num_generated_tokens=8, accepted_draft_tokens=guessed, times=times
-    )
-    activity = Activity()
-    with activity.watch(record, request) as watch:
-        watch.take_output(0, output)
-    assert (activity.latest(None)[0].tokens_per_s is not None) == has_rate
+    output = RequestOutput("x", None, [], [], num_generated_tokens=8, accepted_draft_tokens=guessed)
+    output.times = RequestTimes(0.0, 1.0, 2.0)
+    one = PromptProgress(4)
+    one.take_output(output, 50.0)
+    assert (one.tokens_per_s is not None) == has_rate
+    assert one.first_token_at == 49.0, "by this clock, whatever the engine's says"
 
 
 def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +248,9 @@ def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -
     activity = Activity()
     kept = []
     for _ in range(4):
-        with activity.watch(*seen()) as watch:
-            watch.take_delta(0, OutputDelta("x", 0, "a", [97]))
+        record, request = seen()
+        (one,) = activity.begin(record, request, [PromptProgress(4)])
+        activity.admitted(one, request.prompt_requests[0])
         kept.append(activity.latest(None, 10))
     assert sorted(len(one.prompt) for one in kept[-1]) == [0, 0, 4, 4]
 

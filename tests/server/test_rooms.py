@@ -18,7 +18,7 @@ FLOORS = (
         "dialect",
         *("chat.call_memory", "chat.message_places", "chat.structured", "chat.templates"),
         *("generation.concurrency", "generation.grammar_places", "generation.prompts"),
-        *("generation.request", "generation.usage"),
+        *("generation.progress", "generation.request", "generation.usage"),
     ),
     ("http", "metrics"),
     ("generation.metering", "insight"),

@@ -17,6 +17,7 @@ from paged_language_model import (
     make_engine,
     run_all,
 )
+from told_deltas import collect_outputs
 
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
@@ -188,7 +189,7 @@ class TestEnds:
     def test_a_step_is_one_delta_and_counts_are_exact(self) -> None:
         engine, _ = make_engine(num_blocks=100, max_draft_tokens=5)
         answer(engine, prompt(1, 30))
-        request_id = engine.add_request(prompt(1, 30), GREEDY)
+        request_id = engine.add_request(prompt(1, 30), GREEDY, stream=True)
         deltas = []
         while engine.has_work:
             found = engine.step().deltas
@@ -197,8 +198,11 @@ class TestEnds:
         counts = engine.stats().speculation
         assert [len(delta.token_ids) for delta in deltas[:3]] == [6, 6, 6]
         assert deltas[-1].request_id == request_id
-        assert deltas[-1].accepted_draft_tokens == counts.num_accepted_tokens
-        assert deltas[-1].rejected_draft_tokens == counts.num_draft_tokens - counts.num_accepted_tokens
+        accepted = [delta.accepted_draft_tokens for delta in deltas]
+        rejected = [delta.rejected_draft_tokens for delta in deltas]
+        assert accepted[:4] == [5, 5, 5, accepted[3]]
+        assert sum(accepted) == counts.num_accepted_tokens
+        assert sum(rejected) == counts.num_draft_tokens - counts.num_accepted_tokens
         assert sum(counts.accepted_per_pos) == counts.num_accepted_tokens
         assert counts.accepted_per_pos[0] == max(counts.accepted_per_pos) <= counts.num_drafts
 
@@ -282,7 +286,7 @@ def test_on_and_off_give_the_same_tokens(wanted: Any, shape: Any, max_draft: int
             max_draft_tokens=max_draft,
             **{**size, **options},
         )
-        streamed: dict[tuple[str, int], list[int]] = {}
+        deltas: list[Any] = []
         outputs: dict[str, Any] = {}
         waiting = sorted(enumerate(wanted), key=lambda one: one[1][-1])
         step = 0
@@ -294,17 +298,16 @@ def test_on_and_off_give_the_same_tokens(wanted: Any, shape: Any, max_draft: int
                     SamplingParams(**{"temperature": temperature, "max_tokens": most, "seed": i, **more}),
                     request_id=str(i),
                     namespace=namespace,
+                    stream=i % 2 == 0,
                 )
             result = engine.step()
             if step % 3 == 0:
                 engine.check()
-            for delta in result.deltas:
-                streamed.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+            deltas += result.deltas
             outputs.update({output.request_id: output for output in result.finished})
             step += 1
         assert_nothing_held(engine)
-        for key, tokens in streamed.items():
-            assert tokens == outputs[key[0]].outputs[key[1]].token_ids
+        outputs |= collect_outputs(deltas)
         results.append({key: output.outputs for key, output in outputs.items()})
     assert results[0] == results[1]
 

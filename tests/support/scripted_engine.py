@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import itertools
 import re
 import threading
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from told_deltas import collect_outputs
 
 from radixkv.async_cache import AsyncCache
-from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
@@ -29,10 +29,11 @@ from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.request import (
-    CompletionOutput,
     FinishReason,
     Logprob,
     OutputDelta,
+    PrefixPin,
+    PromptOutcome,
     RequestOutput,
     RequestTimes,
     SamplingParams,
@@ -128,9 +129,9 @@ class Asked:
     tenant: str
     salt: str
     priority: int
+    pins: Sequence[PrefixPin] = ()
     aborted: bool = False
-    cached: int = 0
-    report: MissReport | None = None
+    outcome: PromptOutcome | None = None
     cache_key_hint: str = ""
 
     @property
@@ -221,7 +222,6 @@ class ScriptedEngine:
             most_blocks=self._most_blocks,
             clock=time.monotonic,
         )
-        self._ids = itertools.count()
         self._running: dict[str, Asked] = {}
         self.fail = fail or (lambda asked, given: None)
         self.requests: list[Asked] = []
@@ -298,26 +298,20 @@ class ScriptedEngine:
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> AsyncGenerator[OutputDelta]:
-        encoded = self._input_processor.encode(prompt)
-        self._input_processor.check(encoded, self._input_processor.encode_words(params))
-        self._input_processor.check_quota(encoded, self.cache.namespace(tenant, salt))
-        grammar = self._input_processor.compile(params, self.cache.namespace(tenant, salt))
+        checks, namespace = self._input_processor, self.cache.namespace(tenant, salt)
+        encoded = checks.encode(prompt)
+        checks.check(encoded, checks.encode_words(params), pins)
+        checks.check_quota(encoded, namespace)
+        grammar = checks.compile(params, namespace)
         self._raise_if_closed()
-        if request_id is None:
-            request_id = f"req-{next(self._ids)}"
+        request_id = request_id or f"req-{uuid.uuid4().hex}"
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        asked = Asked(
-            request_id,
-            encoded.token_ids.tolist(),
-            params,
-            tenant,
-            salt,
-            priority,
-            cache_key_hint=cache_key_hint,
-        )
-        asked.cached = self._look_up(asked)
+        ids = encoded.token_ids.tolist()
+        asked = Asked(request_id, ids, params, tenant, salt, priority, pins, cache_key_hint=cache_key_hint)
+        asked.outcome = self._look_up(asked)
         self.requests.append(asked)
         self._running[request_id] = asked
         self.note()
@@ -331,15 +325,27 @@ class ScriptedEngine:
             asked.aborted = not finished
             self.note()
 
-    def _look_up(self, asked: Asked) -> int:
-        """The prompt's cached tokens: half of them, or with `caches` those that were asked for before."""
-        if not self._caches:
-            return len(asked.prompt) // 2
-        lease = self.prefix_cache.acquire(asked.prompt, self.cache.namespace(*asked.owner))
-        asked.report = lease.report
-        lease.commit(len(asked.prompt))
-        lease.release()
-        return lease.num_cached_tokens
+    def _look_up(self, asked: Asked) -> PromptOutcome:
+        """Half of the prompt is cached, or with `caches` as much as was asked for before."""
+        num_tokens, namespace, report = len(asked.prompt), self.cache.namespace(*asked.owner), None
+        cached = num_tokens // 2
+        if self._caches:
+            lease = self.prefix_cache.acquire(asked.prompt, namespace)
+            cached, report = lease.num_cached_tokens, lease.report
+            lease.commit(num_tokens)
+            lease.release()
+        pinned = [
+            self.prefix_cache.pin(asked.prompt[: pin.num_tokens], namespace, pin.ttl, at_least=True)
+            for pin in asked.pins
+        ]
+        return PromptOutcome(
+            num_tokens,
+            cached,
+            num_tokens - cached,
+            max(pinned, default=None),
+            report,
+            _prompt_logprobs(asked),
+        )
 
     async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
         params = asked.params
@@ -352,7 +358,8 @@ class ScriptedEngine:
         stop: str | None = None
         text = b""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        times = RequestTimes(time.monotonic(), time.monotonic())
+        arrival = time.monotonic()
+        times = RequestTimes(first_scheduled=0.0)
         while reason is None:
             fault = self.fail(asked, given)
             if isinstance(fault, BaseException):
@@ -374,10 +381,11 @@ class ScriptedEngine:
                 reason, piece = "stop", b""
             elif params.max_tokens is not None and given >= params.max_tokens:
                 reason = "length"
-            times.first_token = times.first_token or time.monotonic()
-            times.finished = None if reason is None else time.monotonic()
+            now = time.monotonic() - arrival
+            times = replace(times, first_token=times.first_token or now, finished=now if reason else None)
             shown = decoder.decode(piece, final=reason is not None)
             for index in samples:
+                is_first = (index, given) == (0, 1)
                 yield OutputDelta(
                     asked.request_id,
                     index,
@@ -386,13 +394,10 @@ class ScriptedEngine:
                     logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs)],
                     finish_reason=reason,
                     stop_reason=stop,
-                    num_prompt_tokens=len(asked.prompt),
-                    num_cached_tokens=asked.cached,
-                    num_cache_write_tokens=len(asked.prompt) - asked.cached,
-                    cache_report=asked.report,
+                    prompt=asked.outcome if is_first else None,
+                    times=times if is_first or reason else None,
                     error="scripted failure" if reason == "error" else None,
-                    times=times,
-                    prompt_logprobs=_prompt_logprobs(asked) if (index, given) == (0, 1) else None,
+                    is_last=reason is not None and index == samples[-1],
                 )
             if reason == "error":
                 raise RequestFailedError("scripted failure")
@@ -409,46 +414,18 @@ class ScriptedEngine:
         salt: str = "",
         cache_key_hint: str = "",
         priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> RequestOutput:
-        options: dict[str, Any] = {
-            "tenant": tenant,
-            "salt": salt,
-            "cache_key_hint": cache_key_hint,
-            "priority": priority,
-        }
-        if request_id is None:
-            request_id = f"req-{next(self._ids)}"
-        arrival = time.monotonic()
-        outputs = [CompletionOutput(index) for index in range(params.num_samples)]
-        cached = written = 0
-        first: float | None = None
-        report: MissReport | None = None
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        async for delta in self.stream(prompt, params, request_id=request_id, **options):
-            first = first or time.monotonic()
-            cached, written = delta.num_cached_tokens, delta.num_cache_write_tokens
-            report = delta.cache_report or report
-            prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
-            output = outputs[delta.index]
-            output.text += delta.text
-            output.token_ids += delta.token_ids
-            if delta.logprobs is not None:
-                output.logprobs = [*(output.logprobs or []), *delta.logprobs]
-            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        encoded = self._input_processor.encode(prompt)
-        ids = encoded.token_ids.tolist()
-        return RequestOutput(
-            request_id=request_id,
-            prompt=encoded.text,
-            prompt_token_ids=ids,
-            outputs=outputs[: params.n],
-            num_cached_tokens=cached,
-            cache_report=report,
-            num_cache_write_tokens=written,
-            prompt_logprobs=prompt_logprobs,
-            num_generated_tokens=sum(len(output.token_ids) for output in outputs),
-            times=RequestTimes(arrival, arrival, first, time.monotonic()),
+        who: dict[str, Any] = {"request_id": request_id, "tenant": tenant, "salt": salt}
+        stream = self.stream(
+            prompt, params, cache_key_hint=cache_key_hint, priority=priority, pins=pins, **who
         )
+        outputs = collect_outputs([delta async for delta in stream])
+        (output,) = outputs.values()
+        encoded = self._input_processor.encode(prompt)
+        output.prompt, output.prompt_token_ids = encoded.text, encoded.token_ids.tolist()
+        del output.outputs[params.n :]
+        return output
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._running:

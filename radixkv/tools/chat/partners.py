@@ -60,7 +60,9 @@ class LocalPartner:
         for delta in self._llm.stream_chat(messages, self._params):
             if delta.token_ids and turn.ttft_s is None:
                 turn.ttft_s = time.monotonic() - started
-            turn.prompt_tokens, turn.cached_tokens = delta.num_prompt_tokens, delta.num_cached_tokens
+            if delta.prompt is not None:
+                turn.prompt_tokens = delta.prompt.num_tokens
+                turn.cached_tokens = delta.prompt.num_cached_tokens
             turn.output_tokens += len(delta.token_ids)
             turn.finish_reason = delta.finish_reason or turn.finish_reason
             turn.total_s = time.monotonic() - started

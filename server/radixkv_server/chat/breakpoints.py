@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from radixkv.request import PrefixPin
 from radixkv.text.json_text import JsonText
 from radixkv_server.chat.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import PrefixPin
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.fields import WithoutEffect
 

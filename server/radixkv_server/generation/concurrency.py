@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -23,37 +23,49 @@ async def gather_or_cancel(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of all streams as they come, each with its stream's index; the first error ends them all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
-    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+class Merged(Generic[T]):
+    """Items of all streams as they come, each with its stream's index; the first error ends them all.
 
-    async def pump(index: int, stream: AsyncGenerator[T]) -> None:
+    To be closed, whether or not it was read to its end.
+    """
+
+    def __init__(self, streams: Sequence[AsyncGenerator[T]]) -> None:
+        self._only = streams[0] if len(streams) == 1 else None
+        self._queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+        self._pumps: list[asyncio.Task[None]] = []
+        if self._only is None:
+            self._pumps = [asyncio.ensure_future(self._pump(*item)) for item in enumerate(streams)]
+        self._left = len(streams)
+
+    def __aiter__(self) -> Merged[T]:
+        return self
+
+    async def __anext__(self) -> tuple[int, T]:
+        if self._only is not None:
+            return 0, await anext(self._only)
+        while self._left:
+            got = await self._queue.get()
+            if isinstance(got, BaseException):
+                raise got
+            if got is not None:
+                return got
+            self._left -= 1
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End all streams."""
+        if self._only is not None:
+            await self._only.aclose()
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _pump(self, index: int, stream: AsyncGenerator[T]) -> None:
         try:
             async with aclosing(stream) as items:
                 async for item in items:
-                    queue.put_nowait((index, item))
+                    self._queue.put_nowait((index, item))
         except Exception as error:
-            queue.put_nowait(error)
+            self._queue.put_nowait(error)
         else:
-            queue.put_nowait(None)
-
-    pumps = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        left = len(pumps)
-        while left:
-            got = await queue.get()
-            if got is None:
-                left -= 1
-            elif isinstance(got, BaseException):
-                raise got
-            else:
-                yield got
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+            self._queue.put_nowait(None)

@@ -1,64 +1,60 @@
 """Generation: running a request's prompts on the engine, with everything counted.
 
-It knows no dialect: a `GenerationRequest` goes in, outputs or deltas come out.
+It knows no dialect: a `GenerationRequest` goes in, outputs or what a `Renderer` makes of deltas come out. A
+delta goes through two generators on its way to the connection: the engine's and `frames`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
 
-from radixkv.client import EngineClient
-from radixkv.errors import (
-    ContextLengthExceededError,
-    EngineStoppedError,
-    InvalidRequestError,
-    RequestFailedError,
-)
+from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.concurrency import gather_or_cancel, merge
+from radixkv_server.generation.concurrency import Merged, gather_or_cancel
 from radixkv_server.generation.metering import Meter
-from radixkv_server.generation.request import GenerationRequest, PromptRequest
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.insight.activity import Activity
-from radixkv_server.metrics.request_metrics import ServerMetrics
+
+
+class Renderer(Protocol):
+    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
+
+    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
+        """The body of a whole answer; one output per prompt, in order."""
+
+    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
+        """Framed events for what a step added to a prompt; may be empty. `usage` is what is known so far."""
+
+    def ending(self, usage: Usage) -> bytes:
+        """Framed events after the last delta."""
+
+
+#: Run once an answer is complete, before the client can see its end.
+BeforeEnd = Callable[[Usage], Awaitable[None]]
 
 
 class Generation:
     """The engine's work for one HTTP request, in no dialect.
 
     Attributes:
-        meter: what it used so far; complete once `run` has returned or `stream` has ended. Whoever says the
-            answer closes it.
+        usage: what it used so far.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        metrics: ServerMetrics,
-        record: RequestRecord,
-        request: GenerationRequest,
-        activity: Activity,
-    ) -> None:
-        prompts = [
-            (len(prompt_request.prompt_ids), prompt_request.params.n)
-            for prompt_request in request.prompt_requests
-        ]
-        self.meter = Meter(
-            metrics, record, prompts, [prompt_request.hint for prompt_request in request.prompt_requests]
-        )
-        self._engine = engine
-        self._record = record
-        record.operation = request.operation
+    def __init__(self, context: ServerContext, record: RequestRecord, request: GenerationRequest) -> None:
+        self._meter = Meter(context.metrics, context.activity, record, request)
+        self._engine = context.engine
+        self._tenant = record.tenant
         self._request = request
-        self._activity = activity
-
-    @property
-    def usage(self) -> Usage:
-        return self.meter.usage
+        self.usage = self._meter.usage
+        record.operation = request.operation
 
     async def check_quota(self) -> None:
         """Make sure, before the first of several prompts begins, that the tenant's ceiling lets all run.
@@ -68,84 +64,76 @@ class Generation:
         """
         prompts = [prompt_request.prompt_ids for prompt_request in self._request.prompt_requests]
         salt = self._request.cache_salt or ""
-        try:
-            await self._engine.check_quota(prompts, tenant=self._record.tenant, salt=salt)
-        except InvalidRequestError as error:
-            raise self._named(error) from None
+        with self._naming_fields():
+            await self._engine.check_quota(prompts, tenant=self._tenant, salt=salt)
 
     async def run(self) -> list[RequestOutput]:
-        """Generate all jobs to their end, at once.
+        """Generate all of it, to the end, at once.
 
         Raises:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
-        with self._activity.watch(self._record, self._request) as watch:
-            try:
-                outputs = await gather_or_cancel(
-                    [self._run_one(*item) for item in enumerate(self._request.prompt_requests)]
-                )
-            except InvalidRequestError as error:
-                raise self._named(error) from None
-            for index, output in enumerate(outputs):
-                self.meter.take_output(index, output)
-                watch.take_output(index, output)
+        with self._meter as meter, self._naming_fields():
+            outputs = await gather_or_cancel(
+                [
+                    self._engine.generate(
+                        prompt_request.prompt_ids, prompt_request.params, **self._options(index)
+                    )
+                    for index, prompt_request in enumerate(self._request.prompt_requests)
+                ]
+            )
+            meter.take_outputs(outputs)
             for output in outputs:
                 for sample in output.outputs:
                     _check_finish(sample.finish_reason, output.error, output.error_code)
-        self.meter.first_tokens_came()
         return outputs
 
-    async def _run_one(self, index: int, prompt_request: PromptRequest) -> RequestOutput:
-        output = await self._engine.generate(
-            prompt_request.prompt_ids, prompt_request.params, **self._options(index)
-        )
-        await self._keep(prompt_request)
-        return output
-
-    async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """Deltas of all jobs as they come, each with the index of its job.
+    async def frames(self, renderer: Renderer, before_end: BeforeEnd | None) -> AsyncGenerator[bytes]:
+        """The answer as it comes, as framed events.
 
         Raises:
-            RadixKVError: one of them was refused or failed; the others have been aborted.
+            RadixKVError: one prompt was refused or failed; the others have been aborted.
         """
-        streams = [
-            self._engine.stream(prompt_request.prompt_ids, prompt_request.params, **self._options(index))
-            for index, prompt_request in enumerate(self._request.prompt_requests)
-        ]
-        kept: set[int] = set()
-        with self._activity.watch(self._record, self._request) as watch:
-            try:
-                async for index, delta in merge(streams):
-                    self.meter.take_delta(index, delta)
-                    watch.take_delta(index, delta)
+        prompt_requests, usage = self._request.prompt_requests, self.usage
+        begun: set[tuple[int, int]] = set()
+        with self._meter as meter, self._naming_fields():
+            streams = [
+                self._engine.stream(prompt_request.prompt_ids, prompt_request.params, **self._options(index))
+                for index, prompt_request in enumerate(prompt_requests)
+            ]
+            async with aclosing(Merged(streams)) as deltas:
+                async for index, delta in deltas:
+                    meter.take_delta(index, delta)
                     _check_finish(delta.finish_reason, delta.error, delta.error_code)
-                    yield index, delta
-                    if index not in kept:
-                        kept.add(index)
-                        await self._keep(self._request.prompt_requests[index])
-            except InvalidRequestError as error:
-                raise self._named(error) from None
-
-    async def _keep(self, prompt_request: PromptRequest) -> None:
-        """Pin what a prompt asks to be kept, as far as the budget goes; it has been computed."""
-        owner = {"tenant": self._record.tenant, "salt": self._request.cache_salt or ""}
-        pinned = 0
-        with contextlib.suppress(EngineStoppedError):  # what has been generated is still an answer
-            for prefix in prompt_request.pins:
-                ids = prompt_request.prompt_ids[: prefix.num_tokens]
-                found = await self._engine.cache.pin(ids, ttl=prefix.ttl, at_least=True, **owner)
-                pinned = max(pinned, found)
-        if prompt_request.pins:
-            self.usage.pinned_tokens = (self.usage.pinned_tokens or 0) + pinned
+                    is_first = (index, delta.index) not in begun
+                    begun.add((index, delta.index))
+                    if is_first and prompt_requests[index].tells_much:
+                        frames = await asyncio.to_thread(renderer.chunk, index, delta, usage)
+                    else:
+                        frames = renderer.chunk(index, delta, usage)
+                    if frames:
+                        yield frames
+            if before_end is not None:
+                await before_end(usage)
+            yield renderer.ending(usage)
 
     def _options(self, index: int) -> dict[str, Any]:
         return {
             "request_id": f"{self._request.id}-{index}",
-            "tenant": self._record.tenant,
+            "tenant": self._tenant,
             "salt": self._request.cache_salt or "",
             "cache_key_hint": self._request.cache_key_hint,
             "priority": self._request.priority,
+            "pins": self._request.prompt_requests[index].pins,
         }
+
+    @contextlib.contextmanager
+    def _naming_fields(self) -> Iterator[None]:
+        """Errors that the engine raises in here name the fields of this route's body."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            raise self._named(error) from None
 
     def _named(self, error: InvalidRequestError) -> InvalidRequestError:
         """The engine does not know what prompt and grammar are called in this route's body."""

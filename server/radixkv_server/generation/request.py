@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
@@ -23,18 +23,11 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixPin:
-    """The first tokens of a prompt, to be pinned for `ttl` seconds after each use, within the budget."""
-
-    num_tokens: int
-    ttl: float
-
-
-@dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One prompt with its sampling parameters, and what of it the cache is asked to keep.
+    """One prompt with its sampling parameters.
 
     Args:
+        pins: what of it is to be pinned.
         hint: what to say of the prompt's miss report beyond its reason.
         place_name: names the message that a place of the prompt lies in.
         last_message: how a chat's last message begins; "" is no chat.
@@ -55,7 +48,7 @@ class PromptRequest:
         return self.params.prompt_logprobs is not None and len(self.prompt_ids) > INLINE_TOKENS
 
     def pinning(self, ttl: float | None) -> PromptRequest:
-        """The same, with the whole prompt to be kept for `ttl` seconds; None: as it is."""
+        """The same, with the whole prompt to be pinned for `ttl` seconds; None: as it is."""
         if ttl is None:
             return self
         return replace(self, pins=(*self.pins, PrefixPin(len(self.prompt_ids), ttl)))
@@ -74,6 +67,7 @@ class GenerationRequest:
         cache_key_hint: what requests share that come back together: a hint for eviction; empty: nothing.
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
+        scores_only: it is about its prompts: what the engine generates is not shown, and counts for nothing.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -88,6 +82,7 @@ class GenerationRequest:
     cache_key_hint: str = ""
     priority: int = 0
     operation: str = "chat"
+    scores_only: bool = False
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None:

@@ -7,38 +7,22 @@ engine gives to its answers. All between is the same for all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 
-from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
-from radixkv_server.generation.generation import Generation
+from radixkv_server.generation.generation import BeforeEnd, Generation, Renderer
 from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
-from radixkv_server.generation.usage import Usage
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
 
 Body = TypeVar("Body", bound=BaseModel)
-
-
-class Renderer(Protocol):
-    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
-
-    def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        """The body of a whole answer; one output per prompt, in order."""
-
-    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        """Framed events for what a step added to a prompt; may be empty. `usage` is what is known so far."""
-
-    def ending(self, usage: Usage) -> bytes:
-        """Framed events after the last delta."""
 
 
 Parse = Callable[[ServerContext, Body], Awaitable[tuple[GenerationRequest, Renderer]]]
@@ -68,12 +52,9 @@ async def respond(
     parse: Parse[Body],
     *,
     takes_many_prompts: bool = False,
-    before_end: Callable[[Usage], Awaitable[None]] | None = None,
+    before_end: BeforeEnd | None = None,
 ) -> Response:
     """Serve a request of a generation route.
-
-    Args:
-        before_end: run once the answer is complete, before the client can see its end.
 
     Raises:
         ApiError, RadixKVError: the request is refused, or failed before its answer began.
@@ -85,22 +66,17 @@ async def respond(
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
     body = await context.bodies.read(request, model, most)
     wanted, renderer = await parse(context, body)
-    generation = Generation(context.engine, context.metrics, record, wanted, context.activity)
+    generation = Generation(context, record, wanted)
     if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     if wanted.stream:
-        frames = _frames(generation, wanted, renderer, before_end)
+        frames = generation.frames(renderer, before_end)
         return EventStream(frames, dialect, record, settings.ping_interval_s)
-    try:
-        outputs = await run_until_disconnect(request.receive, generation.run())
-    except ClientDisconnect:
-        generation.meter.close(left=True)
-        raise
+    outputs = await run_until_disconnect(request.receive, generation.run())
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens
     answer = await _make(lambda: renderer.answer(outputs, usage), size=size)
-    generation.meter.close()
     if before_end is not None:
         await before_end(usage)
     return await long_json_response(lambda: answer, size=size)
@@ -109,32 +85,3 @@ async def respond(
 async def _make(make: Callable[[], Json], *, size: int) -> Json:
     """What `make` gives, in a thread where there may be much of it; see `long_json_response`."""
     return make() if size <= INLINE_TOKENS else await asyncio.to_thread(make)
-
-
-async def _frames(
-    generation: Generation,
-    wanted: GenerationRequest,
-    renderer: Renderer,
-    before_end: Callable[[Usage], Awaitable[None]] | None,
-) -> AsyncGenerator[bytes, None]:
-    begun: set[tuple[int, int]] = set()
-    try:
-        async for prompt_index, delta in generation.stream():
-            is_first = (prompt_index, delta.index) not in begun
-            begun.add((prompt_index, delta.index))
-            if is_first and wanted.prompt_requests[prompt_index].tells_much:
-                frames = await asyncio.to_thread(renderer.chunk, prompt_index, delta, generation.usage)
-            else:
-                frames = renderer.chunk(prompt_index, delta, generation.usage)
-            if frames:
-                yield frames
-        if before_end is not None:
-            await before_end(generation.usage)
-        yield renderer.ending(generation.usage)
-    except (GeneratorExit, asyncio.CancelledError):
-        generation.meter.close(left=True)
-        raise
-    except BaseException:
-        generation.meter.close()
-        raise
-    generation.meter.close()

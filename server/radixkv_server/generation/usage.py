@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from radixkv_server.generation.progress import PromptProgress
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -17,43 +19,73 @@ PlaceName = Callable[[Sequence[int], Sequence[int]], str | None]
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one HTTP request, summed over its prompts and samples.
+    """Token counts of one HTTP request, summed over its prompts and samples, as they are by now.
 
     Attributes:
-        cached_tokens: prompt tokens whose K/V came from the cache.
-        cache_write_tokens: prompt tokens that the cache holds because of this request, and did not before; 0
-            where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens
-            that had to be computed again although they are cached.
-        accepted_prediction_tokens: completion tokens that had been guessed rightly; see
-            `EngineConfig.speculation`.
-        rejected_prediction_tokens: guesses that were wrong, which are no part of the completion.
-        pinned_tokens: prompt tokens that are pinned, as far as the budget went; None: none were to be.
+        prompts: what they are read from.
         hints: what finds a hint for each prompt's report.
+        counts_answers: False: what is generated is not shown, and counts for nothing.
     """
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-    completion_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    pinned_tokens: int | None = None
-    reports_by_prompt: dict[int, MissReport] = field(default_factory=dict)
+    prompts: Sequence[PromptProgress] = ()
     hints: Sequence[Hint | None] = ()
+    counts_answers: bool = True
 
     @property
-    def cache_reports(self) -> Sequence[MissReport]:
-        """Why tokens were not found in the cache, by prompt; empty where the engine does not say."""
-        return [report for _, report in sorted(self.reports_by_prompt.items())]
+    def prompt_tokens(self) -> int:
+        return sum(prompt.num_tokens for prompt in self.prompts)
 
     @property
-    def cache_hints(self) -> Sequence[str | None]:
-        """What is to be said of each of `cache_reports` beyond its reason."""
-        hints = (
-            self.hints[prompt] if prompt < len(self.hints) else None
-            for prompt in sorted(self.reports_by_prompt)
-        )
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose K/V came from the cache."""
+        return sum(prompt.num_cached_tokens for prompt in self.prompts)
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Prompt tokens that the cache holds because of this request, and did not before.
+
+        0 where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens that
+        had to be computed again although they are cached.
+        """
+        return sum(prompt.outcome.num_cache_write_tokens for prompt in self.prompts if prompt.outcome)
+
+    @property
+    def completion_tokens(self) -> int:
+        if not self.counts_answers:
+            return 0
+        return sum(prompt.num_generated_tokens for prompt in self.prompts)
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Completion tokens that had been guessed rightly; see `EngineConfig.speculation`."""
+        return sum(prompt.accepted_draft_tokens for prompt in self.prompts)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Guesses that were wrong, which are no part of the completion."""
+        return sum(prompt.rejected_draft_tokens for prompt in self.prompts)
+
+    @property
+    def pinned_tokens(self) -> int | None:
+        """Prompt tokens that are pinned, as far as the budget went; None: none were to be."""
+        pinned = [prompt.outcome.num_pinned_tokens for prompt in self.prompts if prompt.outcome]
+        asked = [count for count in pinned if count is not None]
+        return sum(asked) if asked else None
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """How the samples that have ended did."""
+        samples = (sample for prompt in self.prompts for sample in prompt.samples.values())
+        return [sample.finish_reason for sample in samples if sample.finish_reason is not None]
+
+    @property
+    def misses(self) -> list[tuple[MissReport, str | None]]:
+        """Why tokens were not found in the cache, by prompt, and what else is to be said of it.
+
+        Empty where the engine does not say.
+        """
         return [
-            None if hint is None else hint(report)
-            for hint, report in zip(hints, self.cache_reports, strict=True)
+            (prompt.report, None if hint is None else hint(prompt.report))
+            for prompt, hint in zip(self.prompts, self.hints, strict=True)
+            if prompt.report is not None
         ]

@@ -106,9 +106,9 @@ def access_fields(scope: Scope, record: RequestRecord) -> dict[str, Any]:
         "status": record.status,
         "failed": record.failed,
         "seconds": round(record.age_s, 3),
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "completion_tokens": record.completion_tokens,
+        "prompt_tokens": record.usage.prompt_tokens,
+        "cached_tokens": record.usage.cached_tokens,
+        "completion_tokens": record.usage.completion_tokens,
         "tenant": record.tenant,
         "error_code": record.error_code or None,
         "request_id": record.request_id,
@@ -126,9 +126,10 @@ def access_line(scope: Scope, record: RequestRecord) -> str:
         status + ("!" if record.failed else ""),
         f"{record.age_s:.3f}s",
     ]
-    if record.prompt_tokens:
+    usage = record.usage
+    if usage.prompt_tokens:
         words.append(
-            f"prompt={record.prompt_tokens} cached={record.cached_tokens} output={record.completion_tokens}"
+            f"prompt={usage.prompt_tokens} cached={usage.cached_tokens} output={usage.completion_tokens}"
         )
     if record.tenant:
         words.append(f"key={record.tenant}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from radixkv.request import RequestTimes
 from radixkv_server.generation.usage import Usage
 from radixkv_server.tenants.rate_limits import Limiter, LimitState, RateReservation
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
@@ -24,12 +23,10 @@ class RequestRecord:
     Attributes:
         request_id: the `x-request-id` of the response: the client's own if it sent a sound one.
         caller: who asks, by the API key; `EVERYBODY` when no keys are configured.
-        started: `time.monotonic` at arrival, the clock of `RequestTimes`.
+        started: `time.monotonic` at arrival.
         status: HTTP status sent; 499 when the client left first; None before either.
-        prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens: as in `usage`.
+        usage: what it used; empty: nothing that is known yet.
         operation: what was generated, `chat` or `text_completion`; None: nothing.
-        finish_reasons: of its samples, as they ended.
-        times: of its first prompt.
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: of the error that was answered or sent; empty: none, or one without a code.
         ignored: what of the body has no effect, for the `warning` header.
@@ -39,13 +36,8 @@ class RequestRecord:
     caller: Tenant = EVERYBODY
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-    completion_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
     operation: str | None = None
-    finish_reasons: list[str] = field(default_factory=list)
-    times: RequestTimes | None = None
     failed: bool = False
     error_code: str = ""
     ignored: list[str] = field(default_factory=list)
@@ -56,13 +48,6 @@ class RequestRecord:
     def tenant(self) -> str:
         """The caller's name, "" when no keys are configured."""
         return self.caller.name
-
-    def usage_is(self, usage: Usage) -> None:
-        """Note what the request used."""
-        self.prompt_tokens = usage.prompt_tokens
-        self.cached_tokens = usage.cached_tokens
-        self.cache_write_tokens = usage.cache_write_tokens
-        self.completion_tokens = usage.completion_tokens
 
     def enter(self, limiter: Limiter) -> RateReservation:
         """The request begins to count for the caller's limits; until `settle`.
@@ -77,7 +62,7 @@ class RequestRecord:
     def settle(self) -> None:
         """The request has ended: it counts with the tokens that it used, as far as they are known."""
         if self._reservation is not None:
-            used = self.prompt_tokens + self.completion_tokens
+            used = self.usage.prompt_tokens + self.usage.completion_tokens
             self._reservation.settle(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
 
     def limits(self) -> list[LimitState]:

@@ -6,18 +6,15 @@ loop.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from radixkv.request import OutputDelta, RequestOutput
-from radixkv_server.errors import to_api_error
+from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
 
@@ -29,8 +26,6 @@ KEPT_TENANTS = 1000
 KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
 KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
 KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
-MIN_RATED = 4  # tokens after the first one, for a rate,
-MIN_STEPS = 2  # in so many steps
 BUCKET_S = 10
 #: Name -> seconds of the windows that hit rates are told for; None: since the start.
 WINDOWS: dict[str, int | None] = {"1m": 60, "5m": 300, "1h": 3600, "total": None}
@@ -64,9 +59,9 @@ class SeenRequest:
 
     Attributes:
         id: the answer's, with the prompt's index after it where there are several.
+        progress: how far its answers have come.
         started_at: seconds since the epoch.
-        ttft_s, duration_s: from its arrival; None: not yet.
-        report: why it missed; None: not known, or prefix caching is off.
+        duration_s: from its arrival; None: not yet.
         beginning: the prompt's first token ids.
         last_message: how a chat's last message begins; "" is no chat.
         before, after: those on both sides of the first one that missed.
@@ -77,78 +72,71 @@ class SeenRequest:
     """
 
     __slots__ = (
-        "_prompt_request",
-        "_rated_at",
-        "_rated_steps",
-        "_rated_tokens",
         "_started",
         "after",
         "before",
         "beginning",
-        "cached_tokens",
         "cause",
-        "completion_tokens",
         "duration_s",
         "error_code",
         "id",
-        "is_admitted",
         "last_message",
-        "num_samples",
         "operation",
         "place",
+        "progress",
         "prompt",
-        "prompt_tokens",
-        "report",
         "salt",
         "started_at",
         "state",
         "tenant",
-        "ttft_s",
         "version",
     )
 
-    def __init__(self, name: str, record: RequestRecord, request: GenerationRequest, index: int) -> None:
-        prompt_request = request.prompt_requests[index]
+    def __init__(
+        self,
+        name: str,
+        record: RequestRecord,
+        request: GenerationRequest,
+        prompt_request: PromptRequest,
+        progress: PromptProgress,
+    ) -> None:
         self.id = name
+        self.progress = progress
         self.tenant = record.tenant
         self.salt = request.cache_salt or ""
         self.operation = request.operation
         self.started_at = time.time() - record.age_s
         self.state: State = "running"
-        self.prompt_tokens = len(prompt_request.prompt_ids)
-        self.num_samples = prompt_request.params.n
-        self.cached_tokens = self.completion_tokens = 0
-        self.is_admitted = False
-        self.ttft_s: float | None = None
         self.duration_s: float | None = None
         self.error_code: str | None = None
-        self.report: MissReport | None = None
         self.beginning = array("i", prompt_request.prompt_ids[:KEPT_TOKENS])
         self.last_message = prompt_request.last_message
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None
         self.version = 0
-        self._prompt_request: PromptRequest | None = prompt_request  # until it is admitted
         self._started = record.started
-        self._rated_tokens = 0
-        self._rated_at = 0.0
-        self._rated_steps = 0
 
     @property
     def age_s(self) -> float:
         """Seconds since its arrival."""
         return time.monotonic() - self._started
 
-    def admitted(self, cached_tokens: int, report: MissReport | None) -> None:
-        """What the cache gave is known."""
-        self.is_admitted = True
-        self.cached_tokens = cached_tokens
-        self.report = report
-        prompt_request, self._prompt_request = self._prompt_request, None
-        if prompt_request is None:
-            return
-        position = cached_tokens if report is None else report.num_hit_tokens
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from its arrival to its first token; None: not yet."""
+        first = self.progress.first_token_at
+        return None if first is None else first - self._started
+
+    @property
+    def report(self) -> MissReport | None:
+        """Why it missed; None: not known, or prefix caching is off."""
+        return self.progress.report
+
+    def look_at(self, prompt_request: PromptRequest) -> None:
+        """What the cache gave is known: note what of its prompt explains that."""
+        report = self.report
+        position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", prompt_request.prompt_ids)
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
@@ -159,31 +147,6 @@ class SeenRequest:
                 if prompt_request.place_name is None
                 else prompt_request.place_name(self.before, self.after)
             )
-
-    def first_token(self, at: float) -> None:
-        """Its first token came at this reading of the monotonic clock."""
-        if self.ttft_s is None:
-            self.ttft_s = at - self._started
-
-    def more_tokens(self, count: int, at: float, steps: int = 1) -> None:
-        """So many came after the first ones, in so many steps, the last at this reading of the clock."""
-        self._rated_tokens += count
-        self._rated_steps += steps
-        self._rated_at = at
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The rate after the first token; None: not enough came to tell it."""
-        # The tokens of one step come at once, and a few say more about the clock than about the engine.
-        if self.ttft_s is None or self._rated_tokens < MIN_RATED or self._rated_steps < MIN_STEPS:
-            return None
-        spent = self._rated_at - self._started - self.ttft_s
-        return self._rated_tokens / spent if spent > 0 else None
-
-    def end(self, state: State, error_code: str | None) -> None:
-        """It has ended."""
-        self.state, self.error_code, self.duration_s = state, error_code, self.age_s
-        self._prompt_request = None
 
 
 class _Tenant:
@@ -241,18 +204,20 @@ class Activity:
         """Those who have sent something."""
         return list(self._tenants)
 
-    def watch(self, record: RequestRecord, request: GenerationRequest) -> Watch:
-        """Follow a request from now on."""
-        many = len(request.prompt_requests) > 1
-        seen = [
-            SeenRequest(f"{request.id}-{index}" if many else request.id, record, request, index)
-            for index in range(len(request.prompt_requests))
-        ]
-        ring = self._of(record.tenant).requests
-        for one in seen:
-            self.changed(one)
-            ring.append(one)
-        return Watch(self, seen)
+    def begin(
+        self, record: RequestRecord, request: GenerationRequest, prompts: Sequence[PromptProgress]
+    ) -> list[SeenRequest]:
+        """A request begins, of which these prompts will be told."""
+        many = len(prompts) > 1
+        seen = []
+        for index, (prompt_request, progress) in enumerate(
+            zip(request.prompt_requests, prompts, strict=True)
+        ):
+            name = f"{request.id}-{index}" if many else request.id
+            seen.append(SeenRequest(name, record, request, prompt_request, progress))
+            self.changed(seen[-1])
+        self._of(record.tenant).requests.extend(seen)
+        return seen
 
     def _of(self, tenant: str) -> _Tenant:
         known = self._tenants.get(tenant)
@@ -267,16 +232,24 @@ class Activity:
         self.version += 1
         one.version = self.version
 
-    def admitted(self, one: SeenRequest) -> None:
-        """Count what a request got from the cache."""
-        tenant = self._of(one.tenant)
-        is_hit = 2 * one.cached_tokens >= one.prompt_tokens
-        tenant.count(HitCounts(1, int(is_hit), one.prompt_tokens, one.cached_tokens), self.clock())
+    def admitted(self, one: SeenRequest, prompt_request: PromptRequest) -> None:
+        """Count what a request got from the cache, and keep its prompt for a while."""
+        one.look_at(prompt_request)
+        progress, tenant = one.progress, self._of(one.tenant)
+        cached, total = progress.num_cached_tokens, progress.num_tokens
+        tenant.count(HitCounts(1, int(2 * cached >= total), total, cached), self.clock())
         if one.report is not None:
             missed = one.report.num_missed_tokens
             tenant.missed[one.report.reason] = tenant.missed.get(one.report.reason, 0) + missed
+        self._keep_prompt(one)
+        self.changed(one)
 
-    def keep_prompt(self, one: SeenRequest) -> None:
+    def ended(self, one: SeenRequest, state: State, error_code: str | None) -> None:
+        """A request has ended."""
+        one.state, one.error_code, one.duration_s = state, error_code, one.age_s
+        self.changed(one)
+
+    def _keep_prompt(self, one: SeenRequest) -> None:
         """Keep a request's prompt, and of the oldest ones no more than there is room for."""
         self._prompts.append(one)
         self._kept_tokens += len(one.prompt)
@@ -337,60 +310,3 @@ class Activity:
     def num_running(self, tenant: str | None) -> int:
         """Requests among the latest that have not ended."""
         return sum(one.state == "running" for each in self._chosen(tenant) for one in each.requests)
-
-
-class Watch:
-    """Follows the prompts of one request; a context that ends with it."""
-
-    def __init__(self, activity: Activity, seen: list[SeenRequest]) -> None:
-        self._activity = activity
-        self._seen = seen
-
-    def take_output(self, index: int, output: RequestOutput) -> None:
-        """A prompt's whole output."""
-        one = self._seen[index]
-        times = output.times
-        if times is not None and times.first_token is not None:
-            one.first_token(times.first_token)
-            if times.finished is not None:
-                later = output.num_generated_tokens - one.num_samples
-                # A step gives one token, and the guesses that it found to be right.
-                one.more_tokens(later, times.finished, steps=later - output.accepted_draft_tokens)
-        self._admit(one, output.num_cached_tokens, output.cache_report)
-        one.completion_tokens = output.num_generated_tokens
-        self._activity.changed(one)
-
-    def take_delta(self, index: int, delta: OutputDelta) -> None:
-        """What a step added to a prompt's sample."""
-        one = self._seen[index]
-        if delta.token_ids:
-            now = time.monotonic()
-            if one.ttft_s is None:
-                one.first_token(now)
-            else:
-                one.more_tokens(len(delta.token_ids), now)
-            one.completion_tokens += len(delta.token_ids)
-            self._admit(one, delta.num_cached_tokens, delta.cache_report)
-        self._activity.changed(one)
-
-    def _admit(self, one: SeenRequest, cached_tokens: int, report: MissReport | None) -> None:
-        if not one.is_admitted:
-            one.admitted(cached_tokens, report)
-            self._activity.admitted(one)
-            self._activity.keep_prompt(one)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        state: State = "finished"
-        code = None
-        if isinstance(error, GeneratorExit | asyncio.CancelledError):
-            state = "aborted"
-        elif error is not None:
-            state, code = "failed", to_api_error(error).code
-        for one in self._seen:
-            one.end(state, code)
-            self._activity.changed(one)

@@ -122,15 +122,15 @@ class ServerMetrics:
         self._http_requests.labels(route, status).inc()
         if record.failed:
             self._failed_streams.inc()
-        if record.prompt_tokens:
+        usage = record.usage
+        if usage.prompt_tokens:
             tenant = self._tenants.values(record.tenant)
-            _child(self._prompt_tokens, tenant).inc(record.prompt_tokens)
-            _child(self._cached_tokens, tenant).inc(record.cached_tokens)
-            _child(self._written_tokens, tenant).inc(record.cache_write_tokens)
-            _child(self._generated_tokens, tenant).inc(record.completion_tokens)
-        if record.prompt_tokens:
-            hit = hit_class(record.cached_tokens, record.prompt_tokens)
-            self._e2e.labels(hit, *self._tenants.values(record.tenant)).observe(record.age_s)
+            _child(self._prompt_tokens, tenant).inc(usage.prompt_tokens)
+            _child(self._cached_tokens, tenant).inc(usage.cached_tokens)
+            _child(self._written_tokens, tenant).inc(usage.cache_write_tokens)
+            _child(self._generated_tokens, tenant).inc(usage.completion_tokens)
+            hit = hit_class(usage.cached_tokens, usage.prompt_tokens)
+            self._e2e.labels(hit, *tenant).observe(record.age_s)
 
     def observe_cache_report(self, tenant: str, report: MissReport) -> None:
         """Count what one prompt missed (`hit`: the one token that is always computed)."""
@@ -153,7 +153,7 @@ class ServerMetrics:
         _child(self._prompt_length, labels).observe(num_tokens)
         if times is None or times.first_scheduled is None:
             return
-        _child(self._queue, labels).observe(max(0.0, times.first_scheduled - times.arrival))
+        _child(self._queue, labels).observe(times.first_scheduled)
         if times.first_token is None:
             return
         self._prefill.labels(hit, *labels).observe(max(0.0, times.first_token - times.first_scheduled))

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from radixkv.errors import ConfigError
-from radixkv.request import RequestTimes
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Tracing:
         if record.failed or record.status is None or record.status >= 500:
             span.set_status(Status(StatusCode.ERROR, record.error_code))
         inside = set_span_in_context(span)
-        for name, start, end in _phases(record.times):
+        for name, start, end in _phases(record.usage):
             child = self._tracer.start_span(name, context=inside, start_time=int((wall + start) * _NS))
             child.end(int((wall + end) * _NS))
         span.end(int((wall + time.monotonic()) * _NS))
@@ -78,30 +78,31 @@ class Tracing:
         self._provider.shutdown()
 
     def _attributes(self, scope: Scope, route: str, record: RequestRecord) -> dict[str, Any]:
+        usage = record.usage
         values: dict[str, Any] = {
             "gen_ai.operation.name": record.operation,
             "gen_ai.provider.name": "radixkv",
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
-            "gen_ai.usage.input_tokens": record.prompt_tokens,
-            "gen_ai.usage.output_tokens": record.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-            "gen_ai.usage.cache_write.input_tokens": record.cache_write_tokens,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            "gen_ai.usage.cache_write.input_tokens": usage.cache_write_tokens,
             "http.request.method": scope["method"],
             "http.route": route,
             "radixkv.request_id": record.request_id,
         }
-        if record.finish_reasons:
-            values["gen_ai.response.finish_reasons"] = record.finish_reasons
+        if usage.finish_reasons:
+            values["gen_ai.response.finish_reasons"] = usage.finish_reasons
         if record.status is not None:
             values["http.response.status_code"] = record.status
         if record.error_code:
             values["error.type"] = record.error_code
         if record.tenant:
             values["radixkv.tenant"] = record.tenant
-        times = record.times
-        if times is not None and times.first_token is not None:
-            values["gen_ai.server.time_to_first_token"] = max(0.0, times.first_token - record.started)
+        first_at = usage.prompts[0].first_token_at if usage.prompts else None
+        if first_at is not None:
+            values["gen_ai.server.time_to_first_token"] = max(0.0, first_at - record.started)
         return values
 
 
@@ -124,13 +125,14 @@ def _not_installed() -> ConfigError:
     return ConfigError("traces need OpenTelemetry's SDK: pip install 'radixkv[otel]'")
 
 
-def _phases(times: RequestTimes | None) -> list[tuple[str, float, float]]:
-    """(name, start, end) of the phases that a prompt went through, seconds of the monotonic clock."""
-    if times is None:
+def _phases(usage: Usage) -> list[tuple[str, float, float]]:
+    """(name, start, end) of the phases that the first prompt went through, seconds of the monotonic clock."""
+    if not usage.prompts or usage.prompts[0].times is None:
         return []
-    marks = [times.arrival, times.first_scheduled, times.first_token, times.finished]
+    times, arrived_at = usage.prompts[0].times, usage.prompts[0].arrived_at
+    marks = [0.0, times.first_scheduled, times.first_token, times.finished]
     return [
-        (name, start, max(start, end))
+        (name, arrived_at + start, arrived_at + max(start, end))
         for name, start, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False)
         if start is not None and end is not None
     ]

@@ -27,12 +27,12 @@ from radixkv.chat.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from radixkv.request import OutputDelta, RequestOutput
+from radixkv.request import OutputDelta, PrefixPin, RequestOutput
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import GenerationRequest, PrefixPin
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 
 #: What a call was answered with: its id, and the text of its arguments.
@@ -41,7 +41,7 @@ Remember = Callable[[str, str], None]
 _HOUR = 3600.0
 
 
-def usage_json(usage: Usage, kept: Sequence[PrefixPin]) -> Json:
+def usage_json(usage: Usage, pins: Sequence[PrefixPin]) -> Json:
     """Anthropic's `usage`: what was read, what was written up to the last breakpoint, and the rest.
 
     |  read  |  cache_creation, by the breakpoint that ends it  |  input  |
@@ -50,11 +50,11 @@ def usage_json(usage: Usage, kept: Sequence[PrefixPin]) -> Json:
     start = usage.cached_tokens
     end = start + usage.cache_write_tokens
     created = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
-    for prefix in kept:
+    for prefix in pins:
         stop = min(prefix.num_tokens, end)
         if stop > start:
-            name = "ephemeral_1h_input_tokens" if prefix.ttl >= _HOUR else "ephemeral_5m_input_tokens"
-            created[name] += stop - start
+            life = "5m" if prefix.ttl is not None and prefix.ttl < _HOUR else "1h"
+            created[f"ephemeral_{life}_input_tokens"] += stop - start
             start = stop
     written = sum(created.values())
     return {

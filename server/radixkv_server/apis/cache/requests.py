@@ -27,16 +27,16 @@ def requests_json(context: ServerContext, caller: Caller, limit: int, after: int
 
 def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
     may_read = caller.may_read(one.tenant, one.salt)
-    rate = one.tokens_per_s
+    progress, rate = one.progress, one.progress.tokens_per_s
     return {
         "id": one.id,
         "operation": one.operation,
         "state": one.state,
         "error_code": one.error_code,
         "started_at": round(one.started_at, 3),
-        "prompt_tokens": one.prompt_tokens,
-        "cached_tokens": one.cached_tokens if one.is_admitted else None,
-        "completion_tokens": one.completion_tokens,
+        "prompt_tokens": progress.num_tokens,
+        "cached_tokens": None if progress.outcome is None else progress.num_cached_tokens,
+        "completion_tokens": progress.num_generated_tokens,
         "reason": None if one.report is None else one.report.reason,
         "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 4),
         "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),

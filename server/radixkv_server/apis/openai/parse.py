@@ -65,6 +65,7 @@ async def parse_completion(
         PromptRequest(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts
     ]
     request = _request(new_id("cmpl"), body, prompt_requests, "prompt", "text_completion")
+    request = replace(request, scores_only=body.scores_only)
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(prompt_requests)
     return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)

@@ -76,7 +76,7 @@ def usage_details(usage: Usage) -> Json:
     `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
     other requests' prompts contain.
     """
-    misses = [_miss(*report) for report in zip(usage.cache_reports, usage.cache_hints, strict=True)]
+    misses = [_miss(*miss) for miss in usage.misses]
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
@@ -157,7 +157,8 @@ class ChatRenderer:
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # What is to be said of the prompt comes once, with the first chunk.
         is_first = not self._begun
-        details = self._details.of_prompt(self._prompt_ids, delta.prompt_logprobs) if is_first else {}
+        logprobs = None if delta.prompt is None else delta.prompt.logprobs
+        details = self._details.of_prompt(self._prompt_ids, logprobs) if is_first else {}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -278,8 +279,6 @@ class TextRenderer:
         self._offsets: dict[int, TextOffsets] = {}
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        if self._body.scores_only:
-            usage.completion_tokens = 0
         choices: list[Json] = []
         for prompt_index, output in enumerate(outputs):
             for sample in output.outputs:
@@ -287,18 +286,14 @@ class TextRenderer:
         return self._envelope.wrap(choices, usage=usage_json(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        if self._body.scores_only:
-            usage.completion_tokens = 0
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
+        if delta.prompt is not None and delta.prompt.logprobs is not None:
+            self._prompt_logprobs[prompt_index] = delta.prompt.logprobs
         index = prompt_index * (self._body.n or 1) + delta.index
         choice = self._choice(index, prompt_index, self._prompt_logprobs.get(prompt_index), delta)
         told = (value for name, value in choice.items() if name != "index")
         return self._chunks.event(choice, usage) if any(told) else b""
 
     def ending(self, usage: Usage) -> bytes:
-        if self._body.scores_only:
-            usage.completion_tokens = 0
         return self._chunks.ending(usage)
 
     def _choice(
