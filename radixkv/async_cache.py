@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.cache.insight.advisor import BreakPoint
+from radixkv.cache.insight.ages import time_of
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
-from radixkv.cache.insight.use_times import time_of
 from radixkv.cache.keys import TOKEN_BYTES, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.quota import Quota

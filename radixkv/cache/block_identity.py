@@ -12,6 +12,7 @@ pinned or in flight on their word alone. Only of what is gone, and has no tokens
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from struct import Struct
 
 import xxhash
@@ -32,6 +33,17 @@ def what_computes(key: NamespaceKey) -> NamespaceKey:
     return key[_OWNER_PARTS:]
 
 
+@cache
+def cut_evenly(size: int, count: int) -> Callable[[bytes | bytearray], tuple[bytes, ...]]:
+    """A function that cuts `count` pieces of `size` bytes each out of a buffer: the quickest way to do it."""
+    return Struct(f"{size}s" * count).unpack
+
+
+def each_identity(ids: bytes | bytearray) -> tuple[bytes, ...]:
+    """A run's identities one by one. O(blocks)."""
+    return cut_evenly(IDENTITY_BYTES, len(ids) // IDENTITY_BYTES)(ids)
+
+
 class BlockIdentities:
     """Computes identities.
 
@@ -40,14 +52,13 @@ class BlockIdentities:
         hash_function: bytes -> int, used instead of xxh3_128.
     """
 
-    __slots__ = ("_cut", "_digest", "_size")
+    __slots__ = ("_digest", "_size")
 
     def __init__(self, block_bytes: int, hash_function: HashFunction | None = None) -> None:
         self._digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
         if hash_function is not None:
             self._digest = lambda data: (hash_function(data) & _MASK).to_bytes(IDENTITY_BYTES, "little")
         self._size = block_bytes
-        self._cut: dict[int, Callable[[bytes | bytearray], tuple[bytes, ...]]] = {}  # by number of blocks
 
     def seed(self, key: NamespaceKey) -> bytes:
         """What the first block of a namespace follows.
@@ -66,17 +77,22 @@ class BlockIdentities:
 
     def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
         """The identities of whole blocks after `before`, one after the other. O(tokens)."""
-        digest, count = self._digest, len(key) // self._size
-        if count > _MAX_CUT:
-            cut = _MAX_CUT * self._size
-            ids = self.chain(before, key[:cut])
-            for start in range(cut, len(key), cut):
-                ids += self.chain(bytes(ids[-IDENTITY_BYTES:]), key[start : start + cut])
+        digest, size = self._digest, self._size
+        if len(key) > _MAX_CUT * size:
+            ids, cut = bytearray(), _MAX_CUT * size
+            for start in range(0, len(key), cut):
+                ids += self.chain(before, key[start : start + cut])
+                before = bytes(ids[-IDENTITY_BYTES:])
             return ids
-        blocks = self._cut.get(count)
-        if blocks is None:
-            blocks = self._cut[count] = Struct(f"{self._size}s" * count).unpack
-        return bytearray(b"".join([before := digest(before + block) for block in blocks(key)]))
+        blocks = cut_evenly(size, len(key) // size)(key)
+        return bytearray().join([before := digest(before + block) for block in blocks])
+
+    def of_tokens(self, before: bytes, data: bytes) -> bytes:
+        """The identity of any number of tokens after `before`: a partial last block counts as one. O(n)."""
+        whole = len(data) - len(data) % self._size
+        if whole:
+            before = bytes(self.chain(before, data[:whole])[-IDENTITY_BYTES:])
+        return self.next(before, data[whole:]) if whole < len(data) else before
 
     def next(self, before: bytes, block: bytes | bytearray) -> bytes:
         """The identity of one block, whole or not, after `before`."""

@@ -11,7 +11,7 @@ _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the f
 
 
 class BlockTable:
-    """A growing array of block ids, int32. Its fields are written here only, the first time by `_fill`.
+    """A growing array of block ids, int32. Its fields are written here only, the first time by `fill`.
 
     Attributes:
         num_blocks: entries in use.
@@ -35,14 +35,14 @@ class BlockTable:
         """A copy of the entries [start, stop), as far as they are in use. O(stop - start)."""
         return self._table[start : min(stop, self.num_blocks)]
 
-    def _fill(self, blocks: array[int]) -> None:
+    def fill(self, blocks: array[int]) -> None:
         """The first entries; the table keeps `blocks` and appends to it. O(1)."""
         self.num_blocks = len(blocks)
         blocks += _SPARE_ENTRIES
         self._table = blocks
         self._view = None
 
-    def _add_blocks(self, blocks: array[int]) -> None:
+    def add_blocks(self, blocks: array[int]) -> None:
         """More entries at the end. Amortised O(new ones)."""
         old = self.num_blocks
         new = old + len(blocks)
@@ -52,10 +52,10 @@ class BlockTable:
         self._table[old:new] = blocks
         self.num_blocks = new
 
-    def _keep_blocks(self, count: int) -> None:
+    def keep_blocks(self, count: int) -> None:
         """Keep the first entries only. O(1)."""
         self.num_blocks = count
 
-    def _replace_blocks(self, first: int, blocks: array[int]) -> None:
+    def replace_blocks(self, first: int, blocks: array[int]) -> None:
         """Other blocks for the entries from `first` on. O(those)."""
         self._table[first : first + len(blocks)] = blocks

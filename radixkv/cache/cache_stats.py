@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.cache.admission import Admission
-from radixkv.cache.state import CacheState
+from radixkv.cache.cache_parts import CacheParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +44,27 @@ class CacheStats:
     ghost_blocks: int
 
 
-def snapshot(state: CacheState, admission: Admission) -> CacheStats:
+def snapshot(parts: CacheParts) -> CacheStats:
     """The counters of one cache. O(quota groups)."""
-    pins = state.pins
-    total, free = state.capacity.pool.num_blocks, state.capacity.pool.num_free
-    cached = state.capacity.evictable()
+    pool, pins, leasing, removals = parts.capacity.pool, parts.pins, parts.leasing, parts.removals
+    cached = parts.capacity.evictable()
     return CacheStats(
-        total_blocks=total,
-        free_blocks=free,
+        total_blocks=pool.num_blocks,
+        free_blocks=pool.num_free,
         cached_blocks=cached,
-        held_blocks=total - free - cached,
+        held_blocks=pool.num_blocks - pool.num_free - cached,
         pinned_blocks=pins.pinned_blocks,
-        num_nodes=state.tree.num_nodes,
-        num_leases=len(state.leases),
+        num_nodes=parts.tree.num_nodes,
+        num_leases=len(leasing.leases),
         num_pins=len(pins),
-        acquires=admission.admitted,
-        queried_tokens=admission.queried_tokens,
-        hit_tokens=admission.hit_tokens,
-        evicted_blocks=state.capacity.evicted_blocks,
-        evicted_by_age=tuple(state.removals.ages.counts),
-        evicted_age_s=state.removals.ages.total_s,
-        out_of_blocks=state.room.refused,
-        resets=state.removals.resets,
+        acquires=leasing.made,
+        queried_tokens=leasing.queried_tokens,
+        hit_tokens=leasing.hit_tokens,
+        evicted_blocks=parts.capacity.evicted_blocks,
+        evicted_by_age=tuple(removals.ages.counts),
+        evicted_age_s=removals.ages.total_s,
+        out_of_blocks=leasing.refused,
+        resets=removals.resets,
         pins_given_way=pins.given_way,
-        ghost_blocks=len(state.ghosts),
+        ghost_blocks=len(parts.ghosts),
     )

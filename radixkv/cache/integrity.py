@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 
+from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.state import CacheState
 
 
-def check(state: CacheState) -> None:
+def check(parts: CacheParts) -> None:
     """Assert every invariant; see the functions below. O(blocks)."""
-    nodes = list(state.tree.nodes())
-    _check_structure(state, nodes)
-    _check_references(state, nodes)
-    _check_leases(state)
-    _check_blocks(state, nodes)
-    _check_index(state, nodes)
-    _check_pins(state, nodes)
+    nodes = list(parts.tree.nodes())
+    _check_structure(parts, nodes)
+    _check_references(parts, nodes)
+    _check_leases(parts)
+    _check_blocks(parts, nodes)
+    _check_index(parts, nodes)
+    _check_pins(parts, nodes)
 
 
-def _check_structure(state: CacheState, nodes: list[Node]) -> None:
-    tree = state.tree
+def _check_structure(parts: CacheParts, nodes: list[Node]) -> None:
+    tree = parts.tree
     size = tree.block_bytes
     assert len(nodes) == tree.num_nodes, f"{tree.num_nodes} nodes are counted, {len(nodes)} are reachable"
     assert len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice"
@@ -37,7 +37,7 @@ def _check_structure(state: CacheState, nodes: list[Node]) -> None:
         assert root.ids == space.seed, f"the root of {space!r} does not begin with its seed"
         assert not len(root.blocks), f"the root of {space!r} holds blocks"
         assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left behind"
-    for computes, space in state.namespaces.publics.items():
+    for computes, space in parts.namespaces.publics.items():
         assert space.seed == tree.identities.public_seed(computes), (
             f"public text of {computes} has another seed"
         )
@@ -86,12 +86,12 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
                 assert found is not None, f"{child!r} is not found"
 
 
-def _check_references(state: CacheState, nodes: list[Node]) -> None:
-    tree = state.tree
+def _check_references(parts: CacheParts, nodes: list[Node]) -> None:
+    tree = parts.tree
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
-    pins_here: Counter[Node] = Counter(pin.node for pin in state.pins)
-    for lease in state.leases:
+    pins_here: Counter[Node] = Counter(pin.node for pin in parts.pins)
+    for lease in parts.leasing.leases.values():
         holders[lease.node] += 1
         if lease.pending is not None:
             refs.update(node for node, _ in lease.pending.nodes)
@@ -114,9 +114,9 @@ def _check_references(state: CacheState, nodes: list[Node]) -> None:
             pins[node.parent] += bool(pins[node])
 
 
-def _check_leases(state: CacheState) -> None:
-    size = state.tree.block_size
-    for lease in state.leases:
+def _check_leases(parts: CacheParts) -> None:
+    size = parts.tree.block_size
+    for lease in parts.leasing.leases.values():
         assert lease.num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
         assert len(lease.tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
         assert lease.num_committed <= lease.num_tokens, f"{lease!r} has committed more than it has"
@@ -124,7 +124,7 @@ def _check_leases(state: CacheState) -> None:
         assert lease.tree_tokens == lease.node.end, (
             f"{lease!r} ends at {lease.tree_tokens}, its node at {lease.node.end}"
         )
-        path = state.tree.path(lease.node)
+        path = parts.tree.path(lease.node)
         blocks = [block for node in path for block in node.blocks]
         assert blocks == lease.block_table[: len(blocks)].tolist(), (
             f"{lease!r} does not hold its path's blocks"
@@ -139,12 +139,12 @@ def _check_leases(state: CacheState) -> None:
         )
 
 
-def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
-    pool = state.capacity.pool
+def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
+    pool = parts.capacity.pool
     free = pool.free_ids()
     in_tree = [block for node in nodes for block in node.blocks]
     private: Counter[int] = Counter()
-    for lease in state.leases:
+    for lease in parts.leasing.leases.values():
         private.update(lease.private_blocks().tolist())
         if lease.pending is not None:
             private.update(lease.pending.blocks)
@@ -161,22 +161,22 @@ def _check_blocks(state: CacheState, nodes: list[Node]) -> None:
     used: Counter[int] = Counter()
     for node in nodes:
         used[id(node.space.group)] += len(node.blocks)
-    for group in state.capacity.groups:
+    for group in parts.capacity.groups:
         mine = [node for node in nodes if node.space.group is group]
         blocks = sum(len(node.blocks) for node in mine)
         protected = sum(len(node.blocks) for node in mine if node.refs)
         assert group.blocks == blocks, f"{group.blocks} tree blocks are counted, there are {blocks}"
         assert group.protected == protected, f"{group.protected} are counted as protected, {protected} are"
-    total = sum(group.used for group in state.capacity.groups)
+    total = sum(group.used for group in parts.capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-    if not any(space.declared.version for space in state.namespaces.publics.values()):
-        for group in state.capacity.groups:
+    if not any(space.declared.version for space in parts.namespaces.publics.values()):
+        for group in parts.capacity.groups:
             assert group.most is None or group.used <= group.most, "a quota's ceiling is exceeded"
 
 
-def _check_index(state: CacheState, nodes: list[Node]) -> None:
-    for group in state.capacity.groups:
+def _check_index(parts: CacheParts, nodes: list[Node]) -> None:
+    for group in parts.capacity.groups:
         expected = {
             id(node) for node in nodes if node.space.group is group and node.is_leaf and not node.refs
         }
@@ -188,9 +188,9 @@ def _check_index(state: CacheState, nodes: list[Node]) -> None:
         assert all(node.entry is not None and node.entry[2] is node for node in actual), "a stale index entry"
 
 
-def _check_pins(state: CacheState, nodes: list[Node]) -> None:
+def _check_pins(parts: CacheParts, nodes: list[Node]) -> None:
     pinned = sum(len(node.blocks) for node in nodes if node.pins)
-    assert pinned == state.pins.pinned_blocks, (
-        f"{state.pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
+    assert pinned == parts.pins.pinned_blocks, (
+        f"{parts.pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     )
-    assert pinned <= state.pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
+    assert pinned <= parts.pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"

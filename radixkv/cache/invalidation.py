@@ -12,36 +12,57 @@ A reset detaches what is held, and retires the rest as it is: see `radixkv.cache
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Container
 
-from radixkv.cache.holding import Holding
 from radixkv.cache.invalidated_tree import InvalidatedTree
-from radixkv.cache.moved_blocks import Moved
+from radixkv.cache.lease import Lease
 from radixkv.cache.node import Node
-from radixkv.cache.state import CacheState
+from radixkv.cache.pending_copies import Moved
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pins import PinBoard
 
 
-def invalidate_subtree(state: CacheState, top: Node, owner: Holding) -> None:
+def invalidate_subtree(
+    capacity: Capacity, pins: PinBoard, leases: Collection[Lease], top: Node, owner: Lease
+) -> None:
     """Take the subtree that begins at `top` out of the tree. O(leases * depth + blocks below).
 
     Args:
         owner: the lease that may share again from there; all others that hold something below lose the right.
     """
     below = _subtree(top)
-    state.pins.drop_within(below)
-    moved = Moved()
-    for lease in state.leases:
-        if lease.invalidate_below(below, moved) and lease is not owner:
-            lease.stop_sharing()
-    capacity = state.capacity
+    pins.drop_within(below)
+    moved: Moved = {}
+    for lease in leases:
+        if _leave(lease, below, moved) and lease is not owner:
+            lease.shares = False
     for node in reversed(list(below)):
         group = node.space.group
         blocks = capacity.tree.trim(node, len(node.blocks))
-        free = array("i", [block for block in blocks if block not in moved.holders])
-        capacity.free_tree_blocks(free, group)
+        capacity.free_tree_blocks(array("i", [block for block in blocks if block not in moved]), group)
         for block in blocks:
-            if block in moved.holders:  # counted from now on where its first holder is
-                capacity.transfer(1, group, moved.owners[block])
-    capacity.pool.set_holders(moved.holders)
+            if block in moved:  # counted from now on where its first holder is
+                capacity.transfer(1, group, moved[block][0])
+    capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
+
+
+def invalidate_all(capacity: Capacity, pins: PinBoard, leases: Collection[Lease]) -> InvalidatedTree:
+    """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
+    pins.drop_all()
+    tree = capacity.tree
+    moved: Moved = {}
+    for lease in leases:
+        _leave(lease, _Everything(), moved)
+        lease.shares = False
+    old = tree.invalidate_all()
+    num_free = capacity.forget_tree(groups[0] for groups in moved.values())
+    capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
+    for lease in leases:
+        lease.node = tree.root(lease.node.space)
+        tree.hold(lease.node)
+    retired = InvalidatedTree(old, set(moved), num_free)
+    capacity.pool.free_later(retired)
+    return retired
 
 
 def _subtree(top: Node) -> dict[Node, None]:
@@ -62,20 +83,24 @@ class _Everything:
         return isinstance(node, Node) and node.parent is not None
 
 
-def invalidate_all(state: CacheState) -> InvalidatedTree:
-    """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
-    state.pins.drop_all()
-    capacity = state.capacity
-    tree = capacity.tree
-    moved = Moved()
-    for lease in state.leases:
-        lease.invalidate_below(_Everything(), moved)
-        lease.stop_sharing()
-    old = tree.invalidate_all()
-    num_free = capacity.forget_tree(moved.owners.values())
-    capacity.pool.set_holders(moved.holders)
-    for lease in state.leases:
-        lease.enter_new_tree()
-    retired = InvalidatedTree(old, set(moved.holders), num_free)
-    capacity.pool.free_later(retired)
-    return retired
+def _leave(lease: Lease, below: Container[Node], moved: Moved) -> bool:
+    """Nodes are about to leave the tree: what a lease holds of them becomes private. O(depth + blocks).
+
+    Returns whether anything of the lease's path was among them.
+    """
+    if lease.pending is not None:
+        lease.pending.invalidate_below(below, moved)
+    if lease.node not in below:
+        return False
+    node, start, tree = lease.node, lease.node.start, lease.tree
+    while node in below:
+        assert node.parent is not None
+        start, node = node.start, node.parent
+    tree.hold(node)
+    tree.release(lease.node)
+    size = tree.block_size
+    for block in lease.blocks(start // size, -(-lease.tree_tokens // size)):
+        moved.setdefault(block, []).append(lease.space.group)
+    lease.node, lease.tree_tokens = node, start
+    lease.own_from = min(lease.own_from, start)
+    return True

@@ -1,24 +1,62 @@
-"""Lease: one request's hold on blocks, from `acquire` to `release`; the public face of a `Holding`.
+"""Lease: one request's hold on blocks, from `acquire` to `release`.
 
-0 ..... num_cached_tokens ..... num_committed ..... num_tokens
-|  found by acquire       |  computed, or       |  known, not
-|                         |  in this step       |  computed
+How far its tokens are:
+
+    0 ..... num_cached_tokens ..... num_committed ..... num_tokens
+    |  found by acquire       |  computed, or       |  known, not
+    |                         |  in this step       |  computed
+
+Who owns their blocks:
+
+    0 ........... tree_tokens ........... num_tokens
+    |  in the tree:            |  private blocks: nobody
+    |  its node protects them  |  can match them
+
+`radixkv.cache.tree_sync` brings the tree up to what is committed.
 """
 
 from __future__ import annotations
 
+from array import array
+from typing import Protocol
+
 import numpy as np
 
-from radixkv.cache.holding import Holding
+from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.block_table import BlockTable
 from radixkv.cache.insight.explain import DueReport, Explainer, MissReport
-from radixkv.cache.invalidation import invalidate_subtree
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.state import CacheState
+from radixkv.cache.pending_copies import Copy, PendingCopies
+from radixkv.cache.retention.capacity import Capacity
 from radixkv.errors import LeaseError
 
 
-class Lease(Holding):
+class Lessor(Protocol):
+    """Who makes leases, and what these need of it afterwards."""
+
+    capacity: Capacity
+
+    def add(self, lease: Lease) -> int:
+        """A new lease; returns its number."""
+
+    def remove(self, lease: Lease) -> None:
+        """A lease has ended."""
+
+    def grow(self, lease: Lease, count: int) -> array[int]:
+        """More blocks for a lease, or OutOfBlocks."""
+
+    def sync(self, lease: Lease) -> int:
+        """What a lease has committed joins the tree; returns where tokens end that others committed."""
+
+    def would_dedupe(self, lease: Lease, num_tokens: int) -> bool:
+        """See `Lease.would_dedupe`."""
+
+    def invalidate(self, top: Node, owner: Lease) -> None:
+        """What hangs below `top` leaves the tree; all but `owner` lose the right to share what they hold."""
+
+
+class Lease(BlockTable):
     """A request's block table and the locks that keep its blocks; made by `PrefixCache.acquire` and `fork`.
 
     Attributes:
@@ -27,54 +65,74 @@ class Lease(Holding):
         num_tokens: tokens that have slots.
         num_cached_tokens: leading tokens whose K/V were found by `acquire`; at most the prompt's length - 1.
         num_committed: leading tokens whose K/V exist or are computed in this step.
-        copies: (source block, target block, slots) to copy, in order, before computing.
+
+    For the cache itself:
+        space: the namespace.
+        tokens: the token ids as bytes.
+        node: where the tree's part of its path ends; the lease is one of its holders.
+        tree_tokens: the tokens up to there.
+        own_from: tokens from there on in the tree were put there by this lease.
+        public_tokens: leading tokens that belong to a public prefix.
+        pending: copies into its blocks that have not run.
+        shares: whether what it commits may be matched.
+        forks: the leases that are forks of one another, itself included; None: there are no others.
         due: what the report is made of when it is read; None: reports are off.
     """
 
     __slots__ = (
         "__weakref__",
         "_is_released",
+        "_lessor",
         "_report",
-        "_state",
+        "capacity",
         "due",
+        "forks",
         "id",
         "namespace",
+        "node",
         "num_cached_tokens",
+        "num_committed",
+        "num_tokens",
+        "own_from",
+        "pending",
+        "public_tokens",
+        "shares",
+        "space",
+        "tokens",
+        "tree",
+        "tree_tokens",
     )
 
     def __init__(
         self,
-        state: CacheState,
+        lessor: Lessor,
         namespace: NamespaceName,
         space: Namespace,
         tokens: bytes | bytearray,
         node: Node,
         tree_tokens: int,
-        num_tokens: int,
         num_cached_tokens: int,
-        num_committed: int,
         public_tokens: int,
         shares: bool,
-    ) -> None:  # its maker fills the block table, see `begin` and `fork`
-        Holding.__init__(  # quicker than super()
-            self,
-            state.capacity,
-            space,
-            tokens,
-            node,
-            tree_tokens,
-            num_tokens,
-            num_committed,
-            public_tokens,
-            shares,
-        )
-        self._state = state
-        self.id = state.leases.add(self)
+    ) -> None:  # its maker fills the block table
+        self._lessor = lessor
+        self.capacity = lessor.capacity
+        self.tree = lessor.capacity.tree
         self.namespace = namespace
-        self.num_cached_tokens = num_cached_tokens
-        self._is_released = False
+        self.space = space
+        self.tokens = tokens  # bytes until tokens are appended
+        self.num_tokens = len(tokens) // TOKEN_BYTES
+        self.num_cached_tokens = self.num_committed = num_cached_tokens
+        self.node = node
+        self.tree_tokens = self.own_from = tree_tokens
+        self.public_tokens = public_tokens
+        self.shares = shares
+        self.pending: PendingCopies | None = None
+        self.forks: list[Lease] | None = None
         self.due: DueReport | None = None
         self._report: MissReport | None = None
+        self._is_released = False
+        self.id = lessor.add(self)
 
     def __repr__(self) -> str:
         state = ", released" if self._is_released else ""
@@ -99,13 +157,107 @@ class Lease(Holding):
     @property
     def shares_tail(self) -> bool:
         """Whether others hold the partial last block, too: the next `append` replaces it by a copy. O(1)."""
-        return bool(self.num_tokens % self._tree.block_size) and self._must_copy_tail()
+        return bool(self.num_tokens % self.tree.block_size) and self._must_copy_tail()
+
+    @property
+    def cached_identity(self) -> tuple[bytes, int]:
+        """Identity of its whole blocks in the tree (of none, the seed), and their tokens. O(1)."""
+        node = self.node if self.node.ids else self.node.parent
+        assert node is not None
+        return bytes(node.ids[-IDENTITY_BYTES:]), self.tree_tokens - self.tree_tokens % self.tree.block_size
 
     def token_ids(self) -> list[int]:
         """All tokens of the lease. O(n)."""
         return np.frombuffer(bytes(self.tokens), np.int32).tolist()
 
-    # ------------------------------------------------------------------ growing
+    def private_blocks(self) -> array[int]:
+        """The part of the block table that is not in the tree."""
+        return self.blocks(-(-self.tree_tokens // self.tree.block_size), self.num_blocks)
+
+    # ------------------------------------------------------------------ copies
+
+    @property
+    def copies(self) -> list[Copy]:
+        """(source block, target block, slots) to copy, in order, before computing."""
+        return [] if self.pending is None else self.pending.copies
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether copies have been listed that have not run yet."""
+        return self.pending is not None and self.pending.hold_something
+
+    def take_copies(self, *, until_done: bool = False) -> list[Copy]:
+        """The pending copies; the list is empty afterwards, and their sources stay held.
+
+        Args:
+            until_done: until `copies_done`, for who commits now and copies later; else until the next commit.
+        """
+        return [] if self.pending is None else self.pending.take(until_done)
+
+    def copies_done(self) -> None:
+        """The copies have run: their source blocks need no longer be held.
+
+        Implied by the next `commit`, unless they were taken `until_done`. What was committed of the blocks
+        copied to can be matched from now on.
+        """
+        self._end_copies()
+        if self.tree_tokens < self.num_committed and not self._is_released:
+            self._lessor.sync(self)
+            self.tree.end_changes()
+
+    def new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
+        """List a copy; `node`: has the source, is protected already. For the cache itself."""
+        if self.pending is None:
+            self.pending = PendingCopies(self.capacity, self.space.group)
+        self.pending.add(source, target, slots, node)
+
+    def _end_copies(self) -> None:
+        """The pending copies have run, or never will. O(copies)."""
+        pending = self.pending
+        if pending is not None:
+            pending.done()
+            if not pending.copies:
+                self.pending = None
+
+    # ------------------------------------------------------------------ sharing
+
+    def fork(self) -> Lease:
+        """Another lease on the same blocks, the partial last one included; O(blocks).
+
+        Whoever first writes into the shared last block (by `append`) gets a copy of it. Copies that have not
+        been taken yet are the child's as well: whichever of the two runs first makes them.
+
+        Raises:
+            LeaseError: the lease has been released.
+        """
+        if self._is_released:
+            raise self._error("fork")
+        child = Lease(
+            self._lessor,
+            self.namespace,
+            self.space,
+            bytearray(self.tokens),
+            self.node,
+            self.tree_tokens,
+            self.num_cached_tokens,
+            self.public_tokens,
+            self.shares,
+        )
+        child.num_committed = self.num_committed
+        child.own_from = self.own_from
+        child.due, child._report = self.due, self._report
+        child.fill(self.blocks(0, self.num_blocks))
+        self.tree.hold(self.node)
+        self.capacity.pool.share(self.private_blocks())
+        if self.pending is not None:
+            child.pending = self.pending.for_fork()
+        if self.forks is None:
+            self.forks = [self]
+        self.forks.append(child)
+        child.forks = self.forks
+        return child
+
+    # ------------------------------------------------------------------ growing and shrinking
 
     def append(self, token_ids: TokenIds) -> None:
         """Add tokens at the end, with a slot each. O(new tokens), amortised O(1) for one.
@@ -120,19 +272,57 @@ class Lease(Holding):
         if self._is_released:
             raise self._error("append to")
         data = encode_tokens(token_ids)
-        if self._append_in_place(data):
-            return
-        size = self._tree.block_size
         old = self.num_tokens
-        missing = -(-(old + len(data) // TOKEN_BYTES) // size) - self.num_blocks
-        copies = bool(old % size) and self._must_copy_tail()
-        blocks = self._state.room.grow(self, missing + copies)
-        if copies:
-            self._replace_tail(blocks.pop(0))
-        if missing > 0:
-            self._add_blocks(blocks)
-        is_in_place = self._append_in_place(data)
-        assert is_in_place
+        new = old + len(data) // TOKEN_BYTES
+        size = self.tree.block_size
+        is_own = self.tree_tokens == old and self.node.holders == 1  # the usual case, without a call
+        copies = bool(not is_own and old % size and data) and self._must_copy_tail()
+        missing = -(-new // size) - self.num_blocks
+        if missing or copies:
+            blocks = self._lessor.grow(self, missing + copies)
+            if copies:
+                self._replace_tail(blocks.pop(0))
+            if missing:
+                self.add_blocks(blocks)
+        tokens = self.tokens
+        if type(tokens) is bytes:
+            self.tokens = tokens = bytearray(tokens)
+        tokens += data
+        self.num_tokens = new
+
+    def _must_copy_tail(self) -> bool:
+        """Whether others share the partial last block, so that it can't be written."""
+        size = self.tree.block_size
+        if self.tree_tokens > self.num_tokens - self.num_tokens % size:
+            return self.node.holders > 1 or self.tree_tokens > self.num_tokens
+        extra = self.capacity.pool.extra_holders
+        return bool(extra) and self.blocks(self.num_blocks - 1, self.num_blocks)[0] in extra
+
+    def _replace_tail(self, target: int) -> None:
+        """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
+
+        What is computed of it is listed to be copied.
+        """
+        start = self.num_tokens - self.num_tokens % self.tree.block_size
+        last = self.num_blocks - 1
+        source = self.blocks(last, last + 1)[0]
+        slots = min(self.num_committed, self.num_tokens) - start
+        if self.tree_tokens > start:
+            tail, tree = self.node, self.tree
+            upper = tree.split(tail, len(tail.blocks) - 1) if len(tail.blocks) > 1 else tail.parent
+            assert upper is not None
+            tree.hold(upper)
+            tree.drop_holder(tail)
+            self.node, self.tree_tokens = upper, start
+            if slots > 0:
+                self.new_copy(source, target, slots, tail)
+            else:
+                self.capacity.unprotect(tail)
+        elif slots > 0:
+            self.new_copy(source, target, slots, None)
+        else:
+            self.capacity.pool.drop_holder(source)
+        self.replace_blocks(last, array("i", [target]))
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from `num_tokens` on, which must not be committed, and their whole blocks.
@@ -150,18 +340,22 @@ class Lease(Holding):
                 f"and its {self.num_tokens} tokens"
             )
         assert self.report is not None  # it may need the tokens that go
-        self._truncate(num_tokens)
+        size = self.tree.block_size
+        keep = -(-num_tokens // size)
+        private = max(keep, -(-self.tree_tokens // size))
+        self.capacity.free_private(self.blocks(private, self.num_blocks), self.space.group)
+        if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
+            self.move(self.tree.split_after(self.node, keep * size))
+        self.keep_blocks(keep)
+        self.tokens = self.tokens[: num_tokens * TOKEN_BYTES]
+        self.num_tokens = num_tokens
+        self.own_from = min(self.own_from, self.tree_tokens)
 
-    def copies_done(self) -> None:
-        """The copies have run: their source blocks need no longer be held.
-
-        Implied by the next `commit`, unless they were taken `until_done`. What was committed of the blocks
-        copied to can be matched from now on.
-        """
-        self._end_copies()
-        if self.tree_tokens < self.num_committed and not self._is_released:
-            self._sync()
-            self._tree.end_changes()
+    def move(self, node: Node) -> None:
+        """Hold another node instead of the present one. For the cache itself."""
+        self.tree.hold(node)
+        old, self.node, self.tree_tokens = self.node, node, node.end
+        self.capacity.release(old)
 
     # ------------------------------------------------------------------ committing
 
@@ -185,38 +379,31 @@ class Lease(Holding):
             raise self._error("commit on")
         if num_tokens > self.num_tokens:
             raise LeaseError(f"{self!r}: commit({num_tokens}) is beyond its {self.num_tokens} tokens")
-        return self._commit(num_tokens)
+        if self.pending is not None and not self.pending.outlasts_commit:
+            self._end_copies()
+        before = self.num_committed
+        if num_tokens <= before:
+            return 0
+        self.num_committed = num_tokens
+        tree_tokens, tree = self.tree_tokens, self.tree
+        if tree_tokens == before:  # the usual case in decoding: the block grows in place
+            node, used = self.node, before % tree.block_size
+            fits = used and num_tokens - before <= tree.block_size - used
+            if fits and node.holders == 1 and len(node.blocks) > 1:
+                tree.grow_run(node, self.tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
+                self.tree_tokens = num_tokens
+                tree.end_changes()
+                return 0
+        shared_until = max(tree_tokens, self._lessor.sync(self))
+        tree.end_changes()
+        return max(0, min(num_tokens, shared_until) - before)
 
-    # ------------------------------------------------------------------ sharing and ending
+    def would_dedupe(self, num_tokens: int) -> bool:
+        """Whether committing that many tokens would take over blocks that others committed. O(block).
 
-    def fork(self) -> Lease:
-        """Another lease on the same blocks, the partial last one included; O(blocks).
-
-        Whoever first writes into the shared last block (by `append`) gets a copy of it. Copies that have not
-        been taken yet are the child's as well: whichever of the two runs first makes them.
-
-        Raises:
-            LeaseError: the lease has been released.
+        Changes nothing. Only the next block can be one: what hangs below one's own new blocks is one's own.
         """
-        if self._is_released:
-            raise self._error("fork")
-        state = self._state
-        child = Lease(
-            state,
-            self.namespace,
-            self.space,
-            bytearray(self.tokens),
-            self.node,
-            self.tree_tokens,
-            self.num_tokens,
-            self.num_cached_tokens,
-            self.num_committed,
-            self._public_tokens,
-            self.shares,
-        )
-        self._share_with(child)
-        child.due, child._report = self.due, self._report
-        return child
+        return self._lessor.would_dedupe(self, num_tokens)
 
     def rollback(self, num_tokens: int) -> None:
         """A step failed: tokens from `num_tokens` on, as far as this lease committed them, can't be matched.
@@ -229,11 +416,15 @@ class Lease(Holding):
         """
         if self._is_released:
             raise self._error("roll back")
-        top = self._rollback(num_tokens)
-        if top is not None:
-            invalidate_subtree(self._state, top, self)
-            self._sync()
-            self._tree.end_changes()
+        self.num_committed = min(self.num_committed, max(0, num_tokens))
+        self._end_copies()
+        cut = max(num_tokens, self.own_from)
+        if cut < self.tree_tokens:
+            self._lessor.invalidate(self.tree.split_before(self.node, cut), self)
+            self._lessor.sync(self)
+            self.tree.end_changes()
+
+    # ------------------------------------------------------------------ the end
 
     def release(self, discard: bool = False, keep: int | None = None) -> None:
         """End the lease: committed tokens stay cached and may be evicted, all else is freed. O(blocks freed).
@@ -247,14 +438,26 @@ class Lease(Holding):
         """
         if self._is_released:
             raise self._error("release")
+        if discard:
+            keep = 0
+        if keep is not None:
+            self.num_committed = min(self.num_committed, keep)
         if self.has_pending_copies:  # what the copies would have made is not there
             self._end_copies()
         elif self.tree_tokens < self.num_committed:
-            self._sync()
+            self._lessor.sync(self)
         self._is_released = True
-        self._state.leases.remove(self.id)
-        self._end(0 if discard else keep)
-        self._tree.end_changes()
+        self._lessor.remove(self)
+        if self.forks is not None:
+            self.forks.remove(self)
+        tree, capacity, node = self.tree, self.capacity, self.node
+        if self.num_blocks > -(-self.tree_tokens // tree.block_size):
+            capacity.free_private(self.private_blocks(), self.space.group)
+        tree.use(node)
+        capacity.release(node)
+        if keep is not None:
+            capacity.discard_from(node, max(keep, self.own_from))
+        tree.end_changes()
 
     def _error(self, action: str) -> LeaseError:
         return LeaseError(f"can't {action} {self!r}")

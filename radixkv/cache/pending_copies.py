@@ -13,13 +13,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container
 
-from radixkv.cache.discard import unprotect
-from radixkv.cache.moved_blocks import Moved
 from radixkv.cache.node import Node
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.quota import QuotaGroup
 
 Copy = tuple[int, int, int]  # source block, target block, slots
+Moved = dict[int, list[QuotaGroup]]  # blocks that leave the tree -> of each holder, what its own count as
 
 
 class PendingCopies:
@@ -83,13 +82,13 @@ class PendingCopies:
         self.outlasts_commit = False
         nodes, self.nodes = self.nodes, []
         for node, _ in nodes:
-            unprotect(self._capacity, node)
+            self._capacity.unprotect(node)
         blocks, self.blocks = self.blocks, []
         if blocks:
             self._capacity.free_private(array("i", blocks), self._group)
 
     def invalidate_below(self, below: Container[Node], moved: Moved) -> None:
-        """Nodes are about to leave the tree, see `Holding.leave`. O(copies * depth).
+        """Nodes are about to leave the tree, see `radixkv.cache.invalidation`. O(copies * depth).
 
         A copy reads one block at its source node, or above where that was split: hold that.
         """
@@ -105,7 +104,7 @@ class PendingCopies:
                 home = home.parent
             if home in below:
                 self.blocks.append(block)
-                moved.add(block, self._group)
+                moved.setdefault(block, []).append(self._group)
             else:
                 tree.protect(home)
                 self.nodes.append((home, block))

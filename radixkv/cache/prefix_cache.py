@@ -19,23 +19,19 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from radixkv.cache.admission import Admission
-from radixkv.cache.block_identity import HashFunction
-from radixkv.cache.cache_parts import assemble
+from radixkv.cache.block_identity import HashFunction, what_computes
+from radixkv.cache.cache_parts import CacheOptions, CacheParts, Declared
 from radixkv.cache.cache_stats import CacheStats, snapshot
-from radixkv.cache.discard import discard_from
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.facade.declarations import Declarations, Declared
-from radixkv.cache.facade.pinning import Pinning
-from radixkv.cache.facade.subscriptions import Subscriptions
-from radixkv.cache.facade.tree_view import TreeView
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.events import Listener
 from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport
+from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
 from radixkv.cache.invalidation import invalidate_all
 from radixkv.cache.keys import (
+    TOKEN_BYTES,
     EncodedTokens,
     NamespaceKey,
     NamespaceName,
@@ -45,9 +41,8 @@ from radixkv.cache.keys import (
 )
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
-from radixkv.cache.options import CacheOptions
 from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage, framed_quotas
+from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.errors import InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -105,26 +100,22 @@ class PrefixCache:
             partial_reuse,
             explain,
         )
-        self._options.check()
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
         self.partial_reuse = partial_reuse
         self.policy = make_eviction_policy(policy)
-        self._state = state = assemble(self._options, self.policy, framed_quotas(quotas))
-        self._namespaces = state.namespaces
-        self._lookup = state.lookup
+        self._parts = parts = CacheParts(self._options, self.policy, quotas)
+        self._namespaces = parts.namespaces
+        self._lookup = parts.lookup
         self._last: Match | None = None  # a request is usually matched, then acquired
-        self._capacity = state.capacity
-        self._groups = state.capacity.groups
-        self._pins = state.pins
-        self._pinned = state.pins.by_key
+        self._capacity = parts.capacity
+        self._groups = parts.groups
+        self._pins = parts.pins
+        self._pinned = parts.pins.by_key
         self._on_cache_key_hint = overridden(self.policy, "on_cache_key_hint")
-        self._admission = Admission(state)
-        self._pinning = Pinning(state.pins, state.lookup, state.namespaces)
-        self._declarations = Declarations(state)
-        self._subscriptions = Subscriptions(state.tree)
-        self._tree_view = TreeView(state)
+        self._leasing = parts.leasing
+        self._tree_view = TreeView(parts)
 
     def __repr__(self) -> str:
         s = self.stats
@@ -153,11 +144,17 @@ class PrefixCache:
         Returns:
             Tokens of the prefix that are shared: its whole blocks.
         """
-        return self._declarations.publish(token_ids, namespace)
+        length = self._namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
+        self._lookup.outdate()
+        return length // TOKEN_BYTES
 
     def unpublish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
-        return self._declarations.unpublish(token_ids, namespace)
+        self._lookup.outdate()
+        return self._namespaces.undeclare(self._computes(namespace), encode_tokens(token_ids))
+
+    def _computes(self, namespace: NamespaceName) -> NamespaceKey:
+        return what_computes(self._namespaces.key(namespace))
 
     # ------------------------------------------------------------------ lookup
 
@@ -246,7 +243,7 @@ class PrefixCache:
             walk = self._lookup.nothing_found(data, space)
         if self._on_cache_key_hint is not None:
             self._on_cache_key_hint((space.key, cache_key_hint) if cache_key_hint else None)
-        return self._admission.admit(data, namespace, space, walk, skip)
+        return self._leasing.make(data, namespace, space, walk, skip)
 
     # ------------------------------------------------------------------ room
 
@@ -301,7 +298,8 @@ class PrefixCache:
         The rest is free at once; its nodes are taken apart later, piece by piece.
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
-        self._state.removals.reset(invalidate_all(self._state))
+        parts = self._parts
+        parts.removals.reset(invalidate_all(parts.capacity, parts.pins, parts.leasing.leases.values()))
         self._lookup.outdate()
         self._last = None
         self.policy.on_reset()
@@ -317,13 +315,13 @@ class PrefixCache:
         """
         walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace), namespace).walk
         if walk is not None and walk.depth + walk.partial > keep:
-            discard_from(self._capacity, walk.source if walk.source is not None else walk.node, keep)
-            self._state.tree.end_changes()
+            self._capacity.discard_from(walk.source if walk.source is not None else walk.node, keep)
+            self._parts.tree.end_changes()
 
     @property
     def declared(self) -> Declared:
         """What users declared, which outlives what is cached: quotas and public prefixes. O(their number)."""
-        return self._declarations.current
+        return self._parts.declared
 
     def declare(self, declared: Declared) -> None:
         """Declare what was declared to another cache, on one that is new.
@@ -331,7 +329,7 @@ class PrefixCache:
         Raises:
             ConfigError: the quotas' floors exceed the pool.
         """
-        self._declarations.adopt(declared)
+        self._parts.declare(declared)
 
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
@@ -343,7 +341,7 @@ class PrefixCache:
             self.reset()
         fresh = PrefixCache(policy=type(self.policy)(), **self._options._asdict())
         fresh.declare(self.declared)
-        fresh._subscriptions.adopt(self._subscriptions.hand_over())
+        fresh._parts.follow(self._parts.hand_over())
         return fresh
 
     # ------------------------------------------------------------------ quotas
@@ -358,7 +356,7 @@ class PrefixCache:
             ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
                 had a quota has blocks already, which count for all others (`reset` frees it of them).
         """
-        self._declarations.set_quotas(quotas)
+        self._parts.set_quotas(quotas)
 
     # ------------------------------------------------------------------ pins
 
@@ -384,15 +382,40 @@ class PrefixCache:
 
         O(tokens + path).
         """
-        return self._pinning.pin(token_ids, namespace, ttl, at_least)
+        pins = self._pins
+        pins.expire()
+        data = encode_tokens(token_ids)
+        if ttl is not None and not ttl > 0:
+            raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
+        space = self._namespaces.obtain(namespace)  # what is pinned may all be public
+        walk = self._lookup.match(data, space).walk
+        old = None if at_least else pins.get(data, space, walk)
+        if old is not None:
+            pins.drop(old)
+        return 0 if walk is None else pins.add(data, space, walk, ttl, at_least)
 
     def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
-        return self._pinning.unpin(token_ids, namespace)
+        pins = self._pins
+        pins.expire()
+        data, space = encode_tokens(token_ids), self._namespaces.known(namespace)
+        if space is None:
+            return False
+        walk = self._lookup.match(data, space).walk
+        pin = pins.get(data, space, walk)
+        if pin is None and walk is not None and walk.depth + walk.partial == len(data) // TOKEN_BYTES:
+            pin = pins.ending_with(walk, space)
+        if pin is not None:
+            pins.drop(pin)
+        return pin is not None
 
     def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
-        """End the pin of that id in a namespace; False: there is none. O(pins)."""
-        return self._pinning.unpin_id(pin_id, namespace)
+        """End the pin of that id in a namespace; False: there is none. O(path)."""
+        self._pins.expire()
+        pin = self._pins.of_id(pin_id, self._namespaces.key(namespace))
+        if pin is not None:
+            self._pins.drop(pin)
+        return pin is not None
 
     def pins(self, most_tokens: int | None = None) -> list[PinInfo]:
         """The pins, oldest first. O(pins and their tokens).
@@ -418,12 +441,12 @@ class PrefixCache:
         """A snapshot of the counters. O(quota groups)."""
         if self._pinned:
             self._pins.expire()
-        return snapshot(self._state, self._admission)
+        return snapshot(self._parts)
 
     @property
     def num_resets(self) -> int:
         """How often `reset` was called. O(1)."""
-        return self._state.removals.resets
+        return self._parts.removals.resets
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
         """Call `listener` with what each call stores or removes; see `radixkv.cache.insight.events`.
@@ -436,7 +459,7 @@ class PrefixCache:
 
         What a listener raises later is logged; one that fails many times in a row is dropped.
         """
-        return self._subscriptions.subscribe(listener, replay)
+        return self._parts.subscribe(listener, replay)
 
     def explain(
         self, token_ids: TokenIds, namespace: NamespaceName = "", *, admin: bool = False
@@ -454,7 +477,7 @@ class PrefixCache:
         space = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, space).walk
         elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
-        return self._state.explainer.dry(data, space, walk, elsewhere)
+        return self._parts.explainer.dry(data, space, walk, elsewhere)
 
     def advice(self, limit: int = 10, namespace: NamespaceName | None = None) -> list[BreakPoint]:
         """Where recent prompts broke off from cached ones, and what moving that place would bring.
@@ -463,7 +486,7 @@ class PrefixCache:
             namespace: whose prompts; None: everybody's.
         """
         key = None if namespace is None else self._namespaces.key(namespace)
-        return self._state.advisor.advice(limit, key)
+        return self._parts.advisor.advice(limit, key)
 
     def check(self) -> None:
         """Assert every invariant of pool, tree, leases and index. O(blocks).
@@ -473,4 +496,4 @@ class PrefixCache:
         """
         if self._pinned:
             self._pins.expire()
-        check(self._state)
+        check(self._parts)

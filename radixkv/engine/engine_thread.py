@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cache.facade.declarations import Declared
+from radixkv.cache.cache_parts import Declared
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine

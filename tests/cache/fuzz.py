@@ -169,7 +169,7 @@ def _lose_a_block(cache: PrefixCache) -> None:
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(cache._state.leases)).node.refs += 1
+    next(iter(cache._parts.leasing.leases.values())).node.refs += 1
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:

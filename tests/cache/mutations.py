@@ -62,20 +62,18 @@ MUTATIONS = [
     Mutation(
         "hand out a block twice", "BlockPool.allocate", "_a = top - count", "_a = top - max(count - 1, 0)"
     ),
-    Mutation("forget to free private blocks on release", "Holding._end", "_.free_private(_, _)", "None"),
-    Mutation("copy one slot too many", "Admission.admit", "cached - depth", "cached - depth + 1"),
+    Mutation("forget to free private blocks on release", "Lease.release", "_.free_private(_, _)", "None"),
+    Mutation("copy one slot too many", "Leasing.make", "cached - depth", "cached - depth + 1"),
     Mutation(
         "take over a partial block that is held",
-        "Admission.admit",
+        "Leasing.make",
         "not _.holders and _a",
         "_a",
     ),
-    Mutation("do not hold the source of a copy", "Admission._grant", "_.protect(source)", "None"),
-    Mutation("write into a fork's shared block", "Holding._must_copy_tail", "_.holders > 1", "False"),
-    Mutation("keep the duplicate after deduping", "Holding._dedupe", "_.free_private(_, _)", "None"),
-    Mutation(
-        "do not remap the block table after deduping", "Holding._dedupe", "_._replace_blocks(_, _)", "None"
-    ),
+    Mutation("do not hold the source of a copy", "Leasing._grant", "_.protect(source)", "None"),
+    Mutation("write into a fork's shared block", "Lease._must_copy_tail", "_.holders > 1", "False"),
+    Mutation("keep the duplicate after deduping", "_dedupe", "_.free_private(_, _)", "None"),
+    Mutation("do not remap the block table after deduping", "_dedupe", "_.replace_blocks(_, _)", "None"),
     Mutation(
         "split one block too late",
         "RadixTree.split",
@@ -84,9 +82,9 @@ MUTATIONS = [
     ),
     Mutation(
         "commit one token too many",
-        "Holding._insert",
+        "_insert",
         "bytearray(_a[_b:_])",
-        "bytearray(_a[_b : (end := min(end + 1, self.num_tokens, pos + len(blocks) * size)) * 4])",
+        "bytearray(_a[_b : (end := min(end + 1, lease.num_tokens, pos + len(blocks) * size)) * 4])",
     ),
     Mutation("evict the most recently used first", "LRU.priority", "_a.last_access", "-_a.last_access"),
     Mutation("evict the head of a run", "RadixTree.trim", "_a = _b[keep:]", "_a = _b[:num_blocks]"),
@@ -94,8 +92,13 @@ MUTATIONS = [
     Mutation("let pins exceed their budget", "PinBoard._target", "min(_a, budget)", "_a"),
     Mutation("let a pin live on", "PinBoard.expire", "_a[0][0] <= now", "_a[0][0] <= now - 1000"),
     Mutation("push a tenant under its floor", "Capacity._make_room", "min(_a, max(_, _))", "_a"),
-    Mutation("leave rolled-back tokens in the tree", "Lease.rollback", "invalidate_subtree(_, _, _)", "None"),
-    Mutation("share again after a reset", "invalidate_all", "_.stop_sharing()", "None"),
+    Mutation(
+        "leave rolled-back tokens in the tree",
+        "Leasing.invalidate",
+        "invalidate_subtree(_, _, _, _, _)",
+        "None",
+    ),
+    Mutation("share again after a reset", "invalidate_all", "_.shares = False", "pass"),
     Mutation(
         "identities ignore the prefix", "BlockIdentities.chain", "digest(before + block)", "digest(block)"
     ),
@@ -108,25 +111,23 @@ MUTATIONS = [
     Mutation("forget an event", "RadixTree.trim", "_.changes.removed(leaf, keep)", "None"),
     Mutation(
         "discard a block too many",
-        "discard_from",
+        "Capacity.discard_from",
         "-(-(_a - _b.start) // size)",
         "(_a - _b.start) // size",
     ),
     Mutation(
         "discard what a lease needs",
-        "discard_from",
+        "Capacity.discard_from",
         "_.parent is not None and not _.refs and _a and _b",
         "node.parent is not None and _a and _b",
     ),
-    Mutation("discard nothing", "PrefixCache.discard", "discard_from(_, _, _)", "None"),
-    Mutation(
-        "rebuild without the quotas", "Declarations.current", "self._state.capacity.groups.quotas", "{}"
-    ),
+    Mutation("discard nothing", "PrefixCache.discard", "_.discard_from(_, _)", "None"),
+    Mutation("rebuild without the quotas", "CacheParts.declared", "self.groups.quotas", "{}"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
         "rebuild without the public prefixes",
-        "Declarations.current",
-        "self._state.namespaces.declared()",
+        "CacheParts.declared",
+        "self.namespaces.declared()",
         "()",
     ),
 ]

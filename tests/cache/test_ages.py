@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.evicted_ages import AGE_BOUNDS
-from radixkv.cache.insight.use_times import UseTimes
+from radixkv.cache.insight.ages import AGE_BOUNDS, UseTimes
 
 
 class Clock:

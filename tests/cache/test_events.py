@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from measuring import count_work
 from stored_prompts import store
 
-from radixkv import PrefixCache
+from radixkv import Lease, OutOfBlocks, PrefixCache
 from radixkv.async_cache import AsyncCache
 from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener, Residency
 from radixkv.errors import EngineStoppedError
@@ -244,3 +245,53 @@ async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await reader
     assert ended == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_call_tells_at_most_one_change_whatever_it_does(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = PrefixCache(12, 2, policy=rng.choice(["lru", "adaptive", "s3fifo"]))
+    told: list[BlockChanges] = []
+    follower = Residency()
+    cache.subscribe(told.append)
+    cache.subscribe(follower)
+    leases: list[Lease] = []
+
+    def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        told.clear()
+        result = None
+        with contextlib.suppress(OutOfBlocks):
+            result = function(*arguments, **options)
+        assert len(told) <= 1, f"{function.__name__} told {told}"
+        assert all(changes.cleared or changes.num_blocks for changes in told), "nothing is not told"
+        return result
+
+    for _ in range(400):
+        kind = rng.randrange(10)
+        if kind < 3 and len(leases) < 4:
+            tokens = [rng.randrange(2) for _ in range(rng.randint(1, 9))]
+            leases += filter(None, [call(cache.acquire, tokens)])
+        elif kind == 3 and 0 < len(leases) < 4:
+            leases.append(call(rng.choice(leases).fork))
+        elif kind < 6 and leases:
+            lease = rng.choice(leases)
+            call(lease.append, [rng.randrange(2) for _ in range(rng.randint(1, 3))])
+            if rng.random() < 0.5:
+                lease.take_copies(until_done=rng.random() < 0.5)
+            call(lease.commit, rng.randint(lease.num_committed, lease.num_tokens))
+            if rng.random() < 0.5:
+                call(lease.copies_done)
+        elif kind < 8 and leases:
+            lease = leases.pop(rng.randrange(len(leases)))
+            call(lease.release, discard=rng.random() < 0.4, keep=rng.choice([None, rng.randint(0, 9)]))
+        elif kind == 8:
+            call(cache.evict, rng.randint(1, 4))
+        elif leases and rng.random() < 0.5:
+            lease = rng.choice(leases)
+            call(lease.rollback, rng.randint(0, lease.num_committed))
+        elif rng.random() < 0.1:
+            call(cache.reset)
+        else:
+            call(cache.discard, [rng.randrange(2) for _ in range(6)], keep=rng.randint(0, 4))
+        cache.check()
+    assert follower.sequence > 20

@@ -365,3 +365,65 @@ def test_pins_of_a_public_prefix_are_their_namespaces_own():
     assert cache.unpin([*shared, 1, 2], "a")
     assert not cache.pins()
     cache.check()
+
+
+def test_pins_expire_also_after_a_request_for_which_they_could_not_make_room() -> None:
+    clock = FakeClock()
+    cache = PrefixCache(8, 4, clock=clock)
+    store(cache, list(range(8)))
+    cache.pin(list(range(8)), ttl=5.0)
+    cache.pin(list(range(4)), ttl=50.0)
+    with pytest.raises(OutOfBlocks):
+        cache.acquire([9] * 4 * 9)  # more than the pool
+    lease = cache.acquire([7] * 8)
+    with pytest.raises(OutOfBlocks):
+        lease.append([7] * 4 * 7)
+    lease.release()
+    assert [pin.num_tokens for pin in cache.pins()] == [8, 4]
+    clock.now += 6.0
+    assert (cache.stats.num_pins, cache.stats.pinned_blocks) == (1, 1)
+    cache.check()
+
+
+@pytest.mark.parametrize("hash_function", [None, lambda data: 7])
+def test_pins_of_different_tokens_are_different_pins_whatever_the_hash(
+    hash_function: Callable[[bytes], int] | None,
+) -> None:
+    cache = PrefixCache(32, 4, hash_function=hash_function)
+    prompts = [[i, *range(1, 8)] for i in range(3)]
+    for namespace in ("a", "b"):
+        for prompt in prompts:
+            store(cache, prompt, namespace)
+            assert cache.pin(prompt, namespace) == 8
+            assert cache.pin(prompt, namespace, ttl=9.0) == 8, "the same again"
+    ids = {(pin.namespace, pin.id): pin.token_ids for pin in cache.pins()}
+    assert sorted(ids.values()) == sorted(map(tuple, 2 * prompts))
+    del ids[("b",), ids_of(cache, prompts[1], "b")]
+    assert cache.unpin_id(ids_of(cache, prompts[1], "b"), "b")
+    assert not cache.unpin([9, *range(1, 8)], "a")
+    assert {(pin.namespace, pin.id): pin.token_ids for pin in cache.pins()} == ids
+    for prompt in prompts:
+        assert cache.unpin(prompt, "a")
+    assert [pin.namespace for pin in cache.pins()] == [("b",)] * 2
+    cache.check()
+
+
+def ids_of(cache: PrefixCache, tokens: list[int], namespace: str) -> str:
+    (found,) = [p.id for p in cache.pins() if (p.namespace, p.token_ids) == ((namespace,), tuple(tokens))]
+    return found
+
+
+def test_a_pin_keeps_its_id_when_more_is_cached_and_ends_also_after_its_prefix_became_public() -> None:
+    cache = PrefixCache(32, 4)
+    prompt = list(range(16))
+    store(cache, prompt[:8], "a")
+    assert cache.pin(prompt, "a") == 8
+    (before,) = cache.pins()
+    store(cache, prompt, "a")
+    assert cache.pin(prompt, "a") == 16
+    (after,) = cache.pins()
+    assert after.id == before.id
+    cache.publish(prompt[:8], "a")
+    assert cache.unpin(prompt, "a")
+    assert not cache.pins()
+    cache.check()

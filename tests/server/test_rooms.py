@@ -32,7 +32,7 @@ ENGINE = {
     "radixkv",  # its version
     "radixkv.cache.insight.advisor",  # the type of a hint
     "radixkv.cache.insight.events",  # the types of events
-    "radixkv.cache.insight.evicted_ages",  # bounds of counted ages
+    "radixkv.cache.insight.ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.cache.insight.similarity",  # what two prompts have in common further on
     "radixkv.cache.retention.quota",  # what a tenant is granted

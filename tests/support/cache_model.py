@@ -82,7 +82,7 @@ class ModelledCache:
     def _verify_events(self) -> None:
         if self.residency is None:
             return
-        tree = self.cache._state.tree
+        tree = self.cache._parts.tree
         size = self.block_size
         expected = set()
         for node in tree.nodes():
@@ -213,7 +213,7 @@ class ModelledCache:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
         cache = self.cache
         own = cache._groups.of(frame_namespace(namespace))
-        left = {node: len(node.blocks) for node in cache._state.tree.nodes()}
+        left = {node: len(node.blocks) for node in cache._parts.tree.nodes()}
         children = Counter(node.parent for node in left)
         used = {group: group.used for group in cache._capacity.groups}
         own_evicted = evicted = 0

@@ -37,7 +37,7 @@ from collections.abc import Hashable
 from itertools import groupby
 from typing import Any
 
-from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
 from radixkv.cache.eviction.index import CachedRun, EvictionIndex
 from radixkv.cache.eviction.policy import EvictionPolicy, RemovalMemory
 from radixkv.cache.eviction.reuse_statistics import EDGES, ReuseStatistics, age_bin
@@ -62,10 +62,9 @@ def _class_of(uses: int, rhythm: int) -> int:
     return (_USES_CLASS[uses] if uses < _MANY_USES else _USE_CLASSES - 1) * _RHYTHMS + rhythm
 
 
-def _identities(node: CachedRun, first: int, stop: int) -> list[bytes]:
+def _identities(node: CachedRun, first: int, stop: int) -> tuple[bytes, ...]:
     """Of a node's blocks from index `first` to `stop`, as far as they are whole."""
-    ids = bytes(node.ids[first * IDENTITY_BYTES : stop * IDENTITY_BYTES])
-    return [ids[at : at + IDENTITY_BYTES] for at in range(0, len(ids), IDENTITY_BYTES)]
+    return each_identity(node.ids[first * IDENTITY_BYTES : stop * IDENTITY_BYTES])
 
 
 def _history_limit(num_blocks: int) -> int:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from radixkv.cache.eviction.adaptive import Adaptive
-from radixkv.cache.eviction.fifo import FIFO
-from radixkv.cache.eviction.gdsf import GDSF
-from radixkv.cache.eviction.lfu import LFU
-from radixkv.cache.eviction.lru import LRU
+from radixkv.cache.eviction.classic import FIFO, GDSF, LFU, LRU, SLRU
 from radixkv.cache.eviction.policy import EvictionPolicy
 from radixkv.cache.eviction.s3fifo import S3FIFO
-from radixkv.cache.eviction.slru import SLRU
 from radixkv.errors import ConfigError
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

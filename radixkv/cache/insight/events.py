@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Node
 
@@ -206,8 +206,7 @@ class ChangeLog:
 
 def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
     """The identities of a node's whole blocks from index `first` on."""
-    ids = bytes(node.ids[first * IDENTITY_BYTES :])
-    return tuple([ids[at : at + IDENTITY_BYTES] for at in range(0, len(ids), IDENTITY_BYTES)])
+    return each_identity(node.ids[first * IDENTITY_BYTES :])
 
 
 def _stored(node: Node, first: int, size: int) -> StoredBlocks | None:

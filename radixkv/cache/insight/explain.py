@@ -206,14 +206,14 @@ class Explainer:
         self._enabled = enabled
         self._partial_reuse = partial_reuse
 
-    def due(self, data: bytes, space: Namespace, walk: Walk) -> DueReport:
+    def due(self, data: bytes, space: Namespace, walk: Walk, skip: str | None) -> DueReport:
         """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
         num_tokens, record, now = len(data) // TOKEN_BYTES, None, 0.0
-        if self._ghosts.count and walk.depth + walk.partial < num_tokens - 1:
+        if self._ghosts.count and skip is None and walk[1] + walk[2] < num_tokens - 1:
             record = self._removal(data, space, walk)
             if record is not None:
                 now = self._clock()
-        return _new_due((walk, num_tokens, record, now, None))
+        return _new_due((walk, num_tokens, record, now, skip))
 
     def _removal(self, data: bytes, space: Namespace, walk: Walk | None) -> GhostRecord | None:
         """What removed the first block of a prompt that a lookup missed; None: not known.

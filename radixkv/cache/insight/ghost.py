@@ -7,15 +7,14 @@ tree that was reset is kept as it was and asked itself, see `radixkv.cache.inval
 from __future__ import annotations
 
 from collections import deque
-from struct import Struct
+from collections.abc import Sequence
 from typing import Protocol
 
-from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.block_identity import each_identity
 from radixkv.cache.node import Namespace
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
-_each_identity = Struct(f"{IDENTITY_BYTES}s").iter_unpack
 
 
 class Former(Protocol):
@@ -80,7 +79,7 @@ class GhostIndex:
         self._former_left = 0  # removals, in blocks, after which it is forgotten
         self._records: dict[bytes, GhostRecord] = {}  # a partial block by _PARTIAL and the identity before it
         # What each removal took, shallowest first, and how much that is; some of it was removed again later.
-        self._removals: deque[tuple[GhostRecord, list[bytes]]] = deque()
+        self._removals: deque[tuple[GhostRecord, Sequence[bytes]]] = deque()
         self._num_removed = 0
 
     def __len__(self) -> int:
@@ -105,10 +104,10 @@ class GhostIndex:
             partial: of a partial one after them, the identity that it follows and its tokens.
         """
         self.free_some()
-        known = [identity for (identity,) in _each_identity(ids)]
+        known = each_identity(ids)
         record = GhostRecord(reason, at, by, self.count)
         if partial is not None:
-            known.append(_PARTIAL + partial[0])
+            known = (*known, _PARTIAL + partial[0])
             record.tail = partial[1]
         self.count += 1
         self._records.update(dict.fromkeys(known, record))
@@ -175,6 +174,6 @@ class GhostIndex:
             found: bytes of these that are cached now; it must have reached beyond.
         """
         record = self._records.get(_PARTIAL + before)
-        if record is None:
+        if record is None or found >= len(record.tail) or not following.startswith(record.tail):
             return None
-        return record if found < len(record.tail) and following.startswith(record.tail) else None
+        return record

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.eviction.policy import overridden
-from radixkv.cache.insight.evicted_ages import EvictedAges
+from radixkv.cache.insight.ages import EvictedAges
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.invalidated_tree import InvalidatedTree
 from radixkv.cache.node import Node

@@ -159,6 +159,53 @@ class Capacity:
         """Blocks that have left the tree are free."""
         group.count_used(-self.pool.free(blocks))
 
+    # ------------------------------------------------------------------ what leaves the tree without a ghost
+
+    def unprotect(self, node: Node) -> None:
+        """Drop a reference to `node`; a partial block that a sibling covers goes with its last one.
+
+        It is *covered* when a sibling begins with all of its tokens: unheld, it is not worth keeping then.
+        """
+        self.tree.unprotect(node)
+        if not node.refs:
+            self._forget_if_covered(node)
+
+    def release(self, node: Node) -> None:
+        """A lease no longer ends at `node`; otherwise as `unprotect`."""
+        self.tree.release(node)
+        if not node.refs:
+            self._forget_if_covered(node)
+
+    def _forget_if_covered(self, node: Node) -> None:
+        if 0 < len(node.key) < self.tree.block_bytes and self.tree.siblings(node).is_covered(node):
+            self._forget(node, 1)
+
+    def drop_covered(self, node: Node) -> None:
+        """Free an unheld partial block whose tokens `node` begins with, now that it holds them, too."""
+        unheld = self.tree.siblings(node).unheld_beginning(node)
+        if unheld is not None:
+            self._forget(unheld, 1)
+
+    def _forget(self, leaf: Node, num_blocks: int) -> None:
+        group = leaf.space.group
+        self.free_tree_blocks(self.tree.trim(leaf, num_blocks), group)
+
+    def discard_from(self, node: Node, cut: int) -> None:
+        """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
+        size = self.tree.block_size
+        while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
+            parent = node.parent
+            keep = max(0, -(-(cut - node.start) // size))
+            if keep < len(node.blocks):
+                self._forget(node, len(node.blocks) - keep)
+            if keep:
+                if node.end > cut and not self.tree.truncate_tail(node, cut):
+                    self._forget(node, 1)
+                return
+            node = parent
+
+    # ------------------------------------------------------------------ making room
+
     def transfer(self, count: int, source: QuotaGroup, target: QuotaGroup) -> None:
         """Blocks count for another group from now on. O(1)."""
         source.count_used(-count)

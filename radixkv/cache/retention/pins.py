@@ -6,7 +6,6 @@ Expired pins are taken off when the cache is next used: `expire` costs one compa
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
@@ -18,13 +17,9 @@ from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import QuotaGroup
 from radixkv.cache.tree_nodes import Walk
 
-PinKey = tuple[NamespaceKey, bytes]  # namespace, digest of the tokens it was set with
+PinKey = tuple[NamespaceKey, str]  # namespace, id
+_ID_DIGITS = 24
 _SPARE_ENTRIES = 64  # of dropped pins that the heap may keep
-
-
-def pin_id(key: PinKey) -> str:
-    """Names a pin within its namespace: 24 hex digits."""
-    return key[1].hex()[:24]
 
 
 class _PinnedNode:
@@ -41,14 +36,18 @@ class Pin:
     """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed.
 
     Attributes:
+        key: its namespace, and its id there.
+        identity: of the tokens it was set with, of which there are `length` bytes.
         space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
     """
 
-    __slots__ = ("key", "node", "num_tokens", "place", "set_at", "space", "ttl")
+    __slots__ = ("identity", "key", "length", "node", "num_tokens", "place", "set_at", "space", "ttl")
 
     def __init__(
         self,
         key: PinKey,
+        identity: bytes,
+        length: int,
         space: Namespace,
         node: Node,
         num_tokens: int,
@@ -57,6 +56,8 @@ class Pin:
         place: _PinnedNode,
     ) -> None:
         self.key = key
+        self.identity = identity
+        self.length = length
         self.space = space
         self.node = node
         self.num_tokens = num_tokens
@@ -81,7 +82,7 @@ class PinInfo:
         token_ids: what is pinned: as many leading tokens as were cached and fitted into the budget.
         num_tokens: how many that are.
         expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
-        id: names it within its namespace, as long as it is there: a hash of the tokens it was set with.
+        id: names it within its namespace: the identity of the tokens it was set with.
         node: the first block of the node that it ends at, which names that node in a `TreeWalk`.
     """
 
@@ -113,6 +114,7 @@ class PinBoard:
         self.any_lapsed = False
         self.given_way = 0
         self.by_key: dict[PinKey, Pin] = {}
+        self._by_identity: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
         self._by_node: dict[Node, _PinnedNode] = {}
         self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
         self._serial = 0
@@ -139,7 +141,7 @@ class PinBoard:
                 self._tokens_of(pin, most_tokens),
                 pin.num_tokens,
                 None if isinf(pin.expires) else pin.expires - now,
-                pin_id(pin.key),
+                pin.key[1],
                 pin.node.blocks[0],
             )
             for pin in self
@@ -158,19 +160,39 @@ class PinBoard:
         return tuple(decode_tokens(b"".join(parts)))
 
     def of_id(self, wanted: str, namespace: NamespaceKey) -> Pin | None:
-        """The pin of that id in a namespace, or None. O(pins)."""
-        return next((pin for pin in self if pin.key[0] == namespace and pin_id(pin.key) == wanted), None)
+        """The pin of that id in a namespace, or None. O(1)."""
+        return self.by_key.get((namespace, wanted))
 
     def __repr__(self) -> str:
         return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
 
-    @staticmethod
-    def _key(data: bytes, space: Namespace) -> PinKey:
-        return space.key, hashlib.sha256(data).digest()
+    def get(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
+        """The pin that was set with these tokens, of which a lookup found `walk`; or None. O(tokens)."""
+        same = self._by_identity.get((space.key, self._identity(data, space, walk)), ())
+        return next((pin for pin in same if pin.length == len(data) and self._begins(pin, data)), None)
 
-    def get(self, data: bytes, space: Namespace) -> Pin | None:
-        """The pin that was set with these tokens, or None. O(tokens)."""
-        return self.by_key.get(self._key(data, space))
+    def _begins(self, pin: Pin, data: bytes) -> bool:
+        """Whether some tokens begin with what is pinned: identities propose, tokens decide."""
+        start = 0
+        for node in self._tree.path(pin.node):
+            key = node.key[: pin.num_tokens * TOKEN_BYTES - start]
+            if not data.startswith(key, start):
+                return False
+            start += len(key)
+        return True
+
+    def _identity(self, data: bytes, space: Namespace, walk: Walk | None) -> bytes:
+        """Of tokens in a namespace, whatever of them is public or cached. O(tokens that were not found)."""
+        identities, before, start = self._tree.identities, space.seed, 0
+        if walk is not None and not space.declared.length_in(data):
+            node, depth = (
+                walk.node,
+                min(walk.depth, len(data) // self._tree.block_bytes * self._tree.block_size),
+            )
+            while node.parent is not None and node.start >= depth:
+                node = node.parent
+            before, start = node.identity((depth - node.start) // self._tree.block_size), depth * TOKEN_BYTES
+        return identities.of_tokens(before, data[start:])
 
     def ending_with(self, walk: Walk, space: Namespace) -> Pin | None:
         """A namespace's oldest pin of exactly what a lookup found, or None. O(pins that end at that node)."""
@@ -193,18 +215,27 @@ class PinBoard:
         life = float("inf") if ttl is None else float(ttl)
         if at_least:
             data = data[: num_tokens * TOKEN_BYTES]
-            old = self.get(data, space)
+            old = self.get(data, space, walk)
             if old is not None:
                 life = max(life, old.ttl)
                 self.drop(old)
         self.pinned_blocks += self._tree.pin(node)
         place = self._by_node.setdefault(node, _PinnedNode())
-        pin = Pin(self._key(data, space), space, node, num_tokens, life, self._clock(), place)
+        identity = self._identity(data, space, walk)
+        pin_id = identity.hex()[:_ID_DIGITS]
+        if (space.key, pin_id) in self.by_key:  # other tokens have the same identity
+            pin_id += f"-{self._serial}"
+        key, now = (space.key, pin_id), self._clock()
+        pin = Pin(key, identity, len(data), space, node, num_tokens, life, now, place)
+        self._register(pin)
+        return num_tokens
+
+    def _register(self, pin: Pin) -> None:
         self.by_key[pin.key] = pin
-        place.pins[pin] = None
+        self._by_identity.setdefault((pin.key[0], pin.identity), []).append(pin)
+        pin.place.pins[pin] = None
         self._serial += 1
         heapq.heappush(self._heap, (pin.expires, self._serial, pin))
-        return num_tokens
 
     def _target(self, walk: Walk) -> tuple[Node | None, int]:
         """The node that ends with the match, or earlier where the budget ends; splits as needed."""
@@ -235,6 +266,10 @@ class PinBoard:
         O(path), amortised.
         """
         del self.by_key[pin.key]
+        same = self._by_identity[pin.key[0], pin.identity]
+        same.remove(pin)
+        if not same:
+            del self._by_identity[pin.key[0], pin.identity]
         place = self._by_node[pin.node]
         del place.pins[pin]
         if not place.pins:
@@ -294,20 +329,19 @@ class PinBoard:
                     for pin in ended:
                         self._mark_lapsed(pin.node)
                     return True
-        self.by_key = before
         for pin in ended:
             self._put_back(pin)
+        for key in before:  # in the old order
+            self.by_key[key] = self.by_key.pop(key)
+        for place in {pin.place for pin in ended}:
+            place.pins = {pin: None for pin in self if pin in place.pins}
         return False
 
     def _put_back(self, pin: Pin) -> None:
-        """A pin that was dropped is there again, as if it had never been gone. O(pins)."""
-        node = pin.node
-        self.pinned_blocks += self._tree.pin(node)
-        place = self._by_node[node] = pin.place
-        place.pins[pin] = None
-        place.pins = {other: None for other in self if other in place.pins}
-        self._serial += 1
-        heapq.heappush(self._heap, (pin.expires, self._serial, pin))
+        """A pin that was dropped is there again."""
+        self.pinned_blocks += self._tree.pin(pin.node)
+        self._by_node[pin.node] = pin.place
+        self._register(pin)
 
     def expire(self) -> None:
         """End the pins whose time has run out. O(1) when there are none."""

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import radixkv
-from radixkv.cache.insight.evicted_ages import AGE_BOUNDS
+from radixkv.cache.insight.ages import AGE_BOUNDS
 from radixkv.client import EngineClient
 from radixkv.speculation.counts import SpeculationCounts
 

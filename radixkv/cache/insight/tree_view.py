@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.continuation import continuation
-from radixkv.cache.insight.tree_text import show_tree
 from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
-from radixkv.cache.state import CacheState
+from radixkv.cache.node import Node
+
+_SHOWN_TOKENS = 4
 
 
 class TreeView:
     """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_parts",)
 
-    def __init__(self, state: CacheState) -> None:
-        self._state = state
+    def __init__(self, parts: CacheParts) -> None:
+        self._parts = parts
 
     def __repr__(self) -> str:
-        return f"TreeView({self._state.tree.num_nodes} nodes)"
+        return f"TreeView({self._parts.tree.num_nodes} nodes)"
 
     def show(self, max_lines: int = 50) -> str:
-        """The tree as ASCII, at most `max_lines` lines and one to say that there is more. O(lines)."""
-        return show_tree(self._state.tree, max_lines)
+        """The tree as ASCII, a line for each node; at most `max_lines`, and one to say that there is more."""
+        lines: list[str] = []
+        stack: list[Iterator[Node]] = [iter(self._parts.tree.roots.values())]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+            elif len(lines) >= max_lines:
+                lines.append("...")
+                break
+            else:
+                lines.append(_line(node, len(stack) - 1))
+                stack.append(node.each_child())
+        return "\n".join(lines) if lines else "(empty)"
 
     def walk(
         self,
@@ -39,12 +55,12 @@ class TreeView:
 
         The caller calls its `advance`, between calls of the cache; see `radixkv.cache.insight.tree_walk`.
         """
-        state = self._state
-        space = None if namespace is None else state.namespaces.known(namespace)
+        parts = self._parts
+        space = None if namespace is None else parts.namespaces.known(namespace)
         if space is None and namespace is not None:
             return None
         return TreeWalk(
-            state.tree,
+            parts.tree,
             space,
             shown_tokens=shown_tokens,
             most_nodes=most_nodes,
@@ -56,22 +72,22 @@ class TreeView:
 
         The last one may be found in part. O(tokens + path).
         """
-        state = self._state
-        data, space = encode_tokens(token_ids), state.namespaces.known(namespace)
-        walk = state.lookup.match(data, space, namespace).walk
+        parts = self._parts
+        data, space = encode_tokens(token_ids), parts.namespaces.known(namespace)
+        walk = parts.lookup.match(data, space, namespace).walk
         if walk is None:
             return []
         last = walk.node if walk.source is None else walk.source
-        return [node.blocks[0] for node in state.tree.path(last) if node.blocks]
+        return [node.blocks[0] for node in parts.tree.path(last) if node.blocks]
 
     def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
         """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
 
         Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
         """
-        state = self._state
-        space = state.namespaces.known(namespace)
-        walk = state.lookup.match(encode_tokens(token_ids), space).walk
+        parts = self._parts
+        space = parts.namespaces.known(namespace)
+        walk = parts.lookup.match(encode_tokens(token_ids), space).walk
         if walk is None or space is None:
             return []
         size = limit * TOKEN_BYTES
@@ -83,21 +99,31 @@ class TreeView:
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
         """
-        state = self._state
-        space = state.namespaces.known(namespace)
-        found = state.lookup.following(encode_tokens(token_ids), space, most * TOKEN_BYTES)
+        parts = self._parts
+        space = parts.namespaces.known(namespace)
+        found = parts.lookup.following(encode_tokens(token_ids), space, most * TOKEN_BYTES)
         return np.frombuffer(found, dtype=np.int32).tolist()
 
     @property
     def hits_are_of_paths(self) -> bool:
         """Whether nodes count all hits that go through them, as the policy asks, or those that end there."""
-        return self._state.tree.policy.tracks_path
+        return self._parts.tree.policy.tracks_path
 
     @property
     def evicts_in_order(self) -> bool:
         """Whether eviction takes candidates strictly in the order of their priorities."""
-        return overridden(self._state.tree.policy, "victim") is None
+        return overridden(self._parts.tree.policy, "victim") is None
 
     def use_times(self) -> tuple[float, list[tuple[int, float]]]:
         """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
-        return self._state.clock(), self._state.tree.use_times.readings()
+        return self._parts.clock(), self._parts.tree.use_times.readings()
+
+
+def _line(node: Node, level: int) -> str:
+    if node.parent is None:
+        return f"{node.space!r}"
+    tokens = decode_tokens(node.key[: _SHOWN_TOKENS * TOKEN_BYTES])
+    more = " .." if len(node.key) > _SHOWN_TOKENS * TOKEN_BYTES else ""
+    marks = (f", {node.refs} refs" if node.refs else "") + (", pinned" if node.pins else "")
+    shown = " ".join(map(str, tokens)) + more
+    return f"{'  ' * level}{node.start}..{node.end} [{shown}] {len(node.blocks)} blocks{marks}"

@@ -1,13 +1,16 @@
-"""UseTimes: about when the cache's use counter had a value, so that a node's latest use has an age.
+"""Ages: when a node was used last, about, and how old what was evicted had become.
 
-Nodes carry the counter, not a time: it orders them exactly and is compared for nothing. Every quarter of a
-second in which something is used has one reading of the clock.
+Nodes carry the cache's use counter, not a time: it orders them exactly and is compared for nothing. Every
+quarter of a second in which something is used has one reading of the clock.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+
+#: Upper bounds of the counted ages, seconds; what is older is counted after the last.
+AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 _RESOLUTION_S = 0.25
 _MAX_READINGS = 4096
@@ -52,3 +55,23 @@ class UseTimes:
 def time_of(tick: int, readings: list[tuple[int, float]]) -> float:
     """When the counter had this value, to 0.25 s, more coarsely long ago. O(log readings)."""
     return readings[bisect_right(readings, (tick, float("inf"))) - 1][1]
+
+
+class EvictedAges:
+    """Counts evicted blocks by the seconds since they were last used.
+
+    Attributes:
+        counts: blocks by bucket: up to each of AGE_BOUNDS, then older.
+        total_s: sum of their ages, seconds x blocks.
+    """
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(AGE_BOUNDS) + 1)
+        self.total_s = 0.0
+
+    def add(self, age_s: float, num_blocks: int) -> None:
+        """Blocks of one age were evicted. O(1)."""
+        self.counts[bisect_left(AGE_BOUNDS, age_s)] += num_blocks
+        self.total_s += age_s * num_blocks
