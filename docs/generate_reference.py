@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference from the code.
+"""Writes the pages of docs/reference, and the list of files in docs/architecture.md, from the code.
 
     python docs/generate_reference.py [--check]        (or: make docs)
 
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import sys
 from collections.abc import Callable
@@ -25,7 +26,11 @@ from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "reference"
+ARCHITECTURE = Path(__file__).parent / "architecture.md"
+ROOT = Path(__file__).parents[1]
 COMMAND = "make docs"
+FILES_BEGIN = f"<!-- files: written by `{COMMAND}` from the first sentence of each file -->"
+FILES_END = "<!-- files: end -->"
 
 
 def cell(text: Any) -> str:
@@ -212,6 +217,36 @@ def body_fields() -> str:
     return "\n".join([*lines, ""])
 
 
+def first_sentence(path: Path) -> str:
+    """Of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".:")
+
+
+def files() -> list[str]:
+    """A table of the files of each package, with what each is for."""
+    lines = []
+    packages = [
+        path.parent
+        for base in ("radixkv", "kernels", "server")
+        for path in (ROOT / base).rglob("__init__.py")
+    ]
+    for package in sorted(packages, key=lambda path: path.relative_to(ROOT).parts):
+        name = package.relative_to(ROOT).as_posix()
+        about = first_sentence(package / "__init__.py")
+        lines += ["", f"### {name}", "", *([about + ".", ""] if about else [])]
+        own = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+        lines += table(("file", "its one job"), [(code(p.name), cell(first_sentence(p))) for p in own])
+    return lines
+
+
+def architecture() -> str:
+    """The page with its list of files renewed; all else in it is written by hand."""
+    before, rest = ARCHITECTURE.read_text(encoding="utf-8").split(FILES_BEGIN)
+    return "\n".join([before + FILES_BEGIN, *files(), "", FILES_END]) + rest.split(FILES_END)[1]
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages should contain."""
     tree = command_tree()
@@ -227,6 +262,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "configuration.md": configuration(parameters(commands["serve"])),
         FOLDER / "cli.md": command_line(commands),
         FOLDER / "fields.md": body_fields(),
+        ARCHITECTURE: architecture(),
     }
 
 
