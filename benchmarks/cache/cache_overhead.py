@@ -16,7 +16,6 @@ third round on the cache is full, so that it evicts. Printed are
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from benchmarks.host_scale import Stopwatch
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import engine_for_model
@@ -33,7 +33,6 @@ from radixkv.engine.engine import Engine
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams
-from radixkv.tools.bench.server_process import machine
 
 REQUESTS, PROMPT, OUTPUT, AT_ONCE = 16, 256, 32, 8
 NUM_BLOCKS = 640  # a round takes 288
@@ -118,15 +117,7 @@ def main() -> None:
         table.add_row(label, *(f"{scale * row[side]:.2f}" for side in SIDES), f"{row['ratio']:.3f}")
     Console().print(table)
     print(f"overhead of the cache: {figures['overhead']:.2%} of the wall time (target: under {TARGET:.0%})")
-    if arguments.json:
-        result = {
-            "benchmark": "cache_overhead",
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
-            **figures,
-            "rounds": rounds,
-        }
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_figures(arguments.json, "cache_overhead", {**figures, "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ under every policy and by `opt-pin`, one request after another, cold start. Then
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import write_figures
 from radixkv.tools.replay.bounds import offline_optimum
 from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.readers import read_trace
@@ -179,8 +179,7 @@ def main() -> None:
     for policy, verdict in verdicts.items():
         print(f"{policy}: " + ", ".join(f"{name} {value:.4g}" for name, value in verdict.items()))
     print(f"targets: {TARGETS}; {time.perf_counter() - began:.0f} s")
-    if args.json:
-        Path(args.json).write_text(json.dumps({"rows": rows, "verdicts": verdicts}, indent=2) + "\n")
+    write_figures(args.json, "eviction", {"rows": rows, "verdicts": verdicts})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ default model is a random Llama with one layer; what it says does not matter her
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -34,11 +33,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
-from radixkv.tools.bench.server_process import machine
 from radixkv.tools.replay.pool_usage import PoolUsage, measure_pool
 from radixkv.tools.replay.simulate import simulate
 from radixkv.tools.replay.trace import TraceBuilder
@@ -264,9 +263,7 @@ def main() -> None:
     print_results(results)
     worst = max(result["engine"]["waste"] for result in results)
     print(f"largest waste in the engine: {worst:.2%} (target with blocks of 16 tokens: under {TARGET:.0%})")
-    if args.json:
-        report = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine(), "results": results}
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.json, "fragmentation", {"results": results})
 
 
 if __name__ == "__main__":

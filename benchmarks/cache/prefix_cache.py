@@ -27,7 +27,6 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import json
 import multiprocessing
 import os
 import statistics
@@ -39,13 +38,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import write_figures
 from benchmarks.peers import sglang_tree
 from benchmarks.peers.environment import PeerUnavailable, environment_folder
 from benchmarks.peers.sglang_tree import TreePeer
 from radixkv import PrefixCache
 from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
-from radixkv.tools.bench.server_process import machine
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512
@@ -300,10 +299,7 @@ def main() -> None:
         peers = []
     reserve_memory()
     scale = 10 if args.quick else 1
-    figures: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": machine(),
-    }
+    figures: dict[str, Any] = {}
     for part in (
         lambda: workload(peers, 2000 // scale),
         decode,
@@ -315,8 +311,7 @@ def main() -> None:
         result = part()
         figures.update(result)
         print_figures(result)
-    if args.json:
-        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(args.json, "prefix_cache", figures)
 
 
 if __name__ == "__main__":

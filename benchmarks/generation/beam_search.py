@@ -10,7 +10,6 @@ computed (the prompt once, and one a step of each beam). To compare versions of 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from radixkv import LLM
 from radixkv.sampling.beam_search import BeamSearchParams
 
@@ -87,8 +87,7 @@ def main() -> None:
         rounds=arguments.rounds,
     )
     Console().print(table(figures))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(arguments.json, "beam_search", figures)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import speculation_exactness
+from benchmarks.figures import write_figures
 from benchmarks.speculation_workloads import WORKLOADS, prompts, sampling
 from radixkv import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
-from radixkv.tools.bench.server_process import machine
 
 
 def decode(engine: Engine, requests: list[list[int]], workload: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     console = Console()
-    figures: dict[str, Any] = {"machine": machine()}
+    figures: dict[str, Any] = {}
     table = Table(title="Decode tokens/s with speculation, embedded model, greedy")
     for column in ("workload", "batch", "off", "on", "on / off", "by CPU time", "tokens a step", "accepted"):
         table.add_column(column, justify="left" if column == "workload" else "right")
@@ -126,8 +126,7 @@ def main() -> None:
     def keep(name: str, found: dict[str, Any]) -> None:
         """Write what is known so far: the whole takes a while."""
         figures[name] = figures.get(name, {}) | found
-        if arguments.json:
-            arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(arguments.json, "speculation", figures)
 
     engines = build()
     for batch in arguments.batches:

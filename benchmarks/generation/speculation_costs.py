@@ -15,11 +15,11 @@ import statistics
 import time
 from pathlib import Path
 
+from benchmarks.figures import write_figures
 from benchmarks.speculation_exactness import FREE
 from radixkv import EngineConfig, SamplingParams
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
-from radixkv.tools.bench.server_process import machine
 
 #: Rows of each request and requests at once.
 SIZES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (32, 2), (32, 4))
@@ -104,14 +104,12 @@ def main() -> None:
     arguments = parser.parse_args()
     durations = measure(arguments.rounds)
     figures = {
-        "machine": machine(),
         "context": CONTEXT,
         "one_row_ms": round(1e3 * durations[1], 2),
         "multiples": {rows: round(seconds / durations[1], 2) for rows, seconds in durations.items()},
     }
     print(json.dumps(figures, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(arguments.json, "speculation_costs", figures)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from benchmarks.peers import vllm_cpu
 from benchmarks.peers.engines import Places, start_radixkv, threads
 from benchmarks.peers.environment import PeerUnavailable
@@ -44,7 +45,6 @@ from benchmarks.peers.process import RunningServer
 from benchmarks.speculation_workloads import SCHEMA, WORKLOADS, prompts
 from radixkv import EngineConfig
 from radixkv.model.loading.loader import load_tokenizer
-from radixkv.tools.bench.server_process import machine
 from radixkv.tools.bench.workloads import served_model
 
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"
@@ -309,9 +309,7 @@ def main() -> None:
     logs = cache_home() / "peers" / "logs"
     places = Places(prepare_embedded(embedded), Path(), logs, args.install_timeout, args.start_timeout)
     failures: dict[str, str] = {}
-    figures: dict[str, Any] = {"benchmark": "speculation_peers", "date": time.strftime("%Y-%m-%d")}
-    figures |= {
-        "machine": machine(),
+    figures: dict[str, Any] = {
         "threads": args.threads,
         "settings": _SPECULATION,
         "failures": failures,
@@ -321,8 +319,7 @@ def main() -> None:
     def keep(name: str, found: Any) -> None:
         figures["workloads"][name] = found
         print(name, json.dumps(found), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_figures(args.json, "speculation_peers", figures)
 
     with contextlib.ExitStack() as stack:
         servers = started(settings(places, failures, args.threads), stack, failures)

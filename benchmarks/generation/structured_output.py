@@ -21,6 +21,7 @@ from typing import Any
 import jsonschema
 import torch
 
+from benchmarks.figures import write_figures
 from radixkv import LLM, SamplingParams
 from radixkv.sampling.logits_processors import apply_processors
 
@@ -224,8 +225,7 @@ def main() -> None:
         result["cost"] = measure_cost(LLM(max_num_seqs=32, threads=wanted.threads, speculation="off"))
     result["torch_threads"] = torch.get_num_threads()
     print(json.dumps(result, indent=2))
-    if wanted.json is not None:
-        wanted.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(wanted.json, "structured_output", result)
 
 
 if __name__ == "__main__":

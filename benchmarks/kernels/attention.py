@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
 import platform
 import statistics
 import time
@@ -37,6 +35,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.figures import write_figures
 from radixkv_kernels import KVSpec, PagedKV, make_backend, reference_paged_attention
 from radixkv_kernels.cpu.attention.backend import CpuBackend
 
@@ -239,16 +238,8 @@ def main() -> None:
     clock = "thread CPU time" if args.threads == 1 else "wall time"
     print(f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}, float32, {clock}\n")
     show(results)
-    if args.json:
-        setup = {
-            "date": datetime.date.today().isoformat(),
-            "processor": processor(),
-            "threads": args.threads,
-            "clock": clock,
-            "layers": args.layers,
-            "torch": torch.__version__,
-        }
-        args.json.write_text(json.dumps({"setup": setup, "results": results}, indent=2) + "\n")
+    setup = {"threads": args.threads, "clock": clock, "layers": args.layers, "torch": torch.__version__}
+    write_figures(args.json, "attention", {"setup": setup, "results": results})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.tools.bench.server_process import machine
+from benchmarks.figures import write_figures
 
 #: Name -> (sequences, new tokens of each, tokens before them).
 STEPS = {
@@ -176,10 +176,7 @@ def main() -> None:
                     cells = (f"{one['ms']:.1f} ({one['of_float32']:.2f})" for one in own.values())
                     table.add_row(level, step, *cells)
             console.print(table)
-    if args.json:
-        result = {"benchmark": "cpu_products", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**result, "results": results}, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.json, "cpu_products", {"results": results})
 
 
 if __name__ == "__main__":

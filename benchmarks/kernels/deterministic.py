@@ -10,7 +10,6 @@ medians of a model call and their ratio, on over off; the turns alternate, so th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from radixkv import EngineConfig, SamplingParams
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
-from radixkv.tools.bench.server_process import machine
 
 CONTEXT = 500
 CASES = {"decode, batch 1": 1, "decode, batch 8": 8, "prompt of 512 tokens": 0}
@@ -93,9 +92,8 @@ def main() -> None:
         figures[case] = {"off_s": found["off"], "on_s": found["on"], "ratio": ratio}
         table.add_row(case, f"{found['off'] * 1e3:.1f} ms", f"{found['on'] * 1e3:.1f} ms", f"{ratio:.2f}")
     Console().print(table)
-    if arguments.json:
-        figures = {"machine": machine(), "threads": torch.get_num_threads(), "cases": figures}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    about = {"threads": torch.get_num_threads(), "cases": figures}
+    write_figures(arguments.json, "deterministic", about)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ has as many weights as the model, so that they come from where they come from in
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -23,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.figures import write_figures
 from radixkv.model.cpu.packed_linear import PackedLinear
 from radixkv.model.cpu.quantized_linear import quantize_weight
 from radixkv.model.cpu.rewrite import has_int8_products
-from radixkv.tools.bench.server_process import machine
 
 # (inputs, outputs, layers): q, k and v together; output; gate and up together; down; lm_head.
 SHAPES = ((576, 960, 30), (576, 576, 30), (576, 3072, 30), (1536, 576, 30), (576, 49152, 1))
@@ -105,10 +104,7 @@ def main() -> None:
         layer = f"{one['layers']} x [{one['inputs']} -> {one['outputs']}]"
         table.add_row(str(one["rows"]), layer, *(f"{one['gops'][name]:.0f}" for name in names))
     console.print(table)
-    if args.json:
-        result = {"benchmark": "int8_products", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**result, "figures": figures}, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.json, "int8_products", {"figures": figures})
 
 
 if __name__ == "__main__":

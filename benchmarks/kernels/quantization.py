@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import random
 import statistics
@@ -35,9 +34,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from radixkv import LLM, RadixKVError, SamplingParams
 from radixkv.model.runner import ModelRunner
-from radixkv.tools.bench.server_process import WORDS, machine
+from radixkv.tools.bench.server_process import WORDS
 
 TEXT = Path(__file__).resolve().parents[1] / "data" / "text.txt"
 BASELINE = "float32"
@@ -195,19 +195,14 @@ def main() -> None:
     outcomes, failures = measure(args.rounds, args.threads)
     figures = summarise(outcomes)
     show(figures, failures)
-    if args.json:
-        result = {
-            "benchmark": "quantization",
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
-            "rounds": args.rounds,
-            "threads": args.threads,
-            "clock": "thread CPU time" if args.threads == 1 else "wall",
-            "figures": figures,
-            "failures": failures,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "clock": "thread CPU time" if args.threads == 1 else "wall",
+        "figures": figures,
+        "failures": failures,
+    }
+    write_figures(args.json, "quantization", result)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ a step takes beyond that floor is everything else: norms, rope, attention, Pytho
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.figures import write_figures
 from radixkv.config import EngineConfig
 from radixkv.model.cpu.packed_linear import PackedLinear
 from radixkv.model.loading.loader import load_model
@@ -199,8 +199,6 @@ def measure() -> dict[str, Any]:
             }
         )
     return {
-        "benchmark": "roofline",
-        "date": time.strftime("%Y-%m-%d"),
         "machine": {**machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "memory_gb_per_s": bandwidth / 1e9,
         "weights_packed": any(isinstance(layer, PackedLinear) for layer in loaded.model.modules()),
@@ -251,9 +249,7 @@ def main() -> None:
     args = parser.parse_args()
     result = measure()
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.json, "roofline", result)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -40,12 +39,12 @@ from rich.console import Console
 from rich.table import Table
 
 import radixkv.engine.engine
+from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
-from radixkv.tools.bench.server_process import machine
 
 BLOCK = 16
 VOCABULARY = 1024
@@ -314,17 +313,8 @@ def main() -> None:
     if not arguments.skip_growth:
         growth = measure_growth([10**n for n in range(3, 10) if 10**n <= arguments.cached])
         console.print(growth_table(growth))
-    if arguments.json:
-        figures = {
-            "benchmark": "host_scale",
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
-            "policy": arguments.policy,
-            "steps": steps,
-            "ns_per_token": growth,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    figures = {"policy": arguments.policy, "steps": steps, "ns_per_token": growth}
+    write_figures(arguments.json, "host_scale", figures)
 
 
 def _profiled(on: bool) -> AbstractContextManager[Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
 import statistics
@@ -28,7 +27,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.tools.bench.server_process import WORDS, machine, started_server
+from benchmarks.figures import write_figures
+from radixkv.tools.bench.server_process import WORDS, started_server
 
 TARGET_GAP, TARGET_LAG_MS = 0.05, 50.0
 COUNTERS = ("model_seconds", "step_gap_seconds", "engine_steps", "generated_tokens")
@@ -128,9 +128,7 @@ def main() -> None:
     good = {True: "ok", False: "MISSED"}
     print(f"step gap {gap:.2%} of step time (target: under {TARGET_GAP:.0%}): {good[gap < TARGET_GAP]}")
     print(f"loop lag p99 {lag:g} ms (target: under {TARGET_LAG_MS:g} ms): {good[lag < TARGET_LAG_MS]}")
-    if arguments.json:
-        figures = {"machine": machine(), "batch": arguments.batch, "rounds": rounds}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(arguments.json, "overlap", {"batch": arguments.batch, "rounds": rounds})
 
 
 if __name__ == "__main__":

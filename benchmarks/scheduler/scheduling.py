@@ -23,7 +23,6 @@ with no sequence slot free (nothing to decide), once with no block free (all are
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -34,11 +33,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tools.bench.server_process import machine
 
 POLICIES = ("prefix", "lpm", "fcfs")
 BLOCK = 16
@@ -200,14 +199,8 @@ def main() -> None:
             times[f"{policy}, {situation}"] = row
             table.add_row(policy, situation, f"{row['median_ms']:.3f}", f"{row['p99_ms']:.3f}")
     console.print(table)
-    if arguments.json:
-        figures = {
-            "machine": machine(),
-            "max_overtake": arguments.max_overtake,
-            "order": orders,
-            "ordering": times,
-        }
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    figures = {"max_overtake": arguments.max_overtake, "order": orders, "ordering": times}
+    write_figures(arguments.json, "scheduling", figures)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -30,12 +29,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.request import SamplingParams
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tools.bench.server_process import machine
 
 POLICIES = ("fcfs", "prefix", "fair")
 BUDGET = 512
@@ -156,7 +155,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     policies = arguments.policy or POLICIES
-    results: dict[str, Any] = {"machine": machine(), "steps": {}, "seconds": {}}
+    results: dict[str, Any] = {"steps": {}, "seconds": {}}
     table = Table("flood fills", "policy", "first wait", "worst wait", "preemptions", "computed", "steps")
     for scenario in SCENARIOS:
         for policy in policies:
@@ -168,8 +167,7 @@ def main() -> None:
         for policy in policies:
             results["seconds"][policy] = row = seconds(policy)
             console.print(policy, {name: round(value, 2) for name, value in row.items()})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_figures(arguments.json, "tenant_fairness", results)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.figures import write_figures
 from radixkv import EngineConfig
 from radixkv.async_engine import AsyncEngine
 from radixkv_server.app import make_server
@@ -189,9 +190,7 @@ def main() -> None:
         thread.join()
     asyncio.run(engine.close())
     print(json.dumps(result, indent=2))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write(json.dumps(result, indent=2) + "\n")
+    write_figures(options.json, "console_overhead", result)
 
 
 if __name__ == "__main__":

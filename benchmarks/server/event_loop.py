@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.figures import write_figures
+
 USER = b'{"role":"user","content":"x"}'
 QUEUE = 8  # of the server that is started here
 
@@ -257,10 +259,7 @@ def main() -> None:
             print(json.dumps(found["flood"]))
     worst = max(row["health_ms"]["p99"] for row in found["bodies"])
     print(f"worst 99th percentile of /health: {worst} ms")
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
-            file.write("\n")
+    write_figures(args.json, "event_loop", found)
 
 
 if __name__ == "__main__":

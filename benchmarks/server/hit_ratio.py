@@ -16,11 +16,11 @@ import contextlib
 import json
 import random
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
-from radixkv.tools.bench.server_process import machine, started_server
+from benchmarks.figures import write_figures
+from radixkv.tools.bench.server_process import started_server
 from radixkv.tools.bench.workloads import OUTPUT_TOKENS, Client, served_model, words
 
 HIT_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -71,9 +71,6 @@ def measure(repeats: int, seed: int, arguments: list[str]) -> dict[str, Any]:
             for name, values in own.items():
                 series[name].append(statistics.median(values))
     return {
-        "benchmark": "hit_ratio",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
         "ttft": ttft,
         "shares": list(SHARES),
         "output_tokens_per_s": series,
@@ -90,11 +87,8 @@ def main() -> None:
     parser.add_argument("server", nargs="*", help="further arguments of `radixkv serve`, after --")
     args = parser.parse_args()
     result = measure(args.repeats, args.seed, args.server)
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(text, encoding="utf-8")
+    print(json.dumps(result, indent=2))
+    write_figures(args.json, "hit_ratio", result)
 
 
 if __name__ == "__main__":

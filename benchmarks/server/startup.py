@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import statistics
 import time
@@ -24,7 +23,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.tools.bench.server_process import machine, started_process
+from benchmarks.figures import write_figures
+from radixkv.tools.bench.server_process import started_process
 from radixkv.tools.bench.workloads import served_model
 
 TARGET_S = 15.0
@@ -102,9 +102,7 @@ def main() -> None:
     for name, mib in result["memory_mib"].items():
         table.add_row(f"memory, {name.replace('_', ' ')}", f"{mib:,.0f} MiB")
     Console().print(table)
-    if arguments.json:
-        figures = {"benchmark": "startup", "date": time.strftime("%Y-%m-%d"), "machine": machine(), **result}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_figures(arguments.json, "startup", result)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import write_figures
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
@@ -114,15 +115,13 @@ def main() -> None:
         ask(engine, "warm-up", prompt)
     results: dict[str, Any] = {
         "machine": arguments.machine or machine(),
-        "date": time.strftime("%Y-%m-%d"),
         "samples": arguments.samples,
         "prompt_tokens": PROMPT_TOKENS,
         "between_tenants": compare(engine, "b", known, prompts(), rng),
         "within_one": compare(engine, "a", known, prompts(), rng),
     }
     print(json.dumps(results, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_figures(arguments.json, "tenant_timing", results)
     assert results["between_tenants"]["cached_tokens"] == 0
     assert results["between_tenants"]["p"] > 0.01, "a tenant can tell what another one has asked"
     assert results["within_one"]["p"] < 1e-6, "the measurement is too coarse to find anything"

@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from radixkv.tools.bench.server_process import WORDS, machine, started_server
+from benchmarks.figures import write_figures
+from radixkv.tools.bench.server_process import WORDS, started_server
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,6 @@ def summarise(pairs: list[Pair], metrics: str) -> dict[str, Any]:
         "cached_tokens_cold": statistics.median(pair.cold.cached_tokens for pair in pairs),
         "cached_tokens_hot": statistics.median(pair.hot.cached_tokens for pair in pairs),
         "event_loop_lag_p99_ms": lag_p99_ms(metrics),
-        "machine": machine(),
         "pairs": [asdict(pair) for pair in pairs],
     }
 
@@ -194,8 +194,7 @@ def main() -> None:
         pairs = measure(target, prompts=args.prompts, words=args.words, seed=seed)
         result = summarise(pairs, target.get("/metrics"))
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.json, "time_to_first_token", result)
 
 
 if __name__ == "__main__":
