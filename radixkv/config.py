@@ -10,6 +10,9 @@ from radixkv.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 
+#: The orders of admission that `radixkv.scheduling.policy` has, and `auto`.
+SCHEDULING_POLICIES = ("auto", "prefix", "fcfs", "priority", "fair", "lpm")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -36,8 +39,8 @@ class EngineConfig:
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
-        scheduling_policy: `prefix`, `fcfs`, `priority`, `fair`, `lpm`; `auto`: `fair` on a server
-            with API keys of several tenants, else `prefix`.
+        scheduling_policy: one of SCHEDULING_POLICIES; `auto`: `fair` on a server with API keys of several
+            tenants, else `prefix`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
@@ -118,7 +121,7 @@ class EngineConfig:
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
         one_of("generation_config", "auto", "none")
-        one_of("scheduling_policy", "auto", "prefix", "fcfs", "priority", "fair", "lpm")
+        one_of("scheduling_policy", *SCHEDULING_POLICIES)
         one_of("speculation", "auto", "off")
         size = self.block_size
         require(

@@ -47,7 +47,7 @@ _EDITED = (
     ("radixkv/cache/pending_copies.py", "PendingCopies"),
     ("radixkv/scheduling/step_plan.py", "StepPlan"),
     ("radixkv/scheduling/in_flight_prefixes.py", "InFlightPrefixes"),
-    ("radixkv/scheduling/preemption.py", "choose_victim"),
+    ("radixkv/scheduling/admission.py", "AdmissionControl"),
     ("radixkv/cache/eviction/slru.py", "SLRU"),
     # Edition 1.
     ("radixkv/cache/block_pool.py", "BlockPool"),
@@ -55,16 +55,16 @@ _EDITED = (
     ("radixkv/cache/namespaces.py", "Namespaces"),
     ("radixkv/cache/moved_blocks.py", "Moved"),
     ("radixkv/scheduling/policy.py", "AdmissionPolicy"),
-    ("radixkv/scheduling/decode_batch.py", "DecodeBatch"),
+    ("radixkv/scheduling/drafting.py", "DraftProposer"),
     ("radixkv/scheduling/waiting_queue.py", "WaitingQueue"),
     ("radixkv/engine/request_group.py", "RequestGroup"),
     # Edition 2.
     ("radixkv/cache/admission.py", "Admission"),
     ("radixkv/cache/radix_tree.py", "RadixTree"),
     ("radixkv/cache/invalidated_tree.py", "InvalidatedTree"),
-    ("radixkv/scheduling/chunks.py", "Chunks"),
+    ("radixkv/scheduling/batch_check.py", "check_batch"),
     ("radixkv/scheduling/running.py", "RunningRequests"),
-    ("radixkv/scheduling/step_builder.py", "StepBuilder"),
+    ("radixkv/scheduling/scheduler.py", "Scheduler"),
     ("radixkv/scheduling/batch.py", "DecodeRows"),
     ("radixkv/engine/sample_output.py", "SampleOutput"),
 )

@@ -110,7 +110,7 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
         "admitted": stats.admitted,
         "cold": len(cold),
         "cold_served": served,
-        "worst_overtaken_steps": overtaken if scheduler.policy.bounds_overtaking else None,
+        "worst_overtaken_steps": None if policy == "lpm" else overtaken,
         "worst_cold_wait_steps": max(waits),
         "worst_still_waiting": served < len(cold)
         and max(waits) == max(w for w, r in zip(waits, cold, strict=True) if r.times.first_scheduled is None),

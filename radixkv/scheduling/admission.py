@@ -1,30 +1,52 @@
-"""Admission: which waiting requests get a lease in a step, and why the others don't.
+"""Admission: which waiting requests run in a step, why the others don't, and the way back.
 
-Admission is `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated.
+Admission is `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated. Preemption
+is a release, and back into the queue. All rules of who is admitted are in here, but for those in which the
+policies differ (`radixkv.scheduling.policy`):
+
+ 1. The first of a line, or the most urgent, may be entitled to room: others are preempted for it.
+ 2. Requests are tried in the policy's order, those that were overtaken too often first in their lines.
+ 3. One whose next tokens are being computed waits for them.
+ 4. One fits if there are a place and the blocks, and one block of headroom is left for each that runs: an
+    admission must not cause a preemption at once. With nothing else running it may take all.
+ 5. Those after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
+ 6. When little of the budget is left and many prompts are in progress, what is left is for short prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from itertools import takewhile
 
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
-from radixkv.scheduling.match_cache import MatchCache
-from radixkv.scheduling.policy import AdmissionPolicy, tenant_of
+from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.schedule_result import AdmissionResult, SchedulerStats
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
-from radixkv.scheduling.step_plan import StepPlan
+from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 # With so many prompts in progress, the reserve of a step is for short prompts only.
 MANY_PROMPTS = 4
+# The matches that are made sure of in one step; of more requests, a part in turn.
+MAX_RENEWED = 256
 
 
-class Admission:
-    """Tries waiting requests in a given order.
+class AdmissionResult(Enum):
+    """What came of trying to admit a waiting request: why it was not admitted, if it was not."""
+
+    ADMITTED = "it runs"
+    IN_FLIGHT = "its next tokens are being computed by another request"
+    NO_SLOT = "too many requests run"
+    NO_BLOCKS = "too few blocks are free or evictable"
+    AT_CEILING = "its quota's ceiling leaves it too few blocks"
+    NO_BUDGET = "what is left of the step is for shorter prompts"
+
+
+class AdmissionControl:
+    """Moves requests from the queue to those that run, and back.
 
     Args:
         max_num_seqs: most running requests.
@@ -36,8 +58,6 @@ class Admission:
         waiting: WaitingQueue,
         running: RunningRequests,
         in_flight: InFlightPrefixes,
-        matches: MatchCache,
-        chunks: Chunks,
         policy: AdmissionPolicy,
         stats: SchedulerStats,
         *,
@@ -47,11 +67,99 @@ class Admission:
         self._waiting = waiting
         self._running = running
         self._in_flight = in_flight
-        self._matches = matches
-        self._chunks = chunks
         self._policy = policy
         self._stats = stats
         self._max_num_seqs = max_num_seqs
+        self._turn = 0
+
+    # ------------------------------------------------------------------ order and room
+
+    def make_room(self, plan: StepPlan) -> SequenceState | None:
+        """Preempt others for the one who is entitled to room, if that makes it fit; returns who it is."""
+        if not len(self._waiting):
+            return None
+        request = self._policy.entitled(self._waiting.firsts(), self._running.num_of)
+        if request is not None and len(self._running):
+            result = self.foresee(plan, request)
+            if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
+                self._displace(plan, request)
+        return request
+
+    def _displace(self, plan: StepPlan, request: SequenceState) -> None:
+        """Preempt others for a waiting request, if that makes it fit."""
+        victims = self._policy.displaced_for(request, self._running)
+        slots = plan.sequence_slots + sum(victim.num_sequence_slots for victim in victims)
+        freed = sum(len(victim.lease.block_table) for victim in victims if victim.lease)
+        if slots < min(request.num_sequence_slots, self._max_num_seqs):
+            return
+        if self._fits(plan, request, freed=freed) is not AdmissionResult.ADMITTED:
+            return
+        for victim in victims:
+            self.preempt(plan, victim)
+            if self.foresee(plan, request) is AdmissionResult.ADMITTED:
+                return
+
+    def in_order(self, plan: StepPlan, entitled: SequenceState | None = None) -> list[SequenceState]:
+        """The waiting requests in the order in which to try them; none if nobody can be admitted.
+
+        Args:
+            entitled: for whom room was made: it, or else the first of its line, is tried first.
+        """
+        if plan.sequence_slots <= 0 or plan.budget <= 0 or not len(self._waiting):
+            return []
+        lengths = self._matched_tokens
+        order = self._waiting.in_order_of_trial(lambda requests: lengths(plan, requests))
+        if entitled is None:
+            return order
+        first = entitled
+        if not plan.preempted:
+            line = self._policy.line
+            first = next((request for request in order if line(request) == line(entitled)), entitled)
+        if order[0] is first:
+            return order
+        return [first, *(request for request in order if request is not first)]
+
+    def more_urgent(
+        self, order: Sequence[SequenceState], prompts: Sequence[SequenceState]
+    ) -> list[SequenceState]:
+        """Those of `order` who go before all prompts in progress, as their rank is smaller."""
+        if not prompts or not order:
+            return []
+        rank = self._policy.rank
+        first = min([rank(request) for request in prompts])
+        return list(takewhile(lambda request: rank(request) < first, order))
+
+    # ------------------------------------------------------------------ what is cached
+
+    def _matched_tokens(self, plan: StepPlan, requests: Sequence[SequenceState]) -> list[int]:
+        """The lengths of the requests' cached prefixes.
+
+        For a request that waits for its producer the length it had before: it does not compete meanwhile.
+        When more than `MAX_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
+        for one of a thousand is noticed four steps later at most (its admission always looks again).
+        O(requests), and a lookup for each that is looked at and whose part of the tree changed.
+        """
+        chosen = requests
+        if len(requests) > MAX_RENEWED:
+            parts = -(-len(requests) // MAX_RENEWED)
+            self._turn = (self._turn + 1) % parts
+            chosen = requests[self._turn :: parts]
+        is_current, is_produced = self._cache.is_current, self._in_flight.is_produced
+        for request in chosen:
+            match = request.match
+            if match is None or not (is_current(match) or is_produced(request)):
+                request.match = self._cache.match(request.tokens.encoded, request.namespace)
+        plan.matches_are_current = chosen is requests
+        return [(request.match or self._match(plan, request)).num_tokens for request in requests]
+
+    def _match(self, plan: StepPlan, request: SequenceState) -> Match:
+        """The request's cached prefix."""
+        match = request.match
+        if match is None or not (plan.matches_are_current or self._cache.is_current(match)):
+            match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
+        return match
+
+    # ------------------------------------------------------------------ what fits
 
     def foresee(self, plan: StepPlan, request: SequenceState) -> AdmissionResult:
         """What `admit` would give, with headroom in blocks. O(1) but for what has changed."""
@@ -60,19 +168,89 @@ class Admission:
         if request.num_sequence_slots > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
             found = AdmissionResult.NO_SLOT
         else:
-            found = self._matches.fits(request)
-        if found is not AdmissionResult.ADMITTED and not self._waiting.is_aged(request):
+            found = self._fits(plan, request)
+        if found is not AdmissionResult.ADMITTED and self._waiting.barred_by(request) is Barred.NOBODY:
             return found
-        if self._in_flight.is_coming(request, self._matches.match(request)):
+        if self._in_flight.is_coming(request, self._match(plan, request)):
             return AdmissionResult.IN_FLIGHT
         return found
 
+    def _fits(self, plan: StepPlan, request: SequenceState, freed: int = 0) -> AdmissionResult:
+        """Whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
+
+        Args:
+            freed: blocks that others would give up for it.
+        """
+        if not len(self._running):
+            return AdmissionResult.ADMITTED
+        in_pool, allowed = self._room(plan, request.namespace, freed)
+        size = self._cache.block_size
+        needed = -(-request.tokens.length // size) + request.num_forks
+        if not request.needs_prompt_logits:
+            needed -= self._match(plan, request).num_tokens // size
+        if needed <= allowed:
+            return AdmissionResult.ADMITTED
+        return AdmissionResult.AT_CEILING if needed <= in_pool else AdmissionResult.NO_BLOCKS
+
+    def _any_fits(self, plan: StepPlan, requests: Sequence[SequenceState]) -> bool:
+        """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
+
+        By the matches of `_matched_tokens`. O(requests), and much cheaper than a trial of each.
+        """
+        if not len(self._running):
+            return True
+        size, rooms = self._cache.block_size, plan.room
+        for request in requests:
+            match = request.match or self._match(plan, request)
+            needed = -(-request.tokens.length // size) - match.num_tokens // size + request.num_forks
+            room = rooms.get(request.namespace) or self._room(plan, request.namespace)
+            if needed <= room[1]:
+                return True
+        return False
+
+    def _room(self, plan: StepPlan, namespace: NamespaceName, freed: int = 0) -> tuple[int, int]:
+        """The blocks that a new request may take of the pool, and as many as its tenant's ceiling allows.
+
+        A block of headroom is kept for each request that runs. Under a ceiling only for those of its own
+        tenant: others take nothing of what it leaves. Where none of these runs, the ceiling is left to the
+        cache: the tenant's pins give way to what could never fit.
+        """
+        room = plan.room.get(namespace) if not freed else None
+        if room is not None:
+            return room
+        in_pool, below = self._cache.room(namespace)
+        allowed = in_pool = in_pool + freed - len(self._running)
+        own = self._running.num_of(tenant_of(namespace))
+        if below is not None and own:
+            below = min(below + freed, self._cache.ceiling(namespace)) - own
+            allowed = min(in_pool, below)
+        if not freed:
+            plan.room[namespace] = in_pool, allowed
+        return in_pool, allowed
+
+    def _fits_reserve(self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName]) -> bool:
+        """Whether a request that fits may start although only the reserve of the budget is left.
+
+        Args:
+            held_back: namespaces of requests before it that may not. Where they are another tenant's, what is
+                cached of this one's prompt must not decide.
+        """
+        if plan.budget > plan.reserve or plan.num_chunks < MANY_PROMPTS:
+            return True
+        if self._waiting.barred_by(request) is not Barred.NOBODY:
+            return True
+        size = request.num_tokens
+        if held_back <= {request.namespace}:
+            size -= self._match(plan, request).num_tokens
+        return self._policy.fits_reserve(size, plan.reserve)
+
+    # ------------------------------------------------------------------ to those that run
+
     def admit_in_order(self, plan: StepPlan, ordered: Sequence[SequenceState]) -> list[SequenceState]:
         """Admit what fits, in this order; returns those that may yet be admitted in this step."""
-        if plan.budget <= 0 or plan.sequence_slots <= 0:
+        if plan.budget <= 0 or plan.sequence_slots <= 0 or not self._any_fits(plan, ordered):
             return []
-        if not self._matches.any_fits(ordered):
-            return []
+        rank = self._policy.rank
         put_off: list[SequenceState] = []
         unfit: list[SequenceState] = []
         num_passed = 0  # of `unfit`: those before the last one admitted
@@ -85,62 +263,46 @@ class Admission:
             tenant = tenant_of(request.namespace)
             if request.lease is not None or tenant in barred:
                 continue
-            if unfit and not self._policy.may_pass(request, unfit[0]):
+            if unfit and rank(request) > rank(unfit[0]):
                 break
-            if tenant in at_ceiling and not self._policy.may_pass(request, at_ceiling[tenant][0]):
+            if tenant in at_ceiling and rank(request) > rank(at_ceiling[tenant][0]):
                 continue
-            result = self._try(plan, request, held_back, others=i + 1 < len(ordered))
+            result = self.foresee(plan, request)
+            if result is AdmissionResult.ADMITTED:
+                if self._fits_reserve(plan, request, held_back):
+                    result = self.admit(plan, request, others=i + 1 < len(ordered))
+                else:
+                    held_back.add(request.namespace)
+                    result = AdmissionResult.NO_BUDGET
             if result is AdmissionResult.ADMITTED:
                 num_passed = len(unfit)
                 plan.held_up.update((other.arrival_order, other) for other in at_ceiling.get(tenant, ()))
             elif result in (AdmissionResult.IN_FLIGHT, AdmissionResult.NO_BUDGET):
                 put_off.append(request)
-            elif result is AdmissionResult.AT_CEILING:
-                at_ceiling.setdefault(tenant, []).append(request)
-                if self._waiting.is_aged(request):
-                    barred.add(tenant)
-            elif self._waiting.bars_all(request):
-                break
             else:
-                unfit.append(request)
-                if self._waiting.is_aged(request):
+                bars = self._waiting.barred_by(request)
+                if result is AdmissionResult.AT_CEILING:
+                    at_ceiling.setdefault(tenant, []).append(request)
+                elif bars is Barred.ALL:
+                    break
+                else:
+                    unfit.append(request)
+                if bars is not Barred.NOBODY:
                     barred.add(tenant)
         plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
         return put_off
 
-    def _try(
-        self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName], *, others: bool
-    ) -> AdmissionResult:
-        result = self.foresee(plan, request)
-        if result is not AdmissionResult.ADMITTED:
-            return result
-        if not self._may_use_reserve(plan, request, held_back):
-            held_back.add(request.namespace)
-            return AdmissionResult.NO_BUDGET
-        return self.admit(plan, request, others=others)
-
-    def _may_use_reserve(self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName]) -> bool:
-        """Whether a request that fits may start although only the reserve of the budget is left.
-
-        Args:
-            held_back: namespaces of requests before it that may not. Where they are another tenant's, what is
-                cached of this one's prompt must not decide.
-        """
-        if plan.budget > plan.reserve or not self._policy.lets_short_pass:
-            return True
-        if plan.num_chunks < MANY_PROMPTS or self._waiting.is_aged(request):
-            return True
-        size = request.num_tokens
-        if held_back <= {request.namespace}:
-            size -= self._matches.match(request).num_tokens
-        return size <= plan.reserve
-
     def admit(self, plan: StepPlan, request: SequenceState, *, others: bool) -> AdmissionResult:
         """Take the request's blocks and its first chunk; nothing changes unless it is admitted."""
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
-        if skip is None and self._running.num_decodes:
-            self._share_decodes(plan, request)
-        match = self._matches.match(request)
+        match = self._match(plan, request)
+        if skip is None and self._running.num_rows:
+            # What a decode has added to the request's prefix becomes shareable first.
+            identity, num_whole = self._cache.identity(match)
+            other = self._running.continuation(request, match.num_tokens, identity, num_whole)
+            if other is not None:
+                self.make_entry(plan, other)
+                match = self._match(plan, request)
         known = match.num_tokens
         try:
             lease = self._cache.acquire(
@@ -151,12 +313,12 @@ class Admission:
                 cache_key_hint=request.cache_key_hint,
             )
         except OutOfBlocks:
-            result = self._matches.refusal(request)
-            if result is AdmissionResult.AT_CEILING and not self._running.num_of(
-                tenant_of(request.namespace)
-            ):
+            in_pool, below = self._cache.room(request.namespace)
+            if below is None or below >= in_pool:
+                return AdmissionResult.NO_BLOCKS
+            if not self._running.num_of(tenant_of(request.namespace)):
                 plan.add_stuck(request)  # nobody else's end would give it a block
-            return result
+            return AdmissionResult.AT_CEILING
         self._waiting.remove(request)
         request.match = request.producer = None
         request.lease = lease
@@ -175,13 +337,37 @@ class Admission:
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
             self._stats.cached_prompt_tokens += lease.num_cached_tokens
-        self._chunks.schedule(plan, request, self._chunks.size(plan, request, others=others))
+        plan.add(request, plan.chunk(request, others=others))
         return AdmissionResult.ADMITTED
 
-    def _share_decodes(self, plan: StepPlan, request: SequenceState) -> None:
-        """Let a request about to be admitted share what the decode batch has added to its prefix."""
-        match = self._matches.match(request)
-        identity, num_whole = self._cache.identity(match)
-        other = self._running.continuation(request, match.num_tokens, identity, num_whole)
-        if other is not None:
-            self._chunks.take_from_decodes(plan, self._running, other)
+    def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
+        """Make a row an entry of its own in this step: its lease knows its tokens."""
+        self._running.leave_rows(request)
+        plan.row_left()
+        # The tokens fit into its last block, so nobody is preempted for them.
+        assert request.lease is not None
+        request.lease.append(request.tokens.view(request.lease.num_tokens))
+        plan.add(request, 1)
+
+    # ------------------------------------------------------------------ and back
+
+    def preempt(self, plan: StepPlan, request: SequenceState) -> None:
+        """Release the lease and queue the request again; what it computed stays cached."""
+        request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        plan.preempted.append(request)
+        plan.sequence_slots += request.num_sequence_slots
+        if self.put_back(request):
+            plan.row_left()
+        plan.leases_changed()
+
+    def put_back(self, request: SequenceState) -> bool:
+        """A running request waits again, without a lease; whether it was a row."""
+        was_row = self._running.remove(request)
+        self._waiting.put_back(request)
+        self._in_flight.forget(request)
+        lease = request.lease
+        assert lease is not None
+        request.preempt()
+        lease.release()
+        return was_row

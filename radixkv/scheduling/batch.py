@@ -15,14 +15,14 @@ the step would copy nothing: those slots are instead written twice (`write_rows`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import SequenceState
 
 
 @dataclass(slots=True)
@@ -57,21 +57,19 @@ class Entry:
 
 @dataclass(slots=True)
 class DecodeRows:
-    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.decode_batch`.
+    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.running`.
 
     Attributes:
         entries: one each, valid until the next step is built.
         token_ids, positions, slots: int64 [R'], the one token of each and where it goes.
         block_tables: R' int32 arrays.
-        num_by_namespace: how many of each namespace.
     """
 
-    entries: list[Entry]
+    entries: Sequence[Entry]
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     block_tables: list[npt.NDArray[np.int32]]
-    num_by_namespace: Mapping[NamespaceName, int]
 
 
 @dataclass(slots=True)
@@ -156,7 +154,7 @@ def _join(decodes: DecodeRows, rest: Batch) -> Batch:
     np.add(rest.query_starts, count, out=query_starts[count:])
     rows = np.arange(count, dtype=np.int64)
     return Batch(
-        entries=decodes.entries + rest.entries,
+        entries=[*decodes.entries, *rest.entries],
         token_ids=np.concatenate([decodes.token_ids, rest.token_ids]),
         positions=np.concatenate([decodes.positions, rest.positions]),
         query_starts=query_starts,

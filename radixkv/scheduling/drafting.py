@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.scheduling.admission import AdmissionControl
 from radixkv.scheduling.batch import Entry
-from radixkv.scheduling.chunks import Chunks
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import StepPlan
@@ -37,65 +37,53 @@ class DraftProposer(Protocol):
         ...
 
 
-class Drafting:
-    """The last part of a step's building.
-
-    Args:
-        drafter: makes the guesses, and knows how many of them pay.
-    """
-
-    def __init__(
-        self, cache: PrefixCache, running: RunningRequests, chunks: Chunks, drafter: DraftProposer
-    ) -> None:
-        self._cache = cache
-        self._running = running
-        self._chunks = chunks
-        self._drafter = drafter
-
-    def fill(self, plan: StepPlan) -> None:
-        """Give drafts to the requests that get a token in this step, while there is budget. O(requests)."""
-        sampling = [entry for entry in plan.entries.values() if self._may_draft(entry)]
-        num_samples = plan.num_decodes + len(sampling)
-        if not num_samples:
+def add_drafts(
+    plan: StepPlan,
+    drafter: DraftProposer,
+    cache: PrefixCache,
+    running: RunningRequests,
+    admission: AdmissionControl,
+) -> None:
+    """Give drafts to the requests that get a token in this step, while there is budget. O(requests)."""
+    entries = [
+        entry
+        for entry in plan.entries.values()
+        if entry.samples and not entry.request.num_forks and entry.num_logits == 1
+    ]
+    rows = running.row_requests()
+    if not entries and not rows:
+        return
+    num_tokens = len(rows) + sum(entry.count for entry in plan.entries.values())
+    drafter.begin(num_tokens, len(rows) + len(entries))
+    for request in [*(entry.request for entry in entries), *rows]:
+        if plan.budget <= 0:
             return
-        num_rows = plan.num_decodes + sum(entry.count for entry in plan.entries.values())
-        self._drafter.begin(num_rows, num_samples)
-        for entry in sampling:
-            draft = self._drafter.draft(entry.request, plan.budget)
-            if draft:
-                self._add(plan, entry, draft)
-            if plan.budget <= 0:
-                return
-        for request in self._running.decodes():
-            draft = self._drafter.draft(request, plan.budget)
-            if draft:
-                self._chunks.take_from_decodes(plan, self._running, request)
-                self._add(plan, plan.entries[request.arrival_order], draft)
-            if plan.budget <= 0:
-                return
+        draft = drafter.draft(request, plan.budget)
+        if draft:
+            if request.arrival_order not in plan.entries:
+                admission.make_entry(plan, request)
+            count = _add_draft(plan.entries[request.arrival_order], draft, cache, len(running))
+            if count:
+                plan.budget -= count
+                drafter.granted(count)
 
-    @staticmethod
-    def _may_draft(entry: Entry) -> bool:
-        return entry.samples and not entry.request.num_forks and entry.num_logits == 1
 
-    def _add(self, plan: StepPlan, entry: Entry, draft: Sequence[int]) -> None:
-        """Append a draft, as far as there are blocks for it, to an entry that ends with a known token."""
-        request, lease = entry.request, entry.request.lease
-        assert lease is not None
-        if lease.shares_tail:
-            return  # to be copied first, and what this step computes of it can't be
-        size = self._cache.block_size
-        room = len(lease.block_table) * size - lease.num_tokens
-        if len(draft) > room:
-            missing = -(-(len(draft) - room) // size)
-            # A block for each running request's next token stays.
-            spare = self._cache.available_blocks(request.namespace) - len(self._running)
-            draft = draft[: room + max(0, min(missing, spare)) * size]
-        if not draft:
-            return
+def _add_draft(entry: Entry, draft: Sequence[int], cache: PrefixCache, num_running: int) -> int:
+    """Append as much of a draft to an entry as there are blocks for; returns how many tokens."""
+    request, lease = entry.request, entry.request.lease
+    assert lease is not None
+    if lease.shares_tail:
+        return 0  # to be copied first, and what this step computes of it can't be
+    size = cache.block_size
+    room = len(lease.block_table) * size - lease.num_tokens
+    if len(draft) > room:
+        missing = -(-(len(draft) - room) // size)
+        # A block for each running request's next token stays.
+        spare = cache.available_blocks(request.namespace) - num_running
+        draft = draft[: room + max(0, min(missing, spare)) * size]
+    if draft:
         lease.append(draft)
         entry.draft = draft
         entry.count += len(draft)
         entry.num_logits = 1 + len(draft)
-        plan.budget -= len(draft)
-        self._drafter.granted(len(draft))
+    return len(draft)

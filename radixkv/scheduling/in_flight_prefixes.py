@@ -17,7 +17,17 @@ from radixkv.cache.keys import frame_namespace
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.sequence_state import SequenceState
 
-Key = tuple[tuple[str, ...], bytes, bytes]  # namespace, identity of the whole blocks, tokens after them
+PrefixKey = tuple[tuple[str, ...], bytes, bytes]
+
+
+def prefix_key(request: SequenceState, identity: bytes, num_whole: int, num_tokens: int) -> PrefixKey:
+    """What stands for a request's first `num_tokens` tokens: namespace, whole blocks, tokens after these.
+
+    Args:
+        identity, num_whole: of its whole blocks in the cache, and their tokens.
+    """
+    tail = request.tokens.view(num_whole, num_tokens)
+    return frame_namespace(request.namespace), identity, tail.tobytes()
 
 
 class InFlightPrefixes:
@@ -26,13 +36,8 @@ class InFlightPrefixes:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         # Several prompts may be at the same token: when one of them goes, the others still produce it.
-        self._producers: dict[Key, dict[int, SequenceState]] = {}
-        self._key_of: dict[int, Key] = {}  # arrival order -> key
-
-    @staticmethod
-    def _key(request: SequenceState, identity: bytes, num_whole: int, num_tokens: int) -> Key:
-        tail = request.tokens.view(num_whole, num_tokens)
-        return frame_namespace(request.namespace), identity, tail.tobytes()
+        self._producers: dict[PrefixKey, dict[int, SequenceState]] = {}
+        self._key_of: dict[int, PrefixKey] = {}  # arrival order -> key
 
     def announce(self, request: SequenceState, num_scheduled: int) -> None:
         """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(block)."""
@@ -41,7 +46,7 @@ class InFlightPrefixes:
         request.num_scheduled = num_scheduled
         if num_scheduled < request.num_tokens:
             assert request.lease is not None
-            key = self._key(request, *request.lease.cached_identity, num_scheduled + 1)
+            key = prefix_key(request, *request.lease.cached_identity, num_scheduled + 1)
             self._key_of[request.arrival_order] = key
             self._producers.setdefault(key, {})[request.arrival_order] = request
 
@@ -76,7 +81,7 @@ class InFlightPrefixes:
             return False
         if self.is_produced(request):
             return True
-        key = self._key(request, *self._cache.identity(match), num_matched + 1)
+        key = prefix_key(request, *self._cache.identity(match), num_matched + 1)
         producers = self._producers.get(key)
         if producers is None:
             return False

@@ -9,6 +9,9 @@
 | `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
 |            | Sheng et al., OSDI 2024, arXiv 2401.00588), and its requests in the order of `prefix` |
 
+A policy is a class whose methods are its rules; what they don't say is first come, first served. The rules
+that hold under every policy are in `radixkv.scheduling.admission`.
+
 `prefix` never lets one tenant's prompts decide when another's run: the places in the queue belong to
 namespaces in arrival order, and a namespace's requests are sorted by cached prefix among its own places.
 
@@ -34,48 +37,56 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import islice, takewhile
 
+from radixkv.config import SCHEDULING_POLICIES
 from radixkv.errors import ConfigError
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 Urgency = tuple[float, int]
 MatchedTokens = Callable[[Sequence[SequenceState]], Sequence[int]]
 
-# Waiting requests that are looked at in one step; those after them move up as they go.
-LOOKAHEAD = 1024
+
+class Barred(Enum):
+    """Who may not be admitted any more while a certain request waits."""
+
+    NOBODY = "it may be passed"
+    ITS_LINE = "those of its line"
+    ALL = "all that wait"
+
+
+def tenant_of(namespace: NamespaceName) -> str:
+    """Who is charged for a namespace: the whole of a string, the first part of a tuple.
+
+    A tenant can divide its own part of the cache by a salt; that must not multiply its share.
+
+    >>> tenant_of("ada"), tenant_of(("ada", "salt"))
+    ('ada', 'ada')
+    """
+    if isinstance(namespace, str):
+        return namespace
+    return namespace[0] if namespace else ""
 
 
 class AdmissionPolicy:
-    """First come, first served; the base of the other orders.
-
-    Attributes:
-        bounds_overtaking: a request that later ones of its line have overtaken in `max_overtake` steps is the
-            first of its line to be tried, and nobody of it passes any more.
-        bounds_holding_up: a request that did not fit while others after it were admitted, in `max_overtake`
-            steps, is passed no more by those after it.
-        promotes_oldest: the oldest waiting request is promoted once later ones were admitted before it in
-            `max_overtake` steps.
-        lets_short_pass: short prompts may pass long ones that wait for token budget, not for room.
-        ranks_prompts: prompts in progress get their tokens by urgency, and more urgent waiting requests are
-            admitted before them.
-        keeps_order: the order among waiting requests never changes, so that the queue is kept in it.
-        serves_tenants: each tenant's requests are a line of their own.
-    """
+    """First come, first served; the base of the other orders."""
 
     name = "fcfs"
-    bounds_overtaking = True
-    bounds_holding_up = False
-    promotes_oldest = False
-    lets_short_pass = False
-    ranks_prompts = False
-    keeps_order = False
-    serves_tenants = False
+
+    # ------------------------------------------------------------------ who is tried first
 
     def line(self, request: SequenceState) -> str:
         """Which line the request stands in: there is one, or one for each tenant. O(1)."""
         return ""
+
+    def sort_key(self) -> Callable[[SequenceState], Urgency] | None:
+        """By what the queue is kept sorted, if the order among waiting requests never changes.
+
+        Then `merge` and `order` are not asked, and a request that was overtaken too often is promoted.
+        """
+        return None
 
     def merge(self, lines: Mapping[str, Collection[SequenceState]], limit: int) -> list[SequenceState]:
         """At most `limit` waiting requests, before they are ordered. O(limit).
@@ -95,20 +106,44 @@ class AdmissionPolicy:
         """
         return waiting
 
-    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
-        if len(prompts) > 1:
-            turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
-            prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
-        return prompts
+    def rank(self, request: SequenceState) -> float:
+        """The request's class of urgency: of a smaller one, it goes before all others and is not passed."""
+        return 0
 
     def urgency(self, request: SequenceState) -> Urgency:
-        """Smaller is more urgent; the least urgent running request is preempted first."""
-        return (0, request.arrival_order)
+        """Smaller is more urgent: the rank, then arrival."""
+        return (self.rank(request), request.arrival_order)
 
-    def may_pass(self, request: SequenceState, passed: SequenceState) -> bool:
-        """Whether `request` may be admitted while `passed`, tried before it, does not fit."""
+    def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
+        """Whether a prompt with so many tokens to compute may start although only the reserve is left."""
         return True
+
+    # ------------------------------------------------------------------ for how long
+
+    def overtaken(self, line: Iterable[SequenceState], latest: int) -> Iterable[SequenceState]:
+        """Of a line, in arrival order, those who count a step in which `latest` (by arrival) was admitted."""
+        return takewhile(lambda request: request.arrival_order <= latest, line)
+
+    def bound(self, max_overtake: int) -> float:
+        """In how many steps a request may be passed."""
+        return max_overtake
+
+    def barred(self, request: SequenceState, bound: float) -> Barred:
+        """Who may not pass the request any more, once it was passed in `bound` steps. O(1)."""
+        return Barred.ALL if request.overtaken_steps >= bound else Barred.NOBODY
+
+    # ------------------------------------------------------------------ for whom others give way
+
+    def entitled(
+        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
+    ) -> SequenceState | None:
+        """The waiting request that room is made for, if the policy makes room. O(lines).
+
+        Args:
+            firsts: the first of each line, in the order that the queue is kept in.
+            num_running: how many requests of a tenant run.
+        """
+        return None
 
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]
@@ -116,8 +151,39 @@ class AdmissionPolicy:
         """The running requests worth preempting for a waiting one that does not fit, who goes first first."""
         return ()
 
-    def on_served(self, namespace: NamespaceName, num_tokens: int) -> None:
-        """Told how many tokens of a namespace a step computes."""
+    def victim(self, rivals: Iterable[SequenceState], in_step: Container[int]) -> SequenceState:
+        """Which running request gives way when one of them needs a block. O(rivals).
+
+        The highest rank first (under `priority`: the largest number). Of equals, a request that has got no
+        token since it was last resumed is spared, so that every preemption is followed by progress; who asks
+        for a block has just got a token, so there is always one to choose: itself. Then the latest arrival.
+
+        Args:
+            rivals: those whose release would help, the one that needs a block included.
+            in_step: arrival orders of those that have tokens in this step already: never chosen.
+        """
+        return max(
+            (request for request in rivals if request.arrival_order not in in_step),
+            key=lambda request: (self.rank(request), request.has_progressed, request.arrival_order),
+        )
+
+    # ------------------------------------------------------------------ among those that run
+
+    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
+        """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
+        if len(prompts) > 1:
+            turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
+            prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
+        return prompts
+
+    def unserved(self, running: Iterable[SequenceState], oldest: int) -> Iterable[SequenceState]:
+        """Who is promoted, as they got no token since step `oldest`."""
+        return ()
+
+    # ------------------------------------------------------------------ what it is told
+
+    def on_served(self, tenant: str, num_tokens: int) -> None:
+        """Told how many tokens of a tenant a step computes."""
 
     def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
         """Told of a new request, before it is queued, and of the tenants that have one there."""
@@ -139,23 +205,34 @@ def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int
 
 
 class PrefixPolicy(AdmissionPolicy):
-    """Longest cached prefix first among the requests of one namespace; O(n log n) for n looked at."""
+    """Longest cached prefix first among the requests of one namespace; O(n log n) for n looked at.
+
+    Short prompts may pass long ones that wait for token budget, not for room.
+    """
 
     name = "prefix"
-    lets_short_pass = True
 
     def order(
         self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
     ) -> Sequence[SequenceState]:
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
+    def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
+        return num_tokens <= reserve
 
-class PureLongestPrefixPolicy(PrefixPolicy):
+
+class PureLongestPrefixPolicy(AdmissionPolicy):
     """Longest cached prefix first without a bound: the baseline that starves cold requests."""
 
     name = "lpm"
-    bounds_overtaking = False
-    lets_short_pass = False
+
+    def order(
+        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
+    ) -> Sequence[SequenceState]:
+        return longest_prefix_first(waiting, matched_tokens(waiting))
+
+    def bound(self, max_overtake: int) -> float:
+        return math.inf
 
 
 class PriorityPolicy(AdmissionPolicy):
@@ -167,24 +244,24 @@ class PriorityPolicy(AdmissionPolicy):
     """
 
     name = "priority"
-    bounds_overtaking = False
-    bounds_holding_up = True
-    promotes_oldest = True
-    ranks_prompts = True
-    keeps_order = True
 
-    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        prompts.sort(key=lambda request: (self._rank(request), request.last_scheduled_step))
-        return prompts
+    def sort_key(self) -> Callable[[SequenceState], Urgency]:
+        return self.urgency
 
-    def _rank(self, request: SequenceState) -> float:
+    def rank(self, request: SequenceState) -> float:
         return -math.inf if request.is_promoted else request.priority
 
-    def urgency(self, request: SequenceState) -> Urgency:
-        return (self._rank(request), request.arrival_order)
+    def overtaken(self, line: Iterable[SequenceState], latest: int) -> Iterable[SequenceState]:
+        oldest = next((request for request in line if not request.is_promoted), None)
+        return () if oldest is None or oldest.arrival_order > latest else (oldest,)
 
-    def may_pass(self, request: SequenceState, passed: SequenceState) -> bool:
-        return self._rank(request) <= self._rank(passed)
+    def barred(self, request: SequenceState, bound: float) -> Barred:
+        return Barred.ALL if request.is_promoted or request.held_up_steps >= bound else Barred.NOBODY
+
+    def entitled(
+        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
+    ) -> SequenceState | None:
+        return next(iter(firsts), None)
 
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]
@@ -196,18 +273,12 @@ class PriorityPolicy(AdmissionPolicy):
         ]
         return sorted(victims, key=self.urgency, reverse=True)
 
+    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
+        prompts.sort(key=lambda request: (self.rank(request), request.last_scheduled_step))
+        return prompts
 
-def tenant_of(namespace: NamespaceName) -> str:
-    """Who is charged for a namespace: the whole of a string, the first part of a tuple.
-
-    A tenant can divide its own part of the cache by a salt; that must not multiply its share.
-
-    >>> tenant_of("ada"), tenant_of(("ada", "salt"))
-    ('ada', 'ada')
-    """
-    if isinstance(namespace, str):
-        return namespace
-    return namespace[0] if namespace else ""
+    def unserved(self, running: Iterable[SequenceState], oldest: int) -> Iterable[SequenceState]:
+        return [request for request in running if request.last_scheduled_step < oldest]
 
 
 class FairPolicy(AdmissionPolicy):
@@ -224,8 +295,6 @@ class FairPolicy(AdmissionPolicy):
     """
 
     name = "fair"
-    bounds_holding_up = True
-    serves_tenants = True
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})
@@ -268,6 +337,18 @@ class FairPolicy(AdmissionPolicy):
         # What is cached decides inside each namespace only, so that no tenant's place tells of another's.
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
+    def barred(self, request: SequenceState, bound: float) -> Barred:
+        if request.held_up_steps >= bound:
+            return Barred.ALL
+        return Barred.ITS_LINE if request.overtaken_steps >= bound else Barred.NOBODY
+
+    def entitled(
+        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
+    ) -> SequenceState | None:
+        """The first of the tenant served least of those of whom nothing runs."""
+        idle = (first for first in firsts if not num_running(tenant_of(first.namespace)))
+        return min(idle, key=lambda first: (self._level(first), first.arrival_order), default=None)
+
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]
     ) -> Sequence[SequenceState]:
@@ -292,18 +373,15 @@ class FairPolicy(AdmissionPolicy):
         return victims
 
     def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        served = self.served
-        prompts.sort(key=lambda r: (served.get(tenant_of(r.namespace), 0.0), r.last_scheduled_step))
+        prompts.sort(key=lambda request: (self._level(request), request.last_scheduled_step))
         return prompts
 
-    def level(self, request: SequenceState) -> float:
+    def _level(self, request: SequenceState) -> float:
         """How much its tenant has been served, for its weight."""
         return self.served.get(tenant_of(request.namespace), 0.0)
 
-    def on_served(self, namespace: NamespaceName, num_tokens: int) -> None:
-        tenant = tenant_of(namespace)
-        weight = self.weights.get(tenant, 1.0)
-        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / weight
+    def on_served(self, tenant: str, num_tokens: int) -> None:
+        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / self.weights.get(tenant, 1.0)
 
     def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
         # A tenant that was idle starts level with the least served active one: idling earns no credit.
@@ -325,7 +403,7 @@ def make_policy(name: str, *, weights: Mapping[str, float] | None = None) -> Adm
         return FairPolicy(weights)
     if name == "auto":
         return PrefixPolicy()
-    for policy in (PrefixPolicy, PureLongestPrefixPolicy, AdmissionPolicy, PriorityPolicy):
+    for policy in (PrefixPolicy, AdmissionPolicy, PriorityPolicy, PureLongestPrefixPolicy):
         if policy.name == name:
             return policy()
-    raise ConfigError(f"unknown scheduling policy {name!r}; known: prefix, lpm, fcfs, priority, fair")
+    raise ConfigError(f"unknown scheduling policy {name!r}; known: {', '.join(SCHEDULING_POLICIES)}")

@@ -1,15 +1,50 @@
-"""RunningRequests: who has a lease, and which of them are in the decode batch."""
+"""RunningRequests: who has a lease, and which of them are decodes that need nothing from the cache.
+
+Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
+and nobody else's. Such a request is a row: its part of a step's batch is read off what is kept of it. Its
+lease gets the tokens all together (`flush_tokens`) when the block is full, when the request is no row any
+more, or when somebody else's prompt goes on with just these tokens (`continuation`). So with a thousand
+decodes the cache is called for about sixty of them in a step.
+
+    tokens of a row's request
+    0 ............ lease.num_tokens ............ num_computed . num_tokens
+    |  committed, shareable    |  K/V is there; the lease  |  to compute in
+    |                          |  does not know yet        |  this step
+                                <-- inside the lease's last block -->
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
 
 from radixkv.scheduling.batch import DecodeRows, Entry
-from radixkv.scheduling.decode_batch import DecodeBatch, flush_tokens
+from radixkv.scheduling.in_flight_prefixes import PrefixKey, prefix_key
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.schedule_result import SchedulerStats
 from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.step_plan import SchedulerStats
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Row(Entry):
+    """A decode that writes into the last block of its lease: an entry that is kept from step to step.
+
+    Attributes:
+        block_table: of its lease.
+        slot_offset: slot - position, constant inside a block.
+        block_end: the position after the block.
+        committed: what its lease has of its tokens.
+    """
+
+    block_table: npt.NDArray[np.int32]
+    slot_offset: int
+    block_end: int
+    committed: PrefixKey
 
 
 class RunningRequests:
@@ -24,8 +59,9 @@ class RunningRequests:
         self._block_size = block_size
         self._stats = stats
         self._requests: dict[int, SequenceState] = {}
-        self._others: dict[int, SequenceState] = {}  # those that are not in the decode batch
-        self._decodes = DecodeBatch(block_size)
+        self._rows: dict[int, Row] = {}
+        self._others: dict[int, SequenceState] = {}  # those that are no rows
+        self._by_committed: dict[PrefixKey, dict[int, SequenceState]] = {}  # rows
         self._num_by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -36,106 +72,187 @@ class RunningRequests:
 
     @property
     def others(self) -> Collection[SequenceState]:
-        """Those that are not in the decode batch: whoever needs more than a row in a step."""
+        """Those that are no rows: whoever needs more than a row in a step."""
         return self._others.values()
 
     @property
-    def num_decodes(self) -> int:
-        """Requests in the decode batch."""
-        return len(self._decodes)
+    def num_rows(self) -> int:
+        return len(self._rows)
 
     def num_of(self, tenant: str) -> int:
         """How many of a tenant's requests run. O(1)."""
         return self._num_by_tenant[tenant]
+
+    def rows_by_tenant(self) -> Counter[str]:
+        """How many rows each tenant has. O(tenants + those that are no rows)."""
+        others = Counter([tenant_of(request.namespace) for request in self._others.values()])
+        return self._num_by_tenant - others
 
     def add(self, request: SequenceState) -> None:
         """A request that has been given a lease. O(1)."""
         self._num_by_tenant[tenant_of(request.namespace)] += 1
         self._requests[request.arrival_order] = self._others[request.arrival_order] = request
 
-    def remove(self, request: SequenceState, *, tell: bool = True) -> bool:
-        """Take a request out, if it is in; whether it was in the decode batch. O(1).
+    def remove(self, request: SequenceState, *, flush: bool = True) -> bool:
+        """Take a request out, if it is in; whether it was a row. O(1).
 
         Args:
-            tell: tell its lease of the tokens computed without it.
+            flush: give its lease the tokens computed without it.
         """
-        was_decoding = self.leave_decodes(request, tell=tell)
+        was_row = self.leave_rows(request, flush=flush)
         self._others.pop(request.arrival_order, None)
         if self._requests.pop(request.arrival_order, None) is not None:
             tenant = tenant_of(request.namespace)
             self._num_by_tenant[tenant] -= 1
             if not self._num_by_tenant[tenant]:
                 del self._num_by_tenant[tenant]
-        return was_decoding
+        return was_row
 
-    # ------------------------------------------------------------------ the decode batch
+    # ------------------------------------------------------------------ rows
 
-    def leave_decodes(self, request: SequenceState, *, tell: bool = False) -> bool:
-        """Take a request out of the decode batch; whether it was in. O(1).
+    def make_rows(self, entries: Iterable[Entry]) -> None:
+        """Make rows of those whose next token will have a place in the last block of their lease.
 
-        Args:
-            tell: tell its lease of the tokens computed without it.
+        None of them shares blocks with forks, so no other lease's operation changes its block table.
         """
-        was_in = self._decodes.leave(request)
-        if was_in:
-            request.last_scheduled_step = self._stats.num_steps - 1
-            self._others[request.arrival_order] = request
-        if tell:
-            flush_tokens(request)
-        return was_in
-
-    def drop_full_rows(self, *, dissolve: bool) -> None:
-        """Take out of the decode batch whose next token needs a block. O(rows).
-
-        Args:
-            dissolve: take out everybody: not all of them can have a token.
-        """
-        for request in list(self._decodes) if dissolve else self._decodes.unfit():
-            self.leave_decodes(request, tell=dissolve)
-
-    def decodes(self) -> Iterator[SequenceState]:
-        """The requests of the decode batch as of now; they may leave it meanwhile."""
-        return iter(self._decodes)
-
-    def decode_rows(self) -> DecodeRows:
-        """The decode batch's part of the step. O(rows)."""
-        return self._decodes.rows()
-
-    def fill_decodes(self, entries: Iterable[Entry]) -> None:
-        """Put into the decode batch whose next token will have a place in the last block of its lease."""
+        size = self._block_size
         for entry in entries:
-            request = entry.request
+            request, lease = entry.request, entry.request.lease
+            end = request.tokens.length
             if (
                 entry.samples
                 and not entry.draft
-                and request.tokens.length % self._block_size
+                and end % size
                 and not request.shares_blocks
                 and request.num_sequence_slots == 1
             ):
-                del self._others[request.arrival_order]
-                self._decodes.join(request)
+                assert lease is not None
+                table, start = lease.block_table, end - end % size
+                key = prefix_key(request, *lease.cached_identity, end)
+                order = request.arrival_order
+                del self._others[order]
+                self._by_committed.setdefault(key, {})[order] = request
+                self._rows[order] = Row(
+                    request,
+                    start=end,
+                    count=1,
+                    samples=True,
+                    num_logits=1,
+                    block_table=table,
+                    slot_offset=int(table[-1]) * size - start,
+                    block_end=start + size,
+                    committed=key,
+                )
+
+    def leave_rows(self, request: SequenceState, *, flush: bool = False) -> bool:
+        """Make a request no row any more; whether it was one. O(1).
+
+        Args:
+            flush: give its lease the tokens computed without it.
+        """
+        row = self._rows.pop(request.arrival_order, None)
+        if row is not None:
+            request.last_scheduled_step = self._stats.num_steps - 1
+            self._others[request.arrival_order] = request
+            alike = self._by_committed[row.committed]
+            del alike[request.arrival_order]
+            if not alike:
+                del self._by_committed[row.committed]
+        if flush:
+            flush_tokens(request)
+        return row is not None
+
+    def drop_full_rows(self, *, dissolve: bool) -> None:
+        """Make no rows of those for which the coming step is no plain decode: whose block is full. O(rows).
+
+        Args:
+            dissolve: of all: not everybody can have a token.
+        """
+        for row in list(self._rows.values()):
+            request = row.request
+            start = row.start = request.num_computed
+            if dissolve or start >= row.block_end or start + 1 != request.tokens.length:
+                self.leave_rows(request, flush=dissolve)
+
+    def row_requests(self) -> list[SequenceState]:
+        """The requests that are rows as of now."""
+        return [row.request for row in self._rows.values()]
+
+    def decode_rows(self) -> DecodeRows:
+        """The rows' part of the step, once those whose block is full have left. O(rows)."""
+        rows = list(self._rows.values())
+
+        def column(name: str) -> npt.NDArray[np.int64]:
+            return np.fromiter(map(attrgetter(name), rows), dtype=np.int64, count=len(rows))
+
+        positions = column("start")
+        return DecodeRows(
+            entries=rows,
+            token_ids=column("request.tokens.last"),
+            positions=positions,
+            slots=positions + column("slot_offset"),
+            block_tables=[row.block_table for row in rows],
+        )
 
     def continuation(
         self, request: SequenceState, num_matched: int, identity: bytes, num_whole: int
     ) -> SequenceState | None:
-        """Who has generated, in the decode batch, tokens that a waiting `request` goes on with.
+        """The row whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
 
         Args:
-            num_matched: where its cached prefix ends.
-            identity, num_whole: of the whole blocks of that, and their tokens.
+            num_matched: tokens of that prefix.
+            identity, num_whole: of its whole blocks, and their tokens.
+
+        Of several the one that agrees with it longest: where they agree, their tokens are one another's.
         """
-        return self._decodes.continuation(request, num_matched, identity, num_whole)
+        if not num_matched or num_matched + 1 >= request.num_tokens:
+            return None
+        tokens = request.tokens.view()
+        found = self._by_committed.get(prefix_key(request, identity, num_whole, num_matched))
+        if found is None:
+            return None
+        best, longest = None, 0
+        for other in found.values():
+            end = min(other.num_tokens, len(tokens))
+            if end - num_matched <= longest:
+                continue
+            theirs = other.tokens.view(num_matched, end)
+            if theirs[0] != tokens[num_matched]:
+                continue
+            differ = theirs != tokens[num_matched:end]
+            agree = int(differ.argmax()) if differ.any() else len(theirs)
+            if agree > longest and np.array_equal(other.tokens.view(0, num_matched), tokens[:num_matched]):
+                best, longest = other, agree
+        return best
 
     def check(self) -> None:
-        """Assert that leases, rows and both sets agree."""
+        """Assert that leases, rows and counts agree."""
         for order, request in self._requests.items():
+            lease = request.lease
             assert request.arrival_order == order
-            assert request.lease is not None, f"{request!r} runs without a lease"
-            assert request.lease.num_tokens <= request.num_tokens
-            if request not in self._decodes:
-                assert request.num_computed <= request.lease.num_tokens
-            assert (request in self._decodes) is not (order in self._others)
-        assert len(self._decodes) + len(self._others) == len(self._requests)
+            assert lease is not None, f"{request!r} runs without a lease"
+            assert lease.num_tokens <= request.num_tokens
+            row = self._rows.get(order)
+            assert (row is None) is (order in self._others)
+            if row is None:
+                assert request.num_computed <= lease.num_tokens
+            else:
+                assert row.request is request
+                assert np.array_equal(lease.block_table, row.block_table), f"{request!r}: another block table"
+                assert lease.num_tokens <= request.num_computed <= row.block_end
+                assert len(row.block_table) * self._block_size == row.block_end
+        assert len(self._rows) + len(self._others) == len(self._requests)
+        assert sum(len(alike) for alike in self._by_committed.values()) == len(self._rows)
         counted = Counter(tenant_of(request.namespace) for request in self._requests.values())
         assert self._num_by_tenant == counted, "the tenants' running requests are miscounted"
-        self._decodes.check()
+
+
+def flush_tokens(request: SequenceState) -> None:
+    """Give the lease all tokens that were computed without it. O(those tokens), at most a block.
+
+    They lie in its last block, so this never needs another one.
+    """
+    lease = request.lease
+    if lease is not None and lease.num_tokens < request.num_computed:
+        lease.append(request.tokens.view(lease.num_tokens, request.num_computed))
+        lease.commit(request.num_computed)

@@ -3,17 +3,16 @@
 The life of a request in here:
 
  1. `add` puts it into the queue; one that can never fit is refused by the engine before.
- 2. Each `schedule()` first gives every running request its tokens (`step_builder`, `chunks`): one for a
-    decode, a chunk for a prompt. A decode with room in its last block is a row of the decode batch
-    (`running`), without a call of the cache. A decode that finds no block preempts the least urgent running
-    request (`room`): a release, nothing else.
+ 2. Each `schedule()` first gives every running request its tokens: one for a decode, a chunk for a prompt. A
+    decode with room in its last block is a row (`running`), without a call of the cache. A decode that finds
+    no block preempts the least urgent running request: a release, nothing else.
  3. With the budget that is left it admits waiting requests in the policy's order (`admission`): the cached
     prefix is locked, blocks for the rest are allocated. A request whose next tokens another one is computing
     waits for them (`in_flight_prefixes`).
  4. What is scheduled is committed at once: requests later in the same step share it already, since the
     step writes K and V before it attends.
- 5. What is left of the budget is for drafts (`drafting`): guesses of the tokens that follow, computed in the
-    same step and shareable only once they have proved right.
+ 5. What is left of the budget is for longer chunks, and then for drafts (`drafting`): guesses of the tokens
+    that follow, computed in the same step and shareable only once they have proved right.
  6. `complete` advances the computed lengths after the model has run, and `settle` by the drafts that were
     right; `rollback` takes a failed step back.
  7. `finish` releases the lease: the tokens stay cached, evictable.
@@ -23,20 +22,18 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.scheduling.admission import Admission
-from radixkv.scheduling.batch import Batch, DecodeRows, Entry, build_batch, drop_idle_copies
-from radixkv.scheduling.chunks import Chunks
-from radixkv.scheduling.drafting import Drafting, DraftProposer
+from radixkv.errors import OutOfBlocks
+from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
+from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies
+from radixkv.scheduling.drafting import DraftProposer, add_drafts
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
-from radixkv.scheduling.match_cache import MatchCache
-from radixkv.scheduling.policy import AdmissionPolicy, make_policy
-from radixkv.scheduling.room import Room
+from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.schedule_result import ScheduleResult, SchedulerStats
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.scheduling.step_builder import StepBuilder
-from radixkv.scheduling.step_plan import StepPlan
+from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -72,27 +69,12 @@ class Scheduler:
         self.max_overtake = max_overtake
         self.stats = stats = SchedulerStats()
         self._next_arrival = 0
-        self._waiting = waiting = WaitingQueue(policy, max_overtake)
-        self._running = running = RunningRequests(cache.block_size, stats)
-        self._in_flight = in_flight = InFlightPrefixes(cache)
-        self._matches = matches = MatchCache(cache, running)
-        self._room = room = Room(cache, waiting, running, in_flight, matches, policy, stats)
-        chunks = Chunks(cache, in_flight, matches, max_tokens_per_request)
-        admission = Admission(
-            cache, waiting, running, in_flight, matches, chunks, policy, stats, max_num_seqs=max_num_seqs
-        )
-        self._builder = StepBuilder(
-            cache,
-            waiting,
-            running,
-            matches,
-            chunks,
-            room,
-            admission,
-            policy,
-            None if drafter is None else Drafting(cache, running, chunks, drafter),
-            max_num_seqs=max_num_seqs,
-            max_overtake=max_overtake,
+        self._drafter = drafter
+        self._waiting = WaitingQueue(policy, max_overtake)
+        self._running = RunningRequests(cache.block_size, stats)
+        self._in_flight = InFlightPrefixes(cache)
+        self._admission = AdmissionControl(
+            cache, self._waiting, self._running, self._in_flight, policy, stats, max_num_seqs=max_num_seqs
         )
 
     # ------------------------------------------------------------------ the queue
@@ -129,7 +111,7 @@ class Scheduler:
         self._number(fork)
         fork.was_admitted = parent.was_admitted
         if parent.lease is not None and len(self._running) < self.max_num_seqs:
-            self._running.leave_decodes(parent, tell=True)
+            self._running.leave_rows(parent, flush=True)
             parent.shares_blocks = fork.shares_blocks = True
             fork.lease = parent.lease.fork()
             fork.num_computed = parent.num_computed
@@ -152,7 +134,7 @@ class Scheduler:
             keep: keep only its first `keep` tokens cached.
         """
         self._waiting.remove(request)
-        self._running.remove(request, tell=not discard)
+        self._running.remove(request, flush=not discard)
         self._in_flight.forget(request)
         lease, request.lease = request.lease, None
         request.match = request.producer = None
@@ -161,61 +143,166 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step
 
-    def schedule(self, only: SequenceState | None = None) -> ScheduleResult:
+    def schedule(self, only: SequenceState | None = None) -> StepPlan:
         """Choose the work of the next step, lock and allocate its blocks, and commit its tokens.
 
         Args:
             only: schedule nothing but this request (to find out who makes a step fail).
-        """
-        plan = self._begin(dissolve=only is not None or len(self._running) > self.max_num_batched_tokens)
-        if only is not None:
-            self._builder.fill_with(plan, only)
-        else:
-            self._builder.fill(plan)
-        batch = None if plan.is_empty else self._build_batch(plan)
-        return ScheduleResult(batch, plan.preempted, plan.stuck)
 
-    def _begin(self, *, dissolve: bool) -> StepPlan:
+        Returns:
+            The plan: its `batch` is the step's work, `stuck` has those that the caller is to end.
+        """
         running = self._running
-        running.drop_full_rows(dissolve=dissolve)
-        self._matches.touched()
-        taken = running.num_decodes + sum([request.num_sequence_slots for request in running.others])
-        return StepPlan(
+        running.drop_full_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
+        taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
+        plan = StepPlan(
             number=self.stats.num_steps,
-            budget=self.max_num_batched_tokens - running.num_decodes,
+            budget=self.max_num_batched_tokens - running.num_rows,
             sequence_slots=self.max_num_seqs - taken,
-            num_decodes=running.num_decodes,
+            num_rows=running.num_rows,
+            max_chunk=self.max_tokens_per_request,
+            in_flight=self._in_flight if self.cache.enabled else None,
         )
+        if only is None:
+            self._fill(plan)
+        else:
+            self._fill_with(plan, only)
+        if not plan.is_empty:
+            plan.batch = self._build_batch(plan)
+        return plan
+
+    def _fill(self, plan: StepPlan) -> None:
+        """Who gets what: decodes, prompts in progress, waiting requests, longer chunks, and last drafts."""
+        admission, waiting = self._admission, self._waiting
+        entitled = admission.make_room(plan)
+        prompts = self._schedule_decodes(plan)
+        plan.num_prompts = len(prompts) + len(waiting)
+        order = admission.in_order(plan, entitled)
+        if order:
+            plan.set_reserve()
+        admission.admit_in_order(plan, admission.more_urgent(order, prompts))
+        self._schedule_prompts(plan, prompts)
+        put_off = admission.admit_in_order(plan, order)
+        plan.reserve = 0
+        self._schedule_prompts(plan, [r for r in prompts if r.arrival_order not in plan.entries])
+        self._spend_rest(plan, put_off)
+        if self._drafter is not None and plan.budget > 0:
+            add_drafts(plan, self._drafter, self.cache, self._running, admission)
+        if plan.is_empty and len(waiting) and not plan.stuck:
+            self._unblock(plan)
+        waiting.count_passed(plan.latest_admitted, plan.held_up.values())
+        for request in self.policy.unserved(self._running.others, plan.number - self.max_overtake):
+            request.is_promoted = True
+
+    def _fill_with(self, plan: StepPlan, request: SequenceState) -> None:
+        """Schedule nothing but this request."""
+        if not request.is_running:
+            if self._admission.foresee(plan, request) is AdmissionResult.ADMITTED:
+                self._admission.admit(plan, request, others=False)
+        elif request.num_to_compute and self._grow(plan, request):
+            plan.add(request, plan.chunk(request, others=False))
+
+    def _schedule_decodes(self, plan: StepPlan) -> list[SequenceState]:
+        """Give every decode that is no row its token; returns the prompts in progress."""
+        running = sorted(self._running.others, key=lambda request: request.arrival_order)
+        if self.cache.available_blocks() <= len(running):
+            # Someone may have to go: serve the most urgent first, so that nobody who is already in this
+            # step is ever the victim.
+            running.sort(key=self.policy.urgency)
+        elif len(running) > plan.budget:
+            running.sort(key=lambda request: request.last_scheduled_step)
+        prompts: list[SequenceState] = []
+        for request in running:
+            if request.lease is None:
+                continue  # preempted a moment ago
+            if request.num_to_compute > 1:
+                prompts.append(request)
+            elif plan.budget > 0 and self._grow(plan, request):
+                plan.add(request, 1)
+        return prompts
+
+    def _schedule_prompts(self, plan: StepPlan, prompts: Sequence[SequenceState]) -> None:
+        """Give prompts in progress their next chunks, as far as the reserve allows."""
+        ordered = self.policy.order_prompts([request for request in prompts if request.lease is not None])
+        for i, request in enumerate(ordered):
+            room = plan.budget - plan.reserve
+            if room <= 0:
+                return
+            others = i + 1 < len(ordered) or len(self._waiting) > 0
+            if request.lease is not None and self._grow(plan, request):
+                plan.add(request, min(room, plan.chunk(request, others=others)))
+
+    def _spend_rest(self, plan: StepPlan, put_off: list[SequenceState]) -> None:
+        """Longer chunks, the shortest rest first. One may complete what others wait for: these are tried."""
+        rank = self.policy.rank
+        while plan.budget > 0:
+            before = plan.budget
+            prompts = [entry for entry in plan.entries.values() if not entry.samples]
+            prompts.sort(key=lambda entry: (rank(entry.request), entry.request.num_to_compute - entry.count))
+            for entry in prompts:
+                plan.lengthen(entry)
+            put_off = self._admission.admit_in_order(plan, put_off)
+            if plan.budget == before:
+                return
+
+    def _unblock(self, plan: StepPlan) -> None:
+        """Nothing could be scheduled although requests wait: find out who is in the way."""
+        assert not len(self._running), f"{self.running} were left out of a step that has room"
+        order = self._admission.in_order(plan)
+        self._admission.admit_in_order(plan, order)
+        if plan.is_empty and order:
+            plan.add_stuck(order[0])  # it does not fit, and nothing else runs
+
+    def _grow(self, plan: StepPlan, request: SequenceState) -> bool:
+        """Give the lease a slot for every known token, preempting others if need be.
+
+        False if the request has none: it was preempted itself, or no block can be had even alone.
+        """
+        while request.lease is not None and request.lease.num_tokens < request.num_tokens:
+            try:
+                request.lease.append(request.tokens.view(request.lease.num_tokens))
+            except OutOfBlocks as error:
+                rivals = self._rivals(request, error)
+                victim = self.policy.victim(rivals, plan.entries)
+                if victim is request and len(rivals) == 1:
+                    plan.add_stuck(request)
+                    return False
+                self._admission.preempt(plan, victim)
+        return request.lease is not None
+
+    def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
+        """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
+        _, below = self.cache.room(request.namespace)
+        if below is None or below >= error.needed:
+            return self.running
+        shares_quota, own = self.cache.shares_quota, request.namespace
+        return [other for other in self._running if shares_quota(other.namespace, own)]
 
     def _build_batch(self, plan: StepPlan) -> Batch:
-        entries, decodes = list(plan.entries.values()), self._running.decode_rows()
-        self._count(entries, decodes)
-        drop_idle_copies(entries, self.cache.block_size)
-        batch = build_batch(entries, self.cache.block_size, decodes)
-        self._running.fill_decodes(entries)
-        return batch
-
-    def _count(self, entries: list[Entry], decodes: DecodeRows) -> None:
+        entries, rows = list(plan.entries.values()), self._running.decode_rows()
         self.stats.num_steps += 1
-        self.stats.computed_tokens += len(decodes.entries)
-        for namespace, count in decodes.num_by_namespace.items():
-            self.policy.on_served(namespace, count)
+        self.stats.computed_tokens += len(rows.entries) + sum(entry.count for entry in entries)
+        for tenant, count in self._running.rows_by_tenant().items():
+            self.policy.on_served(tenant, count)
         for entry in entries:
-            self.stats.computed_tokens += entry.count
             end = min(entry.start + entry.count, entry.request.num_prompt_tokens)
             self.stats.computed_prompt_tokens += max(0, end - entry.start)
-            self.policy.on_served(entry.request.namespace, entry.count)
+            self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
+        drop_idle_copies(entries, self.cache.block_size)
+        batch = build_batch(entries, self.cache.block_size, rows)
+        self._running.make_rows(entries)
+        return batch
 
     # ------------------------------------------------------------------ after the step
 
     def complete(self, batch: Batch) -> None:
         """The model has run: the step's tokens have their K/V. Drafts are left to `settle`."""
         for entry in batch.entries:
-            entry.request.num_computed = entry.end
-            lease = entry.request.lease
+            request = entry.request
+            request.num_computed = entry.start + entry.count - len(entry.draft)
+            lease = request.lease
             if lease is not None and lease.has_pending_copies:
                 lease.copies_done()
-                self._matches.touched()
 
     def settle(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.
@@ -228,7 +315,6 @@ class Scheduler:
             request.num_computed = entry.end + num_accepted
             lease.truncate(request.num_computed)
             lease.commit(request.num_computed)
-            self._matches.touched()
 
     def rollback(self, batch: Batch) -> list[SequenceState]:
         """The step failed: what it made shareable is withdrawn, its requests wait again.
@@ -242,7 +328,7 @@ class Scheduler:
                 entry.request.lease.rollback(entry.start - copied)
         requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
         for request in requests:
-            self._room.rollback(request)
+            self._admission.put_back(request)
         return requests
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""StepPlan: what a step holds so far, and what is left to give. A value, made and passed along by `schedule`.
+"""StepPlan: what a step holds so far, and what is left to give. Made and passed along by `schedule`.
 
     | decodes: one token each | prompts in progress: chunks | reserve: a quarter, for waiting prompts |
     |<------------------ spent: entries ----------------->|<------------- budget left ------------->|
@@ -11,11 +11,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from radixkv.scheduling.batch import Entry
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 # A chunk smaller than this is not worth a place in the batch while more could be had.
 MIN_CHUNK = 16
+# Most tokens per step of a prompt whose logits are all wanted: they take vocabulary * 4 bytes each.
+MAX_LOGITS_CHUNK = 512
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start, in tokens and requests."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    computed_tokens: int = 0
+    admitted: int = 0
 
 
 @dataclass(slots=True)
@@ -26,20 +42,28 @@ class StepPlan:
         number: of the step, from 0.
         budget: tokens left.
         sequence_slots: how many more requests may run.
-        num_decodes: tokens of the decode batch, which come before all entries and are no part of `budget`.
+        num_rows: decodes that are no entries; they come before all entries and are no part of `budget`.
+        max_chunk: most tokens of a request in a step while others have prompt tokens to compute; None: half
+            of the budget that is left when its turn comes.
+        in_flight: told of what is computed; None: nothing is shared.
         reserve: tokens of the budget that are kept for waiting prompts.
         num_prompts: requests, running or waiting, that have prompt tokens to compute.
         entries: by arrival order, in the order in which they took and committed their blocks.
         latest_admitted: the largest arrival order among those admitted, by line.
-        held_up: by arrival order, who did not fit while others after it were admitted.
-        preempted: requests that lost their lease for others.
-        stuck: requests that need a block which can't be had even alone.
+        held_up: by arrival order, who did not fit while others after them were admitted.
+        preempted: requests that lost their lease for others, and wait again.
+        stuck: requests that need a block which can't be had even alone; the engine ends them.
+        room: by namespace, what is known of the blocks that can be had, until a lease is changed.
+        matches_are_current: whether all waiting requests were looked up since a lease was changed.
+        batch: the step's work once all is decided; None: there is nothing to run.
     """
 
     number: int
     budget: int
     sequence_slots: int
-    num_decodes: int = 0
+    num_rows: int
+    max_chunk: int | None
+    in_flight: InFlightPrefixes | None
     reserve: int = 0
     num_prompts: int = 1
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -47,10 +71,13 @@ class StepPlan:
     held_up: dict[int, SequenceState] = field(default_factory=dict)
     preempted: list[SequenceState] = field(default_factory=list)
     stuck: list[SequenceState] = field(default_factory=list)
+    room: dict[NamespaceName, tuple[int, int]] = field(default_factory=dict)
+    matches_are_current: bool = False
+    batch: Batch | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.entries and not self.num_decodes
+        return not self.entries and not self.num_rows
 
     @property
     def num_chunks(self) -> int:
@@ -66,7 +93,66 @@ class StepPlan:
         if request not in self.stuck:
             self.stuck.append(request)
 
-    def leave_decodes(self) -> None:
-        """One of the decode batch is no part of it any more: its token is in the budget again."""
-        self.num_decodes -= 1
+    def row_left(self) -> None:
+        """A decode is no row any more: its token is in the budget again."""
+        self.num_rows -= 1
         self.budget += 1
+
+    def leases_changed(self) -> None:
+        """What was known of room and matches may not hold any more."""
+        self.room.clear()
+        self.matches_are_current = False
+
+    # ------------------------------------------------------------------ tokens
+
+    def chunk(self, request: SequenceState, *, others: bool, scheduled: int = 0) -> int:
+        """How many more tokens the request gets: what it wants, within the budget and all caps.
+
+        Args:
+            others: requests after it in this step have prompt tokens to compute, too.
+            scheduled: tokens that it has in this step already.
+        """
+        most = request.num_to_compute
+        if request.needs_prompt_logits:
+            most = min(most, MAX_LOGITS_CHUNK)
+        if self.max_chunk is not None:
+            if self.num_prompts > 1:
+                most = min(most, self.max_chunk)
+        elif others:
+            most = min(most, max(self.budget // 2, MIN_CHUNK))
+        return min(most - scheduled, self.budget)
+
+    def add(self, request: SequenceState, count: int) -> None:
+        """Put `count` more tokens of a running request into the step, and make them shareable."""
+        lease = request.lease
+        assert lease is not None
+        assert 0 < count <= self.budget
+        entry = self.entries.get(request.arrival_order)
+        if entry is None:
+            entry = Entry(request, start=request.num_computed, count=0)
+            self.entries[request.arrival_order] = entry
+            entry.copies = lease.take_copies(until_done=True)
+        end = entry.start + entry.count
+        deferred = end - lease.num_committed  # by a decode row: they are computed, and come first
+        redundant = max(0, lease.commit(end + count) - deferred)
+        assert not redundant or not entry.count, "an entry's slots changed within the step"
+        entry.redundant += redundant
+        entry.count += count
+        entry.samples = entry.start + entry.count == request.num_tokens
+        entry.num_logits = entry.count if request.needs_prompt_logits else int(entry.samples)
+        self.budget -= count
+        self.leases_changed()
+        request.last_scheduled_step = self.number
+        if self.in_flight is not None:
+            self.in_flight.announce(request, entry.start + entry.count)
+
+    def lengthen(self, entry: Entry) -> None:
+        """Give the prompt of an entry as much of what is left as it can use."""
+        request, lease = entry.request, entry.request.lease
+        assert lease is not None
+        more = self.chunk(request, others=False, scheduled=entry.count)
+        # Where others have cached what follows, committing more would replace the block in which the entry
+        # ends, one that this step is to write and perhaps to copy from. What a step writes is decided once:
+        # the next step takes over theirs.
+        if more > 0 and not lease.would_dedupe(entry.start + entry.count + more):
+            self.add(request, more)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.config import EMBEDDED_MODEL, SCHEDULING_POLICIES, EngineConfig
 from radixkv.errors import ConfigError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -86,7 +86,8 @@ def setting_helps(settings: type) -> dict[str, str]:
             name, texts[found[1]] = found[1], found[2]
         elif name and line.strip():
             texts[name] += " " + line.strip()
-    return texts
+    policies = ", ".join(f"`{name}`" for name in SCHEDULING_POLICIES)
+    return {name: text.replace("SCHEDULING_POLICIES", policies) for name, text in texts.items()}
 
 
 #: Settings that are written in another form than they have.

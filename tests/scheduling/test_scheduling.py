@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 
+from radixkv.config import SCHEDULING_POLICIES, EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import make_policy
@@ -159,6 +160,16 @@ def test_fairness_serves_namespaces_by_weight():
     assert weighted.served == {"big": 10.0, "small": 30.0}
     with pytest.raises(ConfigError, match="weight"):
         make_policy("fair", weights={"x": 0.0})
+
+
+def test_every_policy_that_a_setting_may_name_can_be_made():
+    for name in SCHEDULING_POLICIES:
+        assert make_policy(name).name == (name if name != "auto" else "prefix")
+        assert EngineConfig(scheduling_policy=name).scheduling_policy == name
+    with pytest.raises(ConfigError, match="round-robin.*prefix, fcfs"):
+        make_policy("round-robin")
+    with pytest.raises(ConfigError, match="prefix, fcfs.*round-robin"):
+        EngineConfig(scheduling_policy="round-robin")
 
 
 def test_order_does_not_depend_on_another_tenants_prompts():
