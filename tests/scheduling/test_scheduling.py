@@ -166,9 +166,9 @@ def test_every_policy_that_a_setting_may_name_can_be_made():
     for name in SCHEDULING_POLICIES:
         assert make_policy(name).name == (name if name != "auto" else "prefix")
         assert EngineConfig(scheduling_policy=name).scheduling_policy == name
-    with pytest.raises(ConfigError, match="round-robin.*prefix, fcfs"):
+    with pytest.raises(ConfigError, match=r"round-robin.*prefix, fcfs"):
         make_policy("round-robin")
-    with pytest.raises(ConfigError, match="prefix, fcfs.*round-robin"):
+    with pytest.raises(ConfigError, match=r"prefix, fcfs.*round-robin"):
         EngineConfig(scheduling_policy="round-robin")
 
 
