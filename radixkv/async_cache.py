@@ -1,6 +1,6 @@
 """The prefix cache of a running engine for callers on event loops: each call runs between two steps.
 
-`AsyncCache` says what is done with the cache, and is given a way to run that where the cache may be touched:
+`CacheClient` says what is done with the cache, and is given a way to run that where the cache may be touched:
 on the engine's thread, or, in tests without an engine, on the spot.
 """
 
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from radixkv.cache.insight.advisor import BreakPoint
-from radixkv.cache.insight.ages import time_of
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.insight.tree_walk import NodeSeen, TreeWalk
+from radixkv.cache.insight.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.cache.keys import TOKEN_BYTES, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.retention.pins import PinInfo
+from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cache_key import CacheKey
-from radixkv.client import CachedNode, PinnedPrefix, TenantQuota, TreeSnapshot
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 T = TypeVar("T")
@@ -29,7 +30,6 @@ T = TypeVar("T")
 # Blocks of changes that may wait for a reader. One that is further behind would do better to read the cache
 # anew.
 MAX_BLOCKS = 100_000
-
 
 # Nodes that are made plain on the spot; more of them in a thread.
 _INLINE_NODES = 500
@@ -41,24 +41,32 @@ class RunOnCache(Protocol):
     def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
 
 
-class AsyncCache:
-    """The `CacheClient` of a cache that `run` can reach.
+class CacheClient:
+    """The prefix cache of an engine, for callers on an event loop: plain calls with plain results.
+
+    Callers say whose by `tenant` and `salt`. Ids of nodes and blocks are unlike those of all other caches.
 
     Args:
         run: runs a function on the cache.
         model: the fingerprint of the model whose K/V the cache holds.
+
+    Raises (all calls):
+        InvalidRequestError: token ids that are none, or a value out of range.
+        EngineStoppedError: the engine has been closed or has failed.
     """
 
     def __init__(self, run: RunOnCache, model: str = "") -> None:
         self._run = run
         self._model = model
         self._followers: set[_Follower] = set()
+        self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
 
     def namespace(self, tenant: str = "", salt: str = "") -> tuple[str, ...]:
         """Where the requests of a tenant are cached."""
         return CacheKey(tenant, salt, model=self._model).namespace
 
     async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        """Leading tokens that are cached; changes nothing."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
@@ -66,84 +74,89 @@ class AsyncCache:
     async def explain(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
     ) -> MissReport:
+        """Why the prompt would miss if it came now; `admin`: look into other tenants' spaces, too."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
 
     async def pin(
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str = "",
-        salt: str = "",
-        ttl: float | None = None,
-        at_least: bool = False,
-    ) -> int:
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> PinInfo | None:
+        """Keep what is cached of a prefix, for `ttl` seconds after each use.
+
+        Returns:
+            What is pinned now; None: nothing of it is cached, or the pins' budget is spent.
+        """
         namespace = self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.pin(token_ids, namespace, ttl, at_least=at_least))
+
+        def pin(cache: PrefixCache) -> PinInfo | None:
+            # The one that was set is the latest.
+            return cache.pins()[-1] if cache.pin(token_ids, namespace, ttl) else None
+
+        found = await self._run(pin)
+        return None if found is None else self._known(found)
 
     async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        """End a pin; False: there was none."""
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin(token_ids, namespace))
 
     async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        """End the pin of that id; False: there is none."""
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
-    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinnedPrefix]:
-        found = []
-        for pin in await self._run(lambda cache: cache.pins(most_tokens)):
-            key = CacheKey(*pin.namespace)
-            if tenant is None or key.tenant == tenant:
-                found.append(
-                    PinnedPrefix(
-                        key.tenant,
-                        key.salt,
-                        pin.token_ids,
-                        pin.num_tokens,
-                        pin.expires_in_s,
-                        pin.id,
-                        pin.node,
-                    )
-                )
-        return found
+    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinInfo]:
+        """The pins of a tenant; None: of all. `most_tokens`: of each, show only so many leading ones."""
+        found = await self._run(lambda cache: cache.pins(most_tokens))
+        return [self._known(pin) for pin in found if tenant in (None, pin.tenant)]
 
-    async def quotas(self) -> list[TenantQuota]:
-        usages = await self._run(lambda cache: cache.quota_usage())
-        return [
-            TenantQuota(
-                usage.namespace, usage.floor, usage.ceiling, usage.used_blocks, usage.protected_blocks
-            )
-            for usage in usages
-        ]
+    def _known(self, pin: PinInfo) -> PinInfo:
+        return replace(pin, node=self._first_id + pin.node)
+
+    async def quotas(self) -> list[QuotaUsage]:
+        """The quotas, and how much of each is used."""
+        return await self._run(lambda cache: cache.quota_usage())
 
     async def publish(self, token_ids: TokenIds) -> int:
+        """Share a prefix among all tenants; the tokens that are shared."""
         return await self._run(lambda cache: cache.publish(token_ids, self.namespace()))
 
     async def unpublish(self, token_ids: TokenIds) -> bool:
+        """End that; False: it was not shared."""
         return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace()))
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of all tenants; those not named are unbounded. Nothing changes if it raises.
+
+        Raises:
+            ConfigError: the floors together exceed the pool, or a tenant that has blocks gets its first one.
+        """
         await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))
 
     async def reset(self) -> None:
+        """Forget everything that is cached; running requests keep what they use."""
         await self._run(lambda cache: cache.reset())
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        """Where prompts break off from cached ones: those of a tenant and salt; None: of all."""
         namespace = None if tenant is None else self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.advice(limit, namespace))
 
     async def continuation(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
     ) -> list[int]:
+        """With what the tenant's nearest cached prompt goes on where this one's match ends."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
     async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        """The ids of the nodes that hold what is cached of a prompt, from the top down."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
-        return await self._run(lambda cache: cache.tree.path(key, namespace))
+        path = await self._run(lambda cache: cache.tree.path(key, namespace))
+        return [self._first_id + node for node in path]
 
     async def nodes(
         self,
@@ -154,41 +167,54 @@ class AsyncCache:
         most_nodes: int = 20_000,
         most_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
+        """The nodes of the cache as data, upper ones first, read in slices of about a millisecond.
+
+        Args:
+            tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
+            shown_tokens: leading tokens of each node to tell; -1: all.
+            most_nodes, most_tokens: nodes seen and tokens told after which the rest is left out.
+        """
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
-        def begin(cache: PrefixCache) -> tuple[TreeWalk | None, _Facts]:
+        def begin(cache: PrefixCache) -> tuple[TreeWalk | None, bool]:
             walk = cache.tree.walk(
                 namespace,
                 shown_tokens=shown_tokens,
                 most_nodes=most_nodes,
                 most_bytes=most_tokens * TOKEN_BYTES,
             )
-            now, readings = cache.tree.use_times()
-            return walk, _Facts(now, readings, cache.tree.hits_are_of_paths, cache.tree.evicts_in_order)
+            return walk, cache.tree.evicts_in_order
 
-        walk, facts = await self._run(begin)
+        walk, is_exact = await self._run(begin)
         if walk is None:
-            return TreeSnapshot([], True, facts.evicts_in_order)
+            return TreeSnapshot([], True, is_exact)
         while await self._run(lambda cache: walk.advance()):
             pass
-        seen, is_complete = walk.seen, walk.is_complete
-        if len(seen) <= _INLINE_NODES:
-            nodes = facts.nodes(seen)
-        else:
-            nodes = await asyncio.to_thread(facts.nodes, seen)
-        return TreeSnapshot(nodes, is_complete, facts.evicts_in_order)
+        is_small = walk.num_seen <= _INLINE_NODES
+        nodes = (
+            walk.nodes(self._first_id) if is_small else await asyncio.to_thread(walk.nodes, self._first_id)
+        )
+        return TreeSnapshot(nodes, walk.is_complete, is_exact)
 
     async def tree(self, max_lines: int = 50) -> str:
+        """The tree as ASCII, at most `max_lines` lines."""
         return await self._run(lambda cache: cache.tree.show(max_lines))
 
     async def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
+        """Which whole blocks are stored and removed from now on, in order, first (`replay`) what is there.
+
+        Closing the iterator ends the subscription.
+
+        Raises:
+            EngineOverloadedError: the reader fell so far behind that events were dropped; subscribe again.
+        """
         follower = _Follower(asyncio.get_running_loop())
         self._followers.add(follower)  # from before it is subscribed on: the engine may end at any moment
         try:
             await self._run(lambda cache: follower.subscribe(cache, replay))
             while True:
                 for changes in await follower.take():
-                    yield changes
+                    yield _renumbered(changes, self._first_id)
         finally:
             self._followers.discard(follower)
             with contextlib.suppress(EngineStoppedError):
@@ -200,59 +226,17 @@ class AsyncCache:
             follower.fail(error)
 
 
-class _Facts(NamedTuple):
-    """What of a cache turns nodes that a walk saw into those that callers see.
+def _renumbered(changes: BlockChanges, first_id: int) -> BlockChanges:
+    """With block ids that are unlike those of other caches."""
 
-    Attributes:
-        now: clock seconds.
-        readings: see `UseTimes`.
-        hits_are_of_paths: whether nodes count all hits that go through them, or those that end there.
-        evicts_in_order: whether the policy keeps to the order of its index.
-    """
+    def ids(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([first_id + number for number in numbers])
 
-    now: float
-    readings: list[tuple[int, float]]
-    hits_are_of_paths: bool
-    evicts_in_order: bool
-
-    def nodes(self, seen: list[NodeSeen]) -> list[CachedNode]:
-        """O(nodes log nodes)."""
-        candidates = sorted((node.order, node.id) for node in seen if node.order is not None)
-        ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
-        owners = {key: CacheKey(*key) for key in {node.namespace for node in seen} if key}
-        hits = self._hits(seen)
-        return [self._node(node, ranks, owners.get(node.namespace), hits[node.id]) for node in seen]
-
-    def _hits(self, seen: list[NodeSeen]) -> dict[int, int]:
-        """Requests that found each node."""
-        hits = {node.id: node.hits for node in seen}
-        if not self.hits_are_of_paths:
-            for node in reversed(seen):  # children first
-                if node.parent is not None:
-                    hits[node.parent] += hits[node.id]
-        return hits
-
-    def _node(
-        self, node: NodeSeen, ranks: dict[int, int], owner: CacheKey | None, num_hits: int
-    ) -> CachedNode:
-        used_at = time_of(node.last_use, self.readings)
-        return CachedNode(
-            node.id,
-            node.parent,
-            None if owner is None else owner.tenant,
-            None if owner is None else owner.salt,
-            node.level,
-            node.start,
-            node.num_tokens,
-            node.num_blocks,
-            num_hits,
-            node.num_leases,
-            node.is_held,
-            node.is_pinned,
-            None if used_at is None else max(0.0, self.now - used_at),
-            ranks.get(node.id),
-            node.key,
-        )
+    return replace(
+        changes,
+        stored=tuple([replace(run, block_ids=ids(run.block_ids)) for run in changes.stored]),
+        removed=tuple([replace(run, block_ids=ids(run.block_ids)) for run in changes.removed]),
+    )
 
 
 class _Follower:

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from radixkv.async_cache import AsyncCache
+from radixkv.async_cache import CacheClient
 from radixkv.config import EngineConfig
 from radixkv.engine.commands import Abort, AbortById, Add, Call
 from radixkv.engine.counters import EngineStats
@@ -76,7 +76,7 @@ class AsyncEngine:
             1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
-        self.cache = AsyncCache(self._run_on_cache, self._thread.info.model_fingerprint)
+        self.cache = CacheClient(self._run_on_cache, self._thread.info.model_fingerprint)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:

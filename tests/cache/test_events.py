@@ -14,7 +14,7 @@ from measuring import count_work
 from stored_prompts import store
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
-from radixkv.async_cache import AsyncCache
+from radixkv.async_cache import CacheClient
 from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener, Residency
 from radixkv.errors import EngineStoppedError
 
@@ -214,7 +214,7 @@ async def test_an_engine_that_ends_before_a_follower_hears_that_it_is_one() -> N
         calls.fail_all(EngineStoppedError("over"))
         return result
 
-    calls = AsyncCache(run)
+    calls = CacheClient(run)
     with pytest.raises(EngineStoppedError, match="over"):
         await asyncio.wait_for(anext(calls.events()), 30)
 
@@ -239,7 +239,7 @@ async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
         return result
 
     cache.subscribe = subscribe  # type: ignore[method-assign]
-    reader = asyncio.ensure_future(anext(AsyncCache(run).events()))
+    reader = asyncio.ensure_future(anext(CacheClient(run).events()))
     await reached.wait()
     reader.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -32,16 +32,16 @@ def test_slices_add_up_to_the_tree(slice_nodes: int) -> None:
     cache = families(5, 4)
     walk = finished(cache.tree.walk(shown_tokens=-1), slice_nodes)
     assert walk.is_complete
-    assert len(walk.seen) == cache.stats.num_nodes == 25
-    assert sum(node.num_blocks for node in walk.seen) == cache.stats.cached_blocks
+    assert walk.num_seen == cache.stats.num_nodes == 25
+    assert sum(node.num_blocks for node in walk.nodes()) == cache.stats.cached_blocks
     known = {None}
-    for node in walk.seen:
+    for node in walk.nodes():
         assert node.parent in known
         known.add(node.id)
     assert len(known) == 26
-    tops = [node for node in walk.seen if node.parent is None]
+    tops = [node for node in walk.nodes() if node.parent is None]
     assert sorted(decode_tokens(node.key)[0] for node in tops) == list(range(5))
-    assert all((node.order is None) == (node.parent is None) for node in walk.seen)
+    assert all((node.eviction_rank is None) == (node.parent is None) for node in walk.nodes())
 
 
 def test_only_a_namespaces_own_nodes_and_public_ones() -> None:
@@ -50,10 +50,10 @@ def test_only_a_namespaces_own_nodes_and_public_ones() -> None:
     fill(cache, [1, 2, 3, 4, 5, 6, 7, 8], "a")
     fill(cache, [1, 2, 3, 4, 9, 9, 9, 9], "b")
     fill(cache, [7] * 8, "b")
-    seen = finished(cache.tree.walk("a", shown_tokens=2)).seen
+    seen = finished(cache.tree.walk("a", shown_tokens=2)).nodes()
     assert [(node.namespace, decode_tokens(node.key)) for node in seen] == [((), [1, 2]), (("a",), [5, 6])]
     assert cache.tree.walk("nobody") is None
-    assert {node.namespace for node in finished(cache.tree.walk()).seen} == {(), ("a",), ("b",)}
+    assert {node.namespace for node in finished(cache.tree.walk()).nodes()} == {(), ("a",), ("b",)}
 
 
 def test_held_and_pinned_nodes_are_no_candidates() -> None:
@@ -64,22 +64,22 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
     cache.pin([1] * 8)
     lease = cache.acquire([2] * 8)
     by_token = {
-        decode_tokens(node.key)[0]: node for node in finished(cache.tree.walk(shown_tokens=1)).seen[:3]
+        decode_tokens(node.key)[0]: node for node in finished(cache.tree.walk(shown_tokens=1)).nodes()[:3]
     }
-    assert (by_token[1].is_pinned, by_token[1].is_held, by_token[1].order) == (True, True, None)
-    assert (by_token[2].is_pinned, by_token[2].is_held, by_token[2].order) == (False, True, None)
-    assert (by_token[3].is_held, by_token[3].order is None) == (False, False)
+    assert (by_token[1].is_pinned, by_token[1].is_held, by_token[1].eviction_rank) == (True, True, None)
+    assert (by_token[2].is_pinned, by_token[2].is_held, by_token[2].eviction_rank) == (False, True, None)
+    assert (by_token[3].is_held, by_token[3].eviction_rank is None) == (False, False)
     lease.release()
 
 
 def test_limits_end_a_walk_and_say_so() -> None:
     cache = families(5, 4)
     few = finished(cache.tree.walk(most_nodes=7))
-    assert (len(few.seen), few.is_complete) == (7, False)
-    assert [node.level for node in few.seen] == [0] * 5 + [1] * 2
+    assert (few.num_seen, few.is_complete) == (7, False)
+    assert [node.level for node in few.nodes()] == [0] * 5 + [1] * 2
     short = finished(cache.tree.walk(shown_tokens=-1, most_bytes=100))
     assert not short.is_complete
-    assert 100 <= sum(len(node.key) for node in short.seen) < 200
+    assert 100 <= sum(len(node.key) for node in short.nodes()) < 200
 
 
 def test_the_tree_may_change_between_slices() -> None:
@@ -91,9 +91,9 @@ def test_the_tree_may_change_between_slices() -> None:
     cache.evict(2)
     finished(walk)
     cache.check()
-    ids = {node.id for node in walk.seen}
-    assert len(ids) == len(walk.seen)
-    assert all(node.parent is None or node.parent in ids for node in walk.seen)
+    ids = {node.id for node in walk.nodes()}
+    assert len(ids) == walk.num_seen
+    assert all(node.parent is None or node.parent in ids for node in walk.nodes())
 
 
 def test_a_reset_ends_a_walk() -> None:
@@ -105,7 +105,7 @@ def test_a_reset_ends_a_walk() -> None:
     fill(cache, [9] * 8)
     finished(walk)
     assert not walk.is_complete
-    assert len(walk.seen) == 3
+    assert walk.num_seen == 3
 
 
 def test_uses_have_times() -> None:
@@ -114,11 +114,11 @@ def test_uses_have_times() -> None:
     for prompt in range(40):
         now[0] = 10.0 * prompt
         fill(cache, [prompt] * 4)
-    at, readings = cache.tree.use_times()
-    assert at == 390.0
-    assert readings == sorted(readings)
-    assert readings[-1][1] == 390.0
-    assert len(readings) == 40, "at most one every quarter of a second"
+    now[0] += 5.0
+    idle = {
+        decode_tokens(node.key)[0]: node.idle_s for node in finished(cache.tree.walk(shown_tokens=1)).nodes()
+    }
+    assert idle == {prompt: 395.0 - 10.0 * prompt for prompt in range(40)}
 
 
 def test_a_slice_is_short() -> None:
@@ -131,7 +131,7 @@ def test_a_slice_is_short() -> None:
         started = time.thread_time()
         walk.advance(2000)
         spent.append(time.thread_time() - started)
-        assert len(walk.seen) == 2000
+        assert walk.num_seen == 2000
     assert min(spent) < 0.02, spent
 
 
@@ -154,7 +154,7 @@ def test_a_path_has_the_ids_of_a_walk() -> None:
     walk = cache.tree.walk("a")
     assert walk is not None
     assert not walk.advance()
-    top, *_ = walk.seen
+    top, *_ = walk.nodes()
     for tokens, depth in (
         ([*range(8), *range(20, 32)], 2),
         ([*range(8)], 1),
@@ -164,7 +164,7 @@ def test_a_path_has_the_ids_of_a_walk() -> None:
         path = cache.tree.path(tokens, "a")
         assert len(path) == depth
         assert path[:1] == [top.id][:depth]
-        assert set(path) <= {node.id for node in walk.seen}
+        assert set(path) <= {node.id for node in walk.nodes()}
     assert cache.tree.path([*range(8)], "b") == []
 
 

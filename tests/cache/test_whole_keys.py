@@ -91,4 +91,4 @@ def _nodes(cache: PrefixCache) -> list:
     walk = cache.tree.walk()
     assert walk is not None
     walk.advance()
-    return walk.seen
+    return walk.nodes()

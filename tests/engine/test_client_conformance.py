@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from paged_language_model import LetterTokenizer, make_engine
 from scripted_engine import ScriptedEngine
 
+from radixkv.async_cache import CacheClient
 from radixkv.async_engine import AsyncEngine
 from radixkv.cache.insight.events import Residency
+from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
 from radixkv.cache_key import CacheKey
-from radixkv.client import CacheClient, EngineClient, PinnedPrefix
+from radixkv.client import EngineClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import (
     ContextLengthExceededError,
@@ -233,10 +236,11 @@ async def test_tenants_and_salts_are_apart(engine):
 async def test_pins(engine):
     await fill(engine, CACHED, tenant="a", salt="s")
     pinned = await engine.cache.pin(CACHED[:32], tenant="a", salt="s", ttl=60.0)
-    assert pinned == 32
+    assert await engine.cache.pin([90, 91]) is None, "nothing of it is cached"
     (pin,) = await engine.cache.pins(tenant="a")
-    assert isinstance(pin, PinnedPrefix)
-    assert (pin.tenant, pin.salt, list(pin.token_ids), pin.num_pinned_tokens) == ("a", "s", CACHED[:32], 32)
+    assert isinstance(pin, PinInfo)
+    assert replace(pinned, expires_in_s=pin.expires_in_s) == pin
+    assert (pin.tenant, pin.salt, list(pin.token_ids), pin.num_tokens) == ("a", "s", CACHED[:32], 32)
     assert 0 < pin.expires_in_s <= 60
     assert len(await engine.cache.pins()) == 1
     assert await engine.cache.pins(tenant="b") == []
@@ -264,7 +268,7 @@ async def test_pins_are_set_with_the_request(streamed):
         else:
             assert (await engine.generate(CACHED, PARAMS, pins=pins, **owner)).num_pinned_tokens == 33
             told = await engine.cache.pins(tenant="a")
-        assert sorted(pin.num_pinned_tokens for pin in told) == [16, 33]
+        assert sorted(pin.num_tokens for pin in told) == [16, 33]
         assert {pin.salt for pin in told} == {"s"}
         assert (await engine.generate(CACHED, PARAMS, tenant="b")).num_pinned_tokens is None
         with pytest.raises(InvalidRequestError, match="41 tokens are to be pinned, but the prompt has 40"):
@@ -353,18 +357,34 @@ async def test_the_path_of_a_prompt_is_told_by_its_nodes(engine):
     assert [nodes[above].id for above in path[:-1]] == [nodes[node].parent for node in path[1:]]
     assert nodes[path[0]].parent is None
     assert await engine.cache.path(CACHED, tenant="b") == []
-    assert await engine.cache.pin(CACHED, tenant="a") > 0
+    assert (await engine.cache.pin(CACHED, tenant="a")).num_tokens > 0
     (pin,) = await engine.cache.pins(tenant="a")
     assert pin.node == (await engine.cache.path(CACHED, tenant="a"))[-1]
 
 
 async def test_pins_have_ids_and_quotas_are_told(engine):
     await fill(engine, CACHED, tenant="a")
-    assert await engine.cache.pin(CACHED[:32], tenant="a") == 32
+    assert (await engine.cache.pin(CACHED[:32], tenant="a")).num_tokens == 32
     (pin,) = await engine.cache.pins(most_tokens=2)
-    assert (list(pin.token_ids), pin.num_pinned_tokens) == (CACHED[:2], 32)
+    assert (list(pin.token_ids), pin.num_tokens) == (CACHED[:2], 32)
     assert not await engine.cache.unpin_id(pin.id, tenant="b")
     assert await engine.cache.unpin_id(pin.id, tenant="a")
     assert not await engine.cache.unpin_id(pin.id, tenant="a")
     assert await engine.cache.quotas() == []
     assert await engine.cache.advice(tenant="a") == []
+
+
+async def test_ids_of_several_engines_do_not_collide():
+    engines = [ScriptedEngine(max_model_len=2048, caches=True) for _ in range(3)]
+    engines += [AsyncEngine(make_engine(num_blocks=128, tokenizer=LetterTokenizer())[0]) for _ in range(3)]
+    requests, nodes = set(), set()
+    for engine in engines:
+        requests |= {(await engine.generate(CACHED, PARAMS)).request_id for _ in range(2)}
+        nodes |= {node.id for node in (await engine.cache.nodes()).nodes}
+        assert set(await engine.cache.path(CACHED)) <= nodes
+        assert (await engine.cache.pin(CACHED)).node in nodes
+        changes = await anext(engine.cache.events())
+        assert changes.stored[0].block_ids[0] in nodes, "a node has the name of its first block"
+        await engine.close()
+    assert len(requests) == 2 * len(engines)
+    assert len(nodes) >= len(engines)

@@ -36,9 +36,9 @@ def pins(server: LiveServer) -> list[tuple[str, int]]:
     """What is pinned, as text, and for how many seconds, shortest first."""
     listed = asyncio.run(server.engine.cache.pins())
     found = []
-    for pin in sorted(listed, key=lambda pin: pin.num_pinned_tokens):
+    for pin in sorted(listed, key=lambda pin: pin.num_tokens):
         assert pin.expires_in_s is not None
-        assert pin.num_pinned_tokens == len(pin.token_ids)
+        assert pin.num_tokens == len(pin.token_ids)
         shown = bytes(token for token in pin.token_ids if token < 256).decode()
         found.append((shown, -int(-pin.expires_in_s // 100) * 100))
     server.engine.prefix_cache.check()

@@ -35,6 +35,9 @@ ENGINE = {
     "radixkv.cache.insight.ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.cache.insight.similarity",  # what two prompts have in common further on
+    "radixkv.async_cache",
+    "radixkv.cache.insight.tree_walk",  # the type of a node
+    "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.chat.answer_grammar",

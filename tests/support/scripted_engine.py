@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from told_deltas import collect_outputs
 
-from radixkv.async_cache import AsyncCache
+from radixkv.async_cache import CacheClient
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
@@ -207,7 +207,7 @@ class ScriptedEngine:
         self.prefix_cache = PrefixCache(num_blocks, 16)
         self._caches = caches
         self._script = script or what_to_say
-        self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
+        self.cache = CacheClient(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
         self.is_full = False

@@ -65,6 +65,9 @@ class TreeView:
             shown_tokens=shown_tokens,
             most_nodes=most_nodes,
             most_bytes=most_bytes,
+            now=parts.clock(),
+            readings=parts.tree.use_times.readings(),
+            hits_are_of_paths=parts.tree.policy.tracks_path,
         )
 
     def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
@@ -105,18 +108,9 @@ class TreeView:
         return np.frombuffer(found, dtype=np.int32).tolist()
 
     @property
-    def hits_are_of_paths(self) -> bool:
-        """Whether nodes count all hits that go through them, as the policy asks, or those that end there."""
-        return self._parts.tree.policy.tracks_path
-
-    @property
     def evicts_in_order(self) -> bool:
         """Whether eviction takes candidates strictly in the order of their priorities."""
         return overridden(self._parts.tree.policy, "victim") is None
-
-    def use_times(self) -> tuple[float, list[tuple[int, float]]]:
-        """The clock now, and when the use counter stood where: see `radixkv.cache.insight.use_times`."""
-        return self._parts.clock(), self._parts.tree.use_times.readings()
 
 
 def _line(node: Node, level: int) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
+from radixkv.cache.insight.ages import time_of
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.tree_nodes import TreeNodes
 
@@ -20,23 +20,23 @@ SLICE_NODES = 500  # about a millisecond, two on a busy machine
 SLICE_BYTES = 256 * 1024
 
 
-class NodeSeen(NamedTuple):
-    """One node, as it was when the walk came by.
+class CachedNode(NamedTuple):
+    """A run of cached blocks without a branch inside, as it was when the walk came by.
 
     Attributes:
-        id: its first block: no other node has it now, and it stays while that block does.
-        parent: the node above; None: it begins a prompt.
-        namespace: the framed namespace; () where the node is public.
+        id: unlike those of all other nodes at this time; stays while the node's first block is cached.
+        parent: the node above; None: prompts begin with this one.
+        namespace: whose it is, framed; () where it is public.
         level: nodes above it.
         start: tokens before it.
         num_tokens, num_blocks: its own.
-        hits: requests that found it, or where `hits_are_of_paths` is false, that found nothing below it.
-        last_use: the cache's use counter at its latest use; complete only for leaves.
-        num_leases: leases that end here.
-        is_held: leases, pins, or what hangs below them protect it.
-        is_pinned: pins protect it.
-        order: sorts the candidates of eviction, first to go first; None: it is none.
-        key: its leading tokens, four bytes each, as many as the walk was asked for.
+        num_hits: requests that found it; a little fewer where the tree was not seen whole.
+        num_leases: running requests that hold it as the last of theirs.
+        is_held: requests or pins protect it, or something below it.
+        is_pinned: a pin protects it.
+        idle_s: seconds since its last use, about; complete only for leaves.
+        eviction_rank: 1: it is the next to be evicted among these nodes; None: it is no candidate.
+        key: its leading tokens, as many as were asked for: four bytes each, little-endian.
     """
 
     id: int
@@ -46,16 +46,43 @@ class NodeSeen(NamedTuple):
     start: int
     num_tokens: int
     num_blocks: int
-    hits: int
-    last_use: int
+    num_hits: int
     num_leases: int
     is_held: bool
     is_pinned: bool
-    order: tuple[Any, int] | None
+    idle_s: float
+    eviction_rank: int | None
     key: bytes
 
+    @property
+    def tenant(self) -> str | None:
+        """The first part of its namespace; None: it is public."""
+        return self.namespace[0] if self.namespace else None
 
-_new_seen = cast(Callable[[tuple[Any, ...]], NodeSeen], partial(tuple.__new__, NodeSeen))
+    @property
+    def salt(self) -> str | None:
+        """The second part of its namespace, empty where that has one part; None: it is public."""
+        return None if not self.namespace else self.namespace[1] if len(self.namespace) > 1 else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its leading tokens. O(their number)."""
+        return decode_tokens(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSnapshot:
+    """Nodes of the cache, read between the engine's steps.
+
+    Attributes:
+        nodes: a node's parent before it.
+        is_complete: nothing was left out for its size, and nothing was reset meanwhile.
+        ranks_are_exact: the eviction policy takes the candidates strictly by their ranks.
+    """
+
+    nodes: list[CachedNode]
+    is_complete: bool
+    ranks_are_exact: bool
 
 
 class TreeWalk:
@@ -65,9 +92,12 @@ class TreeWalk:
         space: whose nodes, besides the public ones; None: everybody's.
         shown_tokens: leading tokens of each node to read; -1: all.
         most_nodes, most_bytes: after which the walk ends.
+        now: clock seconds.
+        readings: see `UseTimes`.
+        hits_are_of_paths: nodes count all hits that go through them; else those that end there.
 
     Attributes:
-        seen: the nodes so far, a node's parent before it.
+        num_seen: nodes so far.
         is_complete: the walk has come to its end, and not by a limit or a reset.
     """
 
@@ -79,8 +109,16 @@ class TreeWalk:
         shown_tokens: int = 0,
         most_nodes: int = 50_000,
         most_bytes: int = 8 * 1024 * 1024,
+        now: float,
+        readings: list[tuple[int, float]],
+        hits_are_of_paths: bool,
     ) -> None:
-        self.seen: list[NodeSeen] = []
+        # As CachedNode, but with their own hits, the cache's use counter at their latest use, and what sorts
+        # the candidates of eviction: what that means is found out later, where it holds up no step.
+        self._seen: list[tuple[Any, ...]] = []
+        self._now = now
+        self._readings = readings
+        self._hits_are_of_paths = hits_are_of_paths
         self.is_complete = False
         self._tree = tree
         self._roots = tree.roots
@@ -95,6 +133,10 @@ class TreeWalk:
             root = tree.roots.get(owner)
             if root is not None:
                 self._expand(root, 0)
+
+    @property
+    def num_seen(self) -> int:
+        return len(self._seen)
 
     def _expand(self, node: Node, level: int) -> None:
         """What of the walk's nodes hangs below is to be visited."""
@@ -111,9 +153,9 @@ class TreeWalk:
         if self._tree.roots is not self._roots:  # all was forgotten
             self._todo.clear()
             return False
-        stop = min(len(self.seen) + num_nodes, self._most_nodes)
+        stop = min(len(self._seen) + num_nodes, self._most_nodes)
         limit = self._bytes_left - num_bytes
-        todo, seen = self._todo, self.seen
+        todo, seen = self._todo, self._seen
         while todo and len(seen) < stop and self._bytes_left > max(0, limit):
             node, level = todo.popleft()
             if node.parent is not None:  # else it has left the tree
@@ -141,23 +183,48 @@ class TreeWalk:
             shown = bytes(key[: self._shown_bytes])
             self._bytes_left -= len(shown)
         order = None if entry is None else entry[:2]
-        self.seen.append(
-            _new_seen(
-                (
-                    first,
-                    above,
-                    node.space.key,
-                    level,
-                    node.start,
-                    size // TOKEN_BYTES,
-                    len(blocks),
-                    node.hits,
-                    node.last_access,
-                    node.holders,
-                    node.refs > 0,
-                    node.pins > 0,
-                    order,
-                    shown,
-                )
+        self._seen.append(
+            (
+                first,
+                above,
+                node.space.key,
+                level,
+                node.start,
+                size // TOKEN_BYTES,
+                len(blocks),
+                node.hits,
+                node.holders,
+                node.refs > 0,
+                node.pins > 0,
+                node.last_access,
+                order,
+                shown,
             )
         )
+
+    def nodes(self, first_id: int = 0) -> list[CachedNode]:
+        """What was seen so far, a node's parent before it; any thread, once the walk is over.
+
+        Args:
+            first_id: added to the ids, which are their first blocks' otherwise.
+
+        O(nodes log nodes).
+        """
+        seen = list(map(CachedNode._make, self._seen))
+        candidates = sorted((node.eviction_rank, node.id) for node in seen if node.eviction_rank is not None)
+        ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
+        hits = {node.id: node.num_hits for node in seen}
+        if not self._hits_are_of_paths:
+            for node in reversed(seen):  # children first
+                if node.parent is not None:
+                    hits[node.parent] += hits[node.id]
+        return [
+            node._replace(
+                id=first_id + node.id,
+                parent=None if node.parent is None else first_id + node.parent,
+                num_hits=hits[node.id],
+                idle_s=max(0.0, self._now - time_of(int(node.idle_s), self._readings)),
+                eviction_rank=ranks.get(node.id),
+            )
+            for node in seen
+        ]

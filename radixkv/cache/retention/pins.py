@@ -93,6 +93,16 @@ class PinInfo:
     id: str = ""
     node: int = -1
 
+    @property
+    def tenant(self) -> str:
+        """The first part of its namespace."""
+        return self.namespace[0]
+
+    @property
+    def salt(self) -> str:
+        """The second part of its namespace; empty where that has one part."""
+        return self.namespace[1] if len(self.namespace) > 1 else ""
+
 
 class PinBoard:
     """The pins of one cache.

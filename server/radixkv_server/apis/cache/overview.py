@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.client import TenantQuota
+from radixkv.cache.retention.quota import QuotaUsage
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -57,9 +57,9 @@ def _rate(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def _quota(quotas: list[TenantQuota], tenant: str) -> Json | None:
+def _quota(quotas: list[QuotaUsage], tenant: str) -> Json | None:
     for quota in quotas:
-        if quota.owner == (tenant,):
+        if quota.namespace == (tenant,):
             return {
                 "floor_blocks": quota.floor,
                 "ceiling_blocks": quota.ceiling,
@@ -68,7 +68,7 @@ def _quota(quotas: list[TenantQuota], tenant: str) -> Json | None:
     return None
 
 
-def _of_all(context: ServerContext, quotas: list[TenantQuota]) -> Json:
+def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
     """What only admins see."""
     stats, activity = context.engine.stats(), context.activity
     cache = stats.cache
@@ -100,7 +100,7 @@ def _of_all(context: ServerContext, quotas: list[TenantQuota]) -> Json:
                 "running_requests": activity.num_running(tenant),
                 "quota": _quota(quotas, tenant),
             }
-            for tenant in sorted({*activity.tenants, *(quota.owner[0] for quota in quotas)})
+            for tenant in sorted({*activity.tenants, *(quota.namespace[0] for quota in quotas)})
         ],
     }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from radixkv.client import CachedNode, PinnedPrefix
+from radixkv.cache.insight.tree_walk import CachedNode
+from radixkv.cache.retention.pins import PinInfo
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
@@ -37,19 +38,17 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
         raise ApiError(
             507, f"At most {MAX_PINS} pins are allowed; end some of yours first.", code="too_many_pins"
         )
-    pinned = await cache.pin(ids[:cached], tenant=caller.tenant, salt=caller.salt, ttl=ttl)
-    if not pinned:
+    pin = await cache.pin(ids[:cached], tenant=caller.tenant, salt=caller.salt, ttl=ttl)
+    if pin is None:
         raise ApiError(
             507,
             "The blocks that pins may protect are all taken: end pins that are not needed any more, wait for "
             "one to expire, or have the server started with a larger pin budget.",
             code="pin_budget_full",
         )
-    own = await cache.pins(tenant=caller.tenant, most_tokens=SHOWN_TOKENS)
-    mine = [pin for pin in own if pin.salt == caller.salt and pin.num_pinned_tokens == pinned]
-    texts = TokenTexts(context.engine.tokenizer)
-    latest: Json = pin_json(mine[-1], caller, context.names, texts) if mine else {}
-    return {**latest, "prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pinned}
+    shown = pin_json(pin, caller, context.names, TokenTexts(context.engine.tokenizer))
+    counts = {"prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pin.num_tokens}
+    return {**shown, **counts}
 
 
 async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> list[int]:
@@ -83,16 +82,16 @@ def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> li
     return [token for part in reversed(parts) for token in part]
 
 
-def pin_json(pin: PinnedPrefix, caller: Caller, names: NodeNames, texts: TokenTexts) -> Json:
+def pin_json(pin: PinInfo, caller: Caller, names: NodeNames, texts: TokenTexts) -> Json:
     """A pin as its owner, or an admin, sees it."""
     may_read = caller.may_read(pin.tenant, pin.salt)
     shown: Json = {
         "object": "cache.pin",
         "id": pin.id,
         "node": names.of(pin.node),
-        "tokens": pin.num_pinned_tokens,
+        "tokens": pin.num_tokens,
         "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 1),
-        "text": texts.text(pin.token_ids) if may_read else None,
+        "text": texts.text(pin.token_ids[:SHOWN_TOKENS]) if may_read else None,
         "cache_salt": pin.salt or None,
     }
     if caller.is_admin:
