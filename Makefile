@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What pip installs is pinned in one place.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+# For the tests of the kernels where torch came without one.
+TRITON := triton==3.9.0
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
@@ -45,6 +47,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing what the tests need"
+	@$(BIN)/python -m pip show -q triton 2>/dev/null || $(PIP_INSTALL) '$(TRITON)'
 	@$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
