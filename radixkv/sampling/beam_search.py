@@ -19,9 +19,10 @@ The rules are those of transformers' `generate(num_beams=...)`, so that scores a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -80,20 +81,12 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A running beam: its generated tokens, and the sum of their logprobs."""
+    """Generated tokens with the sum of their logprobs; once it is finished, its score and why it ended."""
 
     tokens: tuple[int, ...]
     logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A finished beam; `score` has the length penalty applied."""
-
-    tokens: tuple[int, ...]
-    logprob: float
-    score: float
-    finish_reason: Literal["stop", "length"]
+    score: float = 0.0
+    finish_reason: Literal["stop", "length"] | None = None
 
 
 class BeamSearch:
@@ -111,7 +104,7 @@ class BeamSearch:
         self.end_token_ids = frozenset() if params.ignore_eos else frozenset(end_token_ids)
         self.max_new_tokens = max_new_tokens
         self.running: list[Beam] = [Beam((), 0.0)]
-        self.finished: list[Hypothesis] = []
+        self.finished: list[Beam] = []
         self.is_done = False
 
     @property
@@ -126,39 +119,39 @@ class BeamSearch:
             candidates: per running beam, its likeliest next tokens with their logprobs, likeliest first.
         """
         assert not self.is_done
-        assert len(candidates) == len(self.running)
         width = self.params.beam_width
         pool = [
             (beam.logprob + logprob, i, token)
-            for i, beam in enumerate(self.running)
-            for token, logprob in candidates[i]
+            for i, (beam, likeliest) in enumerate(zip(self.running, candidates, strict=True))
+            for token, logprob in likeliest
         ]
         pool.sort(key=lambda item: (-item[0], item[1]))
-        pool = pool[: self.num_candidates]
         length = len(self.running[0].tokens) + 1
         at_limit = length >= self.max_new_tokens
         beams: list[Beam] = []
-        for place, (logprob, i, token) in enumerate(pool):
+        for place, (logprob, i, token) in enumerate(pool[: self.num_candidates]):
+            beam = Beam((*self.running[i].tokens, token), logprob)
             ends = token in self.end_token_ids
             if ends or at_limit:
-                if place < width:
-                    self._finish((*self.running[i].tokens, token), logprob, "stop" if ends else "length")
+                if place < width and not (self._has_enough and self.params.early_stopping is True):
+                    self.finished.append(self._finished(beam, "stop" if ends else "length"))
             elif len(beams) < width:
-                beams.append(Beam((*self.running[i].tokens, token), logprob))
-        self.finished.sort(key=lambda hypothesis: -hypothesis.score)
+                beams.append(beam)
+        self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[width:]
         self.running = beams
         self.is_done = not beams or self._cannot_improve(length)
 
-    def _finish(self, tokens: tuple[int, ...], logprob: float, reason: Literal["stop", "length"]) -> None:
-        full = len(self.finished) >= self.params.beam_width
-        if full and self.params.early_stopping is True:
-            return
-        score = logprob / len(tokens) ** self.params.length_penalty
-        self.finished.append(Hypothesis(tokens, logprob, score, reason))
+    @property
+    def _has_enough(self) -> bool:
+        return len(self.finished) >= self.params.beam_width
+
+    def _finished(self, beam: Beam, reason: Literal["stop", "length"]) -> Beam:
+        score = beam.logprob / max(1, len(beam.tokens)) ** self.params.length_penalty
+        return replace(beam, score=score, finish_reason=reason)
 
     def _cannot_improve(self, length: int) -> bool:
-        if len(self.finished) < self.params.beam_width:
+        if not self._has_enough:
             return False
         if self.params.early_stopping is True:
             return True
@@ -167,102 +160,17 @@ class BeamSearch:
         best = self.running[0].logprob / best_length**self.params.length_penalty
         return best <= self.finished[-1].score
 
-    def results(self) -> list[Hypothesis]:
+    def results(self) -> list[Beam]:
         """The best `n` outputs, best first; running beams stand in where too few have finished."""
-        penalty = self.params.length_penalty
-        unfinished = [
-            Hypothesis(
-                beam.tokens, beam.logprob, beam.logprob / max(1, len(beam.tokens)) ** penalty, "length"
-            )
-            for beam in self.running
-        ]
+        unfinished = [self._finished(beam, "length") for beam in self.running]
         return [*self.finished, *unfinished][: self.params.n or self.params.beam_width]
-
-
-class Generate(Protocol):
-    """Complete prompts of token ids, all at once; one output per prompt, in order."""
-
-    def __call__(self, prompts: list[TokenArray], params: SamplingParams) -> list[RequestOutput]: ...
-
-
-class _RunningSearch:
-    """One prompt's search between two steps."""
-
-    def __init__(self, prompt: TokenArray, search: BeamSearch) -> None:
-        self.prompt = prompt
-        self.search = search
-        self.first: RequestOutput | None = None
-        self.failed: RequestOutput | None = None
-        self.num_preemptions = self.num_generated = 0
-        self.elapsed_s = 0.0  # one token after the other
-
-    @property
-    def is_done(self) -> bool:
-        return self.search.is_done or self.failed is not None
-
-    def next_prompts(self) -> list[TokenArray]:
-        """What to generate one token from: a prompt for each running beam."""
-        return [
-            np.concatenate([self.prompt, np.asarray(beam.tokens, dtype=np.int32)])
-            for beam in self.search.running
-        ]
-
-    def take(self, outputs: Sequence[RequestOutput]) -> None:
-        """A token for each running beam, with what else was likely there."""
-        self.first = self.first or outputs[0]
-        self.num_preemptions += sum(output.num_preemptions for output in outputs)
-        self.num_generated += sum(output.num_generated_tokens for output in outputs)
-        self.failed = next((output for output in outputs if output.error is not None), None)
-        if self.failed is None:
-            self.search.advance([_candidates(output) for output in outputs])
-        self.elapsed_s += max((o.times.finished or 0.0 for o in outputs if o.times is not None), default=0.0)
-
-    def output(self, decode: Callable[[list[int]], str] | None) -> RequestOutput:
-        """The outcome, best beam first."""
-        assert self.first is not None
-        result = replace(self.first, outputs=[], num_preemptions=self.num_preemptions)
-        result.num_generated_tokens = self.num_generated
-        if self.first.times is not None:
-            result.times = replace(self.first.times, finished=self.elapsed_s)
-        result.prompt_token_ids = self.prompt.tolist()
-        if self.failed is not None:
-            result.error, result.error_code = self.failed.error, self.failed.error_code
-            result.outputs = [CompletionOutput(0, finish_reason=self.failed.outputs[0].finish_reason)]
-            return result
-        for index, hypothesis in enumerate(self.search.results()):
-            shown = list(hypothesis.tokens)
-            if hypothesis.finish_reason == "stop":
-                shown.pop()
-            completion = CompletionOutput(
-                index=index,
-                token_ids=list(hypothesis.tokens),
-                cumulative_logprob=hypothesis.logprob,
-                finish_reason=hypothesis.finish_reason,
-                score=hypothesis.score,
-            )
-            try:
-                completion.text = decode(shown) if decode is not None else ""
-            except ENDS_PROCESS:
-                raise
-            except BaseException as error:
-                result.error = f"decoding the output failed: {error}"
-                result.error_code = "detokenization_failed"
-                completion.finish_reason = "error"
-            result.outputs.append(completion)
-        return result
-
-
-def _candidates(output: RequestOutput) -> list[tuple[int, float]]:
-    logprobs = output.outputs[0].logprobs
-    assert logprobs is not None
-    return [(entry.token_id, entry.logprob) for entry in logprobs[0].top]
 
 
 def search_beams(
     prompts: Sequence[TokenArray],
     params: BeamSearchParams,
     *,
-    generate: Generate,
+    generate: Callable[[list[TokenArray], SamplingParams], list[RequestOutput]],
     end_token_ids: Collection[int],
     room_after: Callable[[TokenArray], int],
     decode: Callable[[list[int]], str] | None,
@@ -272,7 +180,7 @@ def search_beams(
 
     Args:
         prompts: token ids of each, int32.
-        generate: completes prompts; what it raises for a bad prompt goes through.
+        generate: completes prompts, one output each, in order; what it raises for a bad prompt goes through.
         end_token_ids: tokens that end a beam.
         room_after: how many tokens can follow a prompt.
         decode: token ids to text; None: outputs have no text.
@@ -282,23 +190,79 @@ def search_beams(
         One output per prompt, its completions best first. A search of which a step failed has `error` set;
         the others are unharmed.
     """
-    searches = []
-    for prompt in prompts:
-        most = min(params.max_tokens, room_after(prompt))
-        search = BeamSearch(params, end_token_ids=end_token_ids, max_new_tokens=most)
-        searches.append(_RunningSearch(prompt, search))
-    going = searches
-    while going:
-        step = SamplingParams(
-            temperature=0.0,
-            max_tokens=1,
-            ignore_eos=True,
-            logprobs=min(going[0].search.num_candidates, MAX_LOGPROBS),
+    searches = [
+        BeamSearch(
+            params,
+            end_token_ids=end_token_ids,
+            max_new_tokens=min(params.max_tokens, room_after(prompt)),
         )
-        asked = [search.next_prompts() for search in going]
-        outputs = iter(generate([prompt for several in asked for prompt in several], step))
-        for running, several in zip(going, asked, strict=True):
-            running.take([next(outputs) for _ in several])
-        going = [search for search in going if not search.is_done]
+        for prompt in prompts
+    ]
+    found: dict[int, RequestOutput] = {}
+    going = list(range(len(searches)))
+    while going:
+        num_top = min(searches[going[0]].num_candidates, MAX_LOGPROBS)
+        step = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=num_top)
+        asked = [
+            np.concatenate([prompts[i], np.asarray(beam.tokens, dtype=np.int32)])
+            for i in going
+            for beam in searches[i].running
+        ]
+        outputs = iter(generate(asked, step))
+        for i in going:
+            own = list(itertools.islice(outputs, len(searches[i].running)))
+            if i not in found:
+                times = own[0].times and replace(own[0].times, finished=0.0)
+                found[i] = replace(own[0], outputs=[], num_preemptions=0, num_generated_tokens=0, times=times)
+            _take(searches[i], found[i], own)
+        going = [i for i in going if not searches[i].is_done]
         on_progress(len(searches) - len(going))
-    return [search.output(decode) for search in searches]
+    for i, search in enumerate(searches):
+        found[i].prompt_token_ids = prompts[i].tolist()
+        if found[i].error is None:
+            _finish(found[i], search.results(), decode)
+    return [found[i] for i in range(len(searches))]
+
+
+def _take(search: BeamSearch, found: RequestOutput, outputs: Sequence[RequestOutput]) -> None:
+    """Go on by a token for each running beam, or end where one of them has failed; count what it took."""
+    found.num_preemptions += sum(output.num_preemptions for output in outputs)
+    found.num_generated_tokens += sum(output.num_generated_tokens for output in outputs)
+    took_s = max(
+        (output.times.finished or 0.0 for output in outputs if output.times is not None), default=0.0
+    )
+    if found.times is not None:  # one token after the other
+        found.times = replace(found.times, finished=(found.times.finished or 0.0) + took_s)
+    failed = next((output for output in outputs if output.error is not None), None)
+    if failed is not None:
+        search.is_done = True
+        found.error, found.error_code = failed.error, failed.error_code
+        found.outputs = [CompletionOutput(0, finish_reason=failed.outputs[0].finish_reason)]
+        return
+    candidates = []
+    for output in outputs:
+        logprobs = output.outputs[0].logprobs
+        assert logprobs is not None
+        candidates.append([(entry.token_id, entry.logprob) for entry in logprobs[0].top])
+    search.advance(candidates)
+
+
+def _finish(found: RequestOutput, beams: Sequence[Beam], decode: Callable[[list[int]], str] | None) -> None:
+    """Give an output its completions, best beam first."""
+    for index, beam in enumerate(beams):
+        completion = CompletionOutput(
+            index=index,
+            token_ids=list(beam.tokens),
+            cumulative_logprob=beam.logprob,
+            finish_reason=beam.finish_reason,
+            score=beam.score,
+        )
+        shown = beam.tokens[:-1] if beam.finish_reason == "stop" else beam.tokens
+        try:
+            completion.text = decode(list(shown)) if decode is not None else ""
+        except ENDS_PROCESS:
+            raise
+        except BaseException as error:
+            found.error, found.error_code = f"decoding the output failed: {error}", "detokenization_failed"
+            completion.finish_reason = "error"
+        found.outputs.append(completion)
