@@ -24,7 +24,7 @@ from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.grammar import Grammar
-from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES
+from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES, TooComplex, check_lark
 from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.sampling.grammar.tenants import Tenants
 from radixkv.sampling.grammar.vocabulary import PlainTokens, Vocabulary, VocabularyRecipe
@@ -640,3 +640,18 @@ def test_tokens_by_name_are_still_known() -> None:
     assert mask.num_allowed(tokens) == len(tokens)
     with pytest.raises(InvalidRequestError, match=r'unknown special token: "<nope>".*<\|endoftext\|>'):
         compiler.compile(StructuredOutputs(grammar="start: <nope>"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("begin", "unit"),
+    [('start: "', '\\"'), ("start: /", r"\/"), ('start[stop="', '\\"'), ('start: "a', '" "')],
+)
+def test_what_does_not_end_is_read_once(begin: str, unit: str) -> None:
+    """Where every character began a search of the rest, this would take many minutes."""
+    check_lark(begin + unit * ((MAX_TEXT_BYTES - len(begin)) // len(unit)))
+
+
+def test_bounds_in_a_regular_expression_of_several_lines_are_counted() -> None:
+    with pytest.raises(TooComplex, match="nested repetition"):
+        check_lark("start: /a\n((b{1,1000}){1,1000}){2}/")

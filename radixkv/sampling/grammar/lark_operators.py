@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from radixkv.sampling.grammar.regex_text import num_atoms
 
-#: A part of a grammar that matters here. What is in strings, comments and embedded JSON does not.
+#: A part of a grammar that matters here. What is in strings, comments and embedded JSON does not. A string or
+#: regular expression that does not end is taken as far as it goes, so that no character is looked at twice.
 _PARTS = re.compile(
-    r'(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<regex>/(?:\\.|[^/\\\n])+/)'
+    r'(?P<string>"(?:\\.|[^"\\\n])*"?i?)|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<regex>/(?:\\.|[^/\\])+/?)'
     r"|(?P<begin>(?m:^)[ \t]*[?!]?(?P<name>[A-Za-z_]\w*)[^\n:|&~\"/]*:(?!:))"
     r"|(?P<word>[A-Za-z_]\w*)|(?P<operator>[&~])"
 )

@@ -37,8 +37,9 @@ MAX_REPETITIONS = 100_000
 #: Of the ways in a format: the largest, of URIs, have some dozens of characters and classes.
 _FORMAT_BITS = 5.0
 #: What of a Lark grammar may hold any character: strings, comments, regular expressions, embedded schemas.
+#: Strings and regular expressions that do not end are taken as far as they go: llguidance refuses them.
 _LARK_PARTS = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|\#[^\n]*|(?P<regex>/(?:\\.|[^/\\\n])+/)|(?P<json>%json\s*(?=\{))'
+    r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|\#[^\n]*|(?P<regex>/(?:\\.|[^/\\])+/?)|(?P<json>%json\s*(?=\{))'
 )
 
 
