@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import save_tiny_model
 from typer.testing import CliRunner
 
 from radixkv.config import EngineConfig
@@ -75,11 +76,12 @@ def test_mistakes_end_in_one_paragraph(tmp_path: Path):
     assert_one_paragraph(run("explain", "--prompt", str(tmp_path / "none.txt")), "none.txt")
 
 
-def test_too_little_memory_gives_the_numbers_and_the_flags():
-    done = run("serve", "--num-blocks", "10", "--max-model-len", "4096", "--port", "0")
-    assert_one_paragraph(done, "256 blocks", "--max-model-len", "--num-blocks", "GiB")
-    done = run("serve", "--num-blocks", "100000000", "--port", "0")
-    assert_one_paragraph(done, "--num-blocks 100000000", "GiB", "free")
+def test_too_little_memory_gives_the_numbers_and_the_flags(tmp_path: Path):
+    model = str(save_tiny_model(tmp_path / "llama", "llama"))
+    done = run("serve", model, "--num-blocks", "10", "--max-model-len", "256", "--port", "0")
+    assert_one_paragraph(done, "16 blocks", "--max-model-len", "--num-blocks", "GiB")
+    done = run("serve", model, "--num-blocks", "1000000000", "--port", "0")
+    assert_one_paragraph(done, "--num-blocks 1000000000", "GiB", "free")
 
 
 def test_explain_says_where_prompts_part(tmp_path: Path):
