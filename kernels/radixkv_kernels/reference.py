@@ -32,7 +32,8 @@ def reference_attention(
     Returns:
         `[T, Hq, D]` float64; rows that belong to no request are zero.
     """
-    out = torch.zeros(query.shape, dtype=torch.float64)
+    size = values[0].shape[-1] if values else query.shape[-1]
+    out = torch.zeros(*query.shape[:2], size, dtype=torch.float64)
     for r, (k, v) in enumerate(zip(keys, values, strict=True)):
         start, end = int(query_starts[r]), int(query_starts[r + 1])
         if start == end:

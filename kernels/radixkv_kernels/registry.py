@@ -63,6 +63,6 @@ def make_backend(
         from radixkv_kernels.cpu.attention.backend import CpuBackend
 
         return CpuBackend(config)
-    from radixkv_kernels.cpu.dense.backend import DenseBackend
+    from radixkv_kernels.cpu.torch_backend import TorchBackend
 
-    return DenseBackend(config)
+    return TorchBackend(config)

@@ -3,10 +3,7 @@
 transformers lets a model call any registered function in place of its own attention. Each layer of a model
 loaded with `attn_implementation=ATTENTION_NAME` calls `paged_attention_hook` with its query, key and value
 (keys after the rotary embedding, key/value heads not repeated). The hook hands them to the step object that
-the caller passed to the model as the keyword `radixkv_step`:
-
-    model(input_ids=ids[None], position_ids=positions[None], attention_mask=None, use_cache=False,
-          logits_to_keep=rows, radixkv_step=step)
+the caller passed to the model as the keyword `radixkv_step` (see `model_inputs`).
 
 The step object writes K and V into their slots and attends; nothing is kept in module globals. No mask
 function is registered under the name, which makes transformers skip the creation of masks altogether.
@@ -14,45 +11,69 @@ function is registered under the name, which makes transformers skip the creatio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+import numpy as np
+from torch import Tensor, nn
+
+from radixkv_kernels import AttentionBackend, AttentionPlan, PagedKV, reference_attention
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
 ATTENTION_NAME = "radixkv_paged_attention"
 
 
-class AttentionStep(Protocol):
-    """What a forward pass needs to know about one step; supplied by the caller of the model."""
+@dataclass(slots=True)
+class AttentionStep:
+    """What the layers of one step write and read. Rows that the plan does not have are padding.
+
+    Attributes:
+        plan: the backend's, of this step.
+        slots, rows: as in `AttentionBackend.write`; padding has no slots, or -1.
+        out: [most rows, Hq, D] that every layer's result overwrites; None: new memory for each.
+        windows: all that layers have asked for so far.
+    """
+
+    backend: AttentionBackend
+    kv: PagedKV
+    plan: AttentionPlan
+    slots: Tensor
+    rows: Tensor | None = None
+    out: Tensor | None = None
+    windows: set[int | None] = field(default_factory=set)
 
     def attend(
         self,
-        layer_index: int,
+        layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
         scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Store `key` and `value`, then attend causally over each row's own context.
+        """Write `key` and `value` [T, Hkv, D], then attend: `query` [T, Hq, D] -> [T, Hq, D].
 
-        Args:
-            layer_index: 0 to num_layers - 1.
-            query: [T, Hq, D], the T tokens of the step's flattened batch.
-            key, value: [T, Hkv, D].
-            scale: factor on the attention scores.
-            window: a token sees itself and the `window - 1` tokens before it; None: all before it.
-            softcap: scores become softcap * tanh(score / softcap); None: untouched.
-            sinks: [Hq] one extra logit per head in the softmax's denominator, without a value; None: none.
-
-        Returns:
-            [T, Hq, D].
+        `scale` to `sinks` are those of `AttentionBackend.attend`.
         """
-        ...
+        self.windows.add(window)
+        if self.rows is None and len(self.slots) < len(key):
+            key, value = key[: len(self.slots)], value[: len(self.slots)]
+        self.backend.write(self.kv, layer, key, value, self.slots, self.rows)
+        out = None if self.out is None else self.out[: len(query)]
+        return self.backend.attend(
+            self.kv,
+            layer,
+            query,
+            self.plan,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            out=out,
+        )
 
 
 def paged_attention_hook(
@@ -64,7 +85,7 @@ def paged_attention_hook(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    radixkv_step: AttentionStep | None = None,
+    radixkv_step: AttentionStep | PlainCausalStep | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
@@ -77,7 +98,6 @@ def paged_attention_hook(
         key, value: [1, Hkv, T, D].
         attention_mask: ignored; the causal structure comes from the step's context lengths.
         scaling: factor on the scores; None: 1 / sqrt(D).
-        radixkv_step: see `AttentionStep`.
         softcap, s_aux: as in `AttentionStep.attend` (softcap, sinks).
         kwargs: `sliding_window` where the architecture passes it; the module's attribute otherwise.
 
@@ -114,7 +134,7 @@ def register_attention_hook() -> str:
 
 
 def model_inputs(
-    input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: AttentionStep
+    input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: AttentionStep | PlainCausalStep
 ) -> dict[str, Any]:
     """The keywords with which a loaded model is called for one step.
 
@@ -140,61 +160,33 @@ def model_inputs(
 
 
 class PlainCausalStep:
-    """An `AttentionStep` without a cache: plain causal attention over the T tokens of one sequence.
+    """A step without a cache: `reference_attention` over the T tokens of one sequence.
 
     Used by the checks at load and as a reference in tests. It records what each layer asked for.
 
     Args:
-        positions: [T] position of each row; the rows may come in any order.
+        positions: [T] position of each row, 0 to T - 1; the rows may come in any order.
 
     Attributes:
-        calls: one `(layer_index, query heads, kv heads, head size of query, key and value)` per call.
-        windows: layer index -> window.
+        calls: one `(layer, query heads, kv heads, head size of query, key and value)` per call.
+        windows: layer -> window.
     """
 
     def __init__(self, positions: Tensor) -> None:
-        self._positions = positions
+        self._order = positions.argsort()
         self.calls: list[tuple[int, int, int, int, int, int]] = []
         self.windows: dict[int, int | None] = {}
 
     def attend(
-        self,
-        layer_index: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scoring: Any
     ) -> Tensor:
-        """Compute in float32 and return [T, Hq, D of value]; O(T^2)."""
-        import torch
-
-        num_tokens, num_query_heads, head_size = query.shape
-        num_kv_heads = key.shape[1]
-        self.calls.append(
-            (layer_index, num_query_heads, num_kv_heads, head_size, key.shape[-1], value.shape[-1])
+        """[T, Hq, D of value], computed in float64; O(T^2)."""
+        sizes = (query.shape[-1], key.shape[-1], value.shape[-1])
+        self.calls.append((layer, query.shape[1], key.shape[1], *sizes))
+        self.windows[layer] = window
+        order = self._order
+        starts = np.array([0, len(order)])
+        out = reference_attention(
+            query[order], [key[order]], [value[order]], starts, window=window, **scoring
         )
-        self.windows[layer_index] = window
-        group = num_query_heads // num_kv_heads
-        keys = key.float().repeat_interleave(group, dim=1)
-        values = value.float().repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~_causal_window(self._positions, window), float("-inf"))
-        if sinks is not None:
-            extra = sinks.float().view(-1, 1, 1).expand(-1, num_tokens, 1)
-            weights = torch.softmax(torch.cat([scores, extra], dim=-1), dim=-1)[..., :-1]
-        else:
-            weights = torch.softmax(scores, dim=-1)
-        return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
-
-
-def _causal_window(positions: Tensor, window: int | None) -> Tensor:
-    """[T, T] booleans: may the query of a row see the key of a column?"""
-    distance = positions[:, None] - positions[None, :]
-    visible = distance >= 0
-    return visible if window is None else visible & (distance < window)
+        return out[order.argsort().cpu()].to(query)

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from radixkv.model.attention_hook import AttentionStep, model_inputs
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, PagedKV
 from radixkv_kernels.triton.tiles import bucket
@@ -38,35 +39,6 @@ DRAFT_ROWS = 512
 #: Runs a step once or records it: step -> (function that replays it, the step's result, rewritten in place
 #: by every replay).
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
-
-
-class StaticStep:
-    """An `AttentionStep` on buffers with fixed addresses; see `radixkv.model.attention_hook`.
-
-    Attributes:
-        plan: of the step that runs or is recorded.
-        slots: int64 [size], -1 for padding.
-        windows: all that layers have asked for so far.
-    """
-
-    def __init__(self, backend: AttentionBackend, kv: PagedKV, max_size: int) -> None:
-        config = backend.config
-        self.backend, self.kv = backend, kv
-        self.plan: Any = None
-        self.slots = torch.empty(0, dtype=torch.int64, device=kv.spec.device)
-        self.windows: set[int | None] = set()
-        # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks.
-        shape = (max_size, config.num_query_heads, kv.spec.head_size)
-        self._out = torch.zeros(shape, dtype=config.compute_dtype, device=kv.spec.device)
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
-    ) -> torch.Tensor:
-        """Write and attend; [size, Hq, D]. The result is overwritten by the next layer."""
-        self.windows.add(options.get("window"))
-        self.backend.write(self.kv, layer, key, value, self.slots)
-        out = self._out[: query.shape[0]]
-        return self.backend.attend(self.kv, layer, query, self.plan, out=out, **options)
 
 
 class DecodeGraphs:
@@ -89,14 +61,18 @@ class DecodeGraphs:
         capture: Capture | None = None,
         max_graphs: int = 64,
     ) -> None:
-        self.model, self.backend = model, backend
+        self.model, self.backend, self._kv = model, backend, kv
         self.captured = self.replayed = 0
         self.enabled = True
         self._capture = capture or CudaCapture()
         self._max_graphs = max_graphs
         self._max_size = bucket(max_rows)
-        self._step = StaticStep(backend, kv, self._max_size)
         device = kv.spec.device
+        self._step: AttentionStep  # the one that runs or is recorded
+        self._windows: set[int | None] = set()
+        # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks.
+        shape = (self._max_size, backend.config.num_query_heads, kv.spec.head_size)
+        self._out = torch.zeros(shape, dtype=backend.config.compute_dtype, device=device)
         pinned = device.type == "cuda"
         # Rows: token ids, positions, slots.
         self._inputs = torch.zeros(3, self._max_size, dtype=torch.int64, device=device)
@@ -118,19 +94,18 @@ class DecodeGraphs:
             return None
         size = bucket(count)
         self._fill(batch, size)
-        self._step.plan = plan
-        if not self._step.windows:
+        slots = self._inputs[2, :size]
+        self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
+        if not self._windows:
             # Only running the model tells which windows its layers have.
-            return self._forward(size)[:count]
-        self.backend.stage(plan, self._step.windows)
-        key = (size, self.backend.launch_key(plan, self._step.windows))
+            return self._forward()[:count]
+        self.backend.stage(plan, self._windows)
+        key = (size, self.backend.launch_key(plan, self._windows))
         graph = self._graphs.get(key)
+        if graph is None and not self._first_time(key):
+            graph = self._record(key)
         if graph is None:
-            if self._first_time(key):
-                return self._forward(size)[:count]
-            graph = self._record(key, size)
-            if graph is None:
-                return self._forward(size)[:count]
+            return self._forward()[:count]
         self._graphs.move_to_end(key)
         graph[0]()
         self.replayed += 1
@@ -148,17 +123,10 @@ class DecodeGraphs:
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()
-        self._step.slots = self._inputs[2, :size]
 
-    def _forward(self, size: int) -> torch.Tensor:
-        output = self.model(
-            input_ids=self._inputs[0:1, :size],
-            position_ids=self._inputs[1:2, :size],
-            attention_mask=None,
-            use_cache=False,
-            radixkv_step=self._step,
-        )
-        logits: torch.Tensor = output.logits[0]
+    def _forward(self) -> torch.Tensor:
+        token_ids, positions = self._inputs[:2, : len(self._step.slots)]
+        logits: torch.Tensor = self.model(**model_inputs(token_ids, positions, None, self._step)).logits[0]
         return logits
 
     def _first_time(self, key: Hashable) -> bool:
@@ -170,9 +138,9 @@ class DecodeGraphs:
             self._seen.popitem(last=False)
         return new
 
-    def _record(self, key: Hashable, size: int) -> tuple[Callable[[], None], torch.Tensor] | None:
+    def _record(self, key: Hashable) -> tuple[Callable[[], None], torch.Tensor] | None:
         try:
-            graph = self._capture(lambda: self._forward(size))
+            graph = self._capture(self._forward)
         except RuntimeError as error:
             self.enabled = False
             self._graphs.clear()

@@ -17,7 +17,6 @@ from radixkv_kernels import KVSpec
 CPU_MEMORY_SHARE = 0.25
 
 _GIB = 1024**3
-_QUANTIZED = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +71,15 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape) -> tuple[KVSpec, int]
     """
 
     def spec(num_blocks: int) -> KVSpec:
-        quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         return KVSpec(
             num_layers=shape.num_layers,
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_kv_heads=shape.num_kv_heads,
             head_size=shape.head_size,
-            dtype=_QUANTIZED.get(config.kv_cache_dtype, shape.dtype),
+            dtype=shape.dtype,
             device=shape.device,
-            quantization=quantization,
+            quantization=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         )
 
     block_bytes = spec(1).bytes_per_block

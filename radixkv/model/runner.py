@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.model.attention_hook import AttentionStep, model_inputs
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.cpu_paths import rewrite_layers
 from radixkv.model.cuda_graphs import DecodeGraphs, most_rows
@@ -26,51 +26,6 @@ if TYPE_CHECKING:
 # The first touch of a page costs microseconds, many times what is written to it: on a CPU, this much of the
 # K/V memory is touched before the first request.
 _TOUCHED_KV_BYTES = 256 * 2**20
-
-
-@dataclass(slots=True)
-class AttentionStep:
-    """What the attention hook calls in each layer of one step; passed through the model as a keyword.
-
-    Rows from `num_tokens` on are padding: they are neither written nor attended.
-    """
-
-    backend: Any
-    kv: PagedKV
-    plan: Any
-    write_slots: torch.Tensor
-    write_rows: torch.Tensor | None
-    num_tokens: int
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write this layer's K/V into the cache, then attend over it.
-
-        Args:
-            query: [T, Hq, D]; key, value: [T, Hkv, D].
-
-        Returns:
-            [T, Hq, D]
-        """
-        count = self.num_tokens
-        padding = query.shape[0] - count
-        if padding:
-            query, key, value = query[:count], key[:count], value[:count]
-        self.backend.write(self.kv, layer, key, value, self.write_slots, self.write_rows)
-        out: torch.Tensor = self.backend.attend(
-            self.kv, layer, query, self.plan, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
-        return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, padding)) if padding else out
 
 
 class ModelRunner:
@@ -222,22 +177,13 @@ class ModelRunner:
             replayed = self.graphs.run(batch, plan)
             if replayed is not None:
                 return replayed
-        step = AttentionStep(
-            self.backend,
-            self.kv,
-            plan,
-            self._to_device(batch.write_slots),
-            None if batch.write_rows is None else self._to_device(batch.write_rows),
-            batch.num_tokens,
+        rows = None if batch.write_rows is None else self._to_device(batch.write_rows)
+        step = AttentionStep(self.backend, self.kv, plan, self._to_device(batch.write_slots), rows)
+        token_ids, positions, logit_rows = (
+            self._to_device(self._pad(column))
+            for column in (batch.token_ids, batch.positions, batch.logit_rows)
         )
-        output = self.model(
-            input_ids=self._to_device(self._pad(batch.token_ids))[None],
-            position_ids=self._to_device(self._pad(batch.positions))[None],
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=self._to_device(self._pad(batch.logit_rows)),
-            radixkv_step=step,
-        )
+        output = self.model(**model_inputs(token_ids, positions, logit_rows, step))
         logits: torch.Tensor = output.logits[0, : len(batch.logit_rows)]
         return logits
 

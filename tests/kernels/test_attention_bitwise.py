@@ -24,7 +24,7 @@ SHARED = {1: (0, 35), 2: (0, 35), 3: (0, 35), 4: (3, 51)}
 LENGTHS = [(700, 700), (1, 700), (5, 801), (1, 1000), (1, 900), (1, 1100), (40, 333)]
 
 
-@pytest.fixture(scope="module", params=["numba", "dense"])
+@pytest.fixture(scope="module", params=["numba", "torch"])
 def batch(request: pytest.FixtureRequest) -> Batch:
     return make_batch(request.param, LENGTHS, shared=SHARED, deterministic=True)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels import AttentionBackend, KVSpec, PagedKV, make_backend, reference_paged_attention
-from radixkv_kernels.cpu.dense.backend import DenseBackend
+from radixkv_kernels.cpu.torch_backend import TorchBackend
 
 #: Largest error against float64, relative to the largest output: rounding of inputs (none: the reference
 #: reads the same rounded values), of the probabilities and of the output in each dtype.
@@ -82,17 +82,13 @@ class Batch:
 def build_backend(
     path: str, kv: PagedKV, num_query_heads: int, dtype: torch.dtype, **options: Any
 ) -> AttentionBackend:
-    """`path` is a backend's name, or one implementation of the cpu backend: numba, dense, canonical."""
+    """`path` is a backend's name, or one implementation of the cpu backend: numba, torch."""
     options = {"max_num_tokens": 2048, "max_num_seqs": 64, "max_model_len": 4096} | options
-    if path == "canonical":
-        options["deterministic"] = True
-    name = "cpu" if path in ("numba", "dense", "canonical") else path
+    name = "cpu" if path in ("numba", "torch") else path
     backend = make_backend(
         name, num_query_heads=num_query_heads, spec=kv.spec, compute_dtype=dtype, **options
     )
-    if path in ("dense", "canonical"):
-        return DenseBackend(backend.config)
-    return backend
+    return TorchBackend(backend.config) if path == "torch" else backend
 
 
 def fill_nan(kv: PagedKV) -> None:

@@ -5,30 +5,22 @@ Every result is canonical: a row's bits do not depend on the batch, deterministi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from radixkv_kernels.cpu.attention.kv_write import FloatWriter
 from radixkv_kernels.cpu.attention.launcher import AttentionLauncher
 from radixkv_kernels.cpu.attention.plan import CpuPlan
-from radixkv_kernels.cpu.paged_copies import copy_blocks, write_rows
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
+from radixkv_kernels.cpu.torch_backend import TorchBackend
+from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 
 
-class CpuBackend(AttentionBackend):
-    """See the module and `AttentionBackend`.
-
-    Raises:
-        ValueError: the cache is not on the CPU.
-    """
+class CpuBackend(TorchBackend):
+    """See the module and `AttentionBackend`. What is not compiled is torch's."""
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)
-        if config.spec.device.type != "cpu":
-            raise ValueError(f"the cpu backend serves CPU caches, not {config.spec.device}")
         self._launcher = AttentionLauncher(config)
         self._writer: FloatWriter | None = None
 
@@ -46,10 +38,8 @@ class CpuBackend(AttentionBackend):
         slots: torch.Tensor,
         rows: torch.Tensor | None = None,
     ) -> None:
-        if slots.numel() == 0:
-            return
-        if not FloatWriter.accepts(kv, key, value):
-            write_rows(kv, layer, key, value, slots, rows)
+        if slots.numel() == 0 or not FloatWriter.accepts(kv, key, value):
+            super().write(kv, layer, key, value, slots, rows)
             return
         if self._writer is None or self._writer.kv is not kv:
             self._writer = FloatWriter(kv)
@@ -75,6 +65,3 @@ class CpuBackend(AttentionBackend):
         self._launcher.attend(kv, layer, wide, plan, scoring, target)
         if not direct:
             out[:tokens] = target
-
-    def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:
-        copy_blocks(kv, copies)

@@ -129,61 +129,67 @@ def _tile_intrinsic(
     typing_context: Any, num_rows: Any, num_panels: Any, kind: Any, x: Any, stride: Any, weight: Any,
     panel_bytes: Any, depth: Any, ahead: Any, out: Any,
 ) -> Any:  # fmt: skip
-    # Taller tiles than the registers hold are never asked for.
-    rows, panels = min(num_rows.literal_value, _TILE_ROWS), num_panels.literal_value
-    storage = kind.literal_value
-    size = SIZES[storage]
+    panels, storage = num_panels.literal_value, kind.literal_value
+    heights = [rows for rows in range(1, _TILE_ROWS + 1) if panels in (1, _group(rows))]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emitter(builder)
-        x, stride, weight, panel_bytes, depth, ahead, out = args[3:]
-        floats = ir.VectorType(ir.FloatType(), LANES)
-        places = [
-            [
-                e.at(out, ((p * rows + r) * COLUMNS + v * LANES) * 4)
-                for p in range(panels)
-                for v in range(_VECTORS)
-            ]
-            for r in range(rows)
-        ]
-        sums = [[e.variable(floats, e.load(place, LANES)) for place in own] for own in places]
-        bases = [builder.add(x, builder.mul(stride, _LONG(r))) for r in range(rows)]
-        starts = [builder.add(weight, builder.mul(panel_bytes, _LONG(p))) for p in range(panels)]
-
-        def step(number: Any) -> None:
-            at = e.scaled(number, COLUMNS * size)
-            columns = [column for start in starts for column in _widened(e, storage, e.at(start, at))]
-            for base, own in zip(bases, sums, strict=True):
-                value = e.splat(e.scalar(e.at(base, e.scaled(number, 4))), LANES)
-                for column, place in zip(columns, own, strict=True):
-                    builder.store(e.call("fma", value, column, builder.load(place)), place)
-
-        whole = builder.udiv(depth, _LONG(_UNROLL))
-        with e.loop(whole) as index:
-            at = e.scaled(index, _UNROLL)
-            if panels == 1 and _READS_AHEAD:
-                # While a tile of many rows computes, too few loads are under way to keep memory busy.
-                with builder.if_then(builder.icmp_signed("!=", ahead, _LONG(0))):
-                    next_part = e.at(e.at(weight, e.scaled(at, COLUMNS * size)), ahead)
-                    for line in range(0, _UNROLL * COLUMNS * size, 64):
-                        emit_prefetch(builder, e.at(next_part, line))
-            for k in range(_UNROLL):
-                step(builder.add(at, _LONG(k)))
-        done = e.scaled(whole, _UNROLL)
-        with e.loop(builder.sub(depth, done)) as index:
-            step(builder.add(done, index))
-        for own, row in zip(sums, places, strict=True):
-            for total, place in zip(own, row, strict=True):
-                e.store(builder.load(total), place)
+        for rows in heights:
+            with builder.if_then(builder.icmp_signed("==", args[0], _LONG(rows))):
+                _emit_tile(Emitter(builder), rows, panels, storage, *args[3:])
         return context.get_dummy_value()
 
     return types.void(num_rows, num_panels, kind, x, stride, weight, panel_bytes, depth, ahead, out), codegen
 
 
+def _emit_tile(
+    e: Emitter, rows: int, panels: int, storage: int, x: Any, stride: Any, weight: Any, panel_bytes: Any,
+    depth: Any, ahead: Any, out: Any,
+) -> None:  # fmt: skip
+    builder, size = e.builder, SIZES[storage]
+    floats = ir.VectorType(ir.FloatType(), LANES)
+    places = [
+        [
+            e.at(out, ((p * rows + r) * COLUMNS + v * LANES) * 4)
+            for p in range(panels)
+            for v in range(_VECTORS)
+        ]
+        for r in range(rows)
+    ]
+    sums = [[e.variable(floats, e.load(place, LANES)) for place in own] for own in places]
+    bases = [builder.add(x, builder.mul(stride, _LONG(r))) for r in range(rows)]
+    starts = [builder.add(weight, builder.mul(panel_bytes, _LONG(p))) for p in range(panels)]
+
+    def step(number: Any) -> None:
+        at = e.scaled(number, COLUMNS * size)
+        columns = [column for start in starts for column in _widened(e, storage, e.at(start, at))]
+        for base, own in zip(bases, sums, strict=True):
+            value = e.splat(e.scalar(e.at(base, e.scaled(number, 4))), LANES)
+            for column, place in zip(columns, own, strict=True):
+                builder.store(e.call("fma", value, column, builder.load(place)), place)
+
+    whole = builder.udiv(depth, _LONG(_UNROLL))
+    with e.loop(whole) as index:
+        at = e.scaled(index, _UNROLL)
+        if panels == 1 and _READS_AHEAD:
+            # While a tile of many rows computes, too few loads are under way to keep memory busy.
+            with builder.if_then(builder.icmp_signed("!=", ahead, _LONG(0))):
+                next_part = e.at(e.at(weight, e.scaled(at, COLUMNS * size)), ahead)
+                for line in range(0, _UNROLL * COLUMNS * size, 64):
+                    emit_prefetch(builder, e.at(next_part, line))
+        for k in range(_UNROLL):
+            step(builder.add(at, _LONG(k)))
+    done = e.scaled(whole, _UNROLL)
+    with e.loop(builder.sub(depth, done)) as index:
+        step(builder.add(done, index))
+    for own, row in zip(sums, places, strict=True):
+        for total, place in zip(own, row, strict=True):
+            e.store(builder.load(total), place)
+
+
 #: tile(rows, panels, storage, x, stride, weight, panel_bytes, depth, ahead, out):
-#: out[panels, rows, COLUMNS] += x[rows, depth] . panels. The first three are constants; x, weight, out:
-#: addresses; stride: bytes from row to row of x; panel_bytes: from panel to panel; ahead: bytes from what is
-#: read to what is asked for meanwhile, or 0. All int64.
+#: out[panels, rows, COLUMNS] += x[rows, depth] . panels. At most `_TILE_ROWS` rows; panels and storage are
+#: constants; x, weight, out: addresses; stride: bytes from row to row of x; panel_bytes: from panel to panel;
+#: ahead: bytes from what is read to what is asked for meanwhile, or 0. All int64.
 _tile: Any = intrinsic(prefer_literal=True)(_tile_intrinsic)
 _ONE_ROW, _TWO_ROWS = _group(1), _group(2)
 
@@ -194,27 +200,12 @@ def _sums(
     ahead: int, out: int,
 ) -> None:  # fmt: skip
     """The tile of n rows, by what weights are stored as, with a group of panels or one."""
-    if group > 1:
-        if n == 1:
-            _tile(1, _ONE_ROW, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-        else:
-            _tile(2, _TWO_ROWS, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 8:
-        _tile(8, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+    if group == 1:
+        _tile(n, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 1:
-        _tile(1, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 2:
-        _tile(2, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 3:
-        _tile(3, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 4:
-        _tile(4, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 5:
-        _tile(5, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
-    elif n == 6:
-        _tile(6, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+        _tile(n, _ONE_ROW, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     else:
-        _tile(7, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
+        _tile(n, _TWO_ROWS, storage, x, stride, weight, panel_bytes, depth, ahead, out)
 
 
 @njit(inline="always")
@@ -241,15 +232,26 @@ def _item_sums(
             begin = end
 
 
+# numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
+@njit(error_model="numpy", forceinline=True)
+def _gate(gates: Any, gate_bias: Any, ups: Any, up_bias: Any, out: Any) -> None:
+    """out = silu(gates + gate_bias) * (ups + up_bias), through exp of a non-positive argument."""
+    for c in range(len(out)):
+        gate, up = gates[c] + gate_bias[c], ups[c] + up_bias[c]
+        e = exp2(-abs(gate) * _LOG2E)
+        numerator = gate if gate >= np.float32(0.0) else gate * e
+        out[c] = numerator * up / (np.float32(1.0) + e)
+
+
 @functools.cache
-def _plain_kernel(storage: int) -> Any:
+def _kernel(storage: int, gated: bool) -> Any:
     def product(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
         stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
-        sums = aligned(_ITEM_ROWS * COLUMNS)
-        sums_at = np.int64(sums.ctypes.data)
+        sums, gates = aligned(_ITEM_ROWS * COLUMNS), aligned(_ITEM_ROWS * COLUMNS * gated)
+        sums_at, gates_at = np.int64(sums.ctypes.data), np.int64(gates.ctypes.data)
         parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
         groups = (panels + arg[GROUP] - 1) // arg[GROUP]
         while True:
@@ -264,65 +266,24 @@ def _plain_kernel(storage: int) -> Any:
             for first in range(panel, end, group):
                 x, weight = arg[INPUT] + begin * stride, arg[WEIGHT] + first * panel_bytes
                 _item_sums(storage, n, group, x, stride, weight, panel_bytes, depth, sums_at)
+                if gated:
+                    weight = arg[GATE_WEIGHT] + first * panel_bytes
+                    _item_sums(storage, n, group, x, stride, weight, panel_bytes, depth, gates_at)
                 for place in range(group * n):
                     base, i = (first + place // n) * COLUMNS, place % n
                     count = min(COLUMNS, width - base)
                     bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
                     out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
                     own = sums[place * COLUMNS : place * COLUMNS + count]
-                    if arg[ADD]:
+                    if gated:
+                        gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
+                        _gate(gates[place * COLUMNS : (place + 1) * COLUMNS], gate_bias, own, bias, out)
+                    elif arg[ADD]:
                         for c in range(count):
                             out[c] += own[c] + bias[c]
                     else:
                         for c in range(count):
                             out[c] = own[c] + bias[c]
-
-    return compile_kernel(product)
-
-
-# numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
-@njit(error_model="numpy", forceinline=True)
-def _gate(gates: Any, gate_bias: Any, ups: Any, up_bias: Any, out: Any) -> None:
-    """out = silu(gates + gate_bias) * (ups + up_bias), through exp of a non-positive argument."""
-    for c in range(len(out)):
-        gate, up = gates[c] + gate_bias[c], ups[c] + up_bias[c]
-        e = exp2(-abs(gate) * _LOG2E)
-        numerator = gate if gate >= np.float32(0.0) else gate * e
-        out[c] = numerator * up / (np.float32(1.0) + e)
-
-
-@functools.cache
-def _gate_kernel(storage: int) -> Any:
-    def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
-        counter = pointer(arg[COUNTER], np.int64)
-        rows, depth, width = arg[ROWS], arg[DEPTH], arg[WIDTH]
-        stride, per_item, out_stride = arg[INPUT_STRIDE], arg[ROWS_PER_ITEM], arg[OUTPUT_STRIDE]
-        ups, gates = aligned(_ITEM_ROWS * COLUMNS), aligned(_ITEM_ROWS * COLUMNS)
-        ups_at, gates_at = np.int64(ups.ctypes.data), np.int64(gates.ctypes.data)
-        parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
-        groups = (panels + arg[GROUP] - 1) // arg[GROUP]
-        while True:
-            item = take(counter)
-            if item >= groups * parts:
-                break
-            begin = item % parts * per_item
-            n = min(rows - begin, per_item)
-            panel = item // parts * arg[GROUP]
-            end = min(panels, panel + arg[GROUP])
-            group = arg[GROUP] if end - panel == arg[GROUP] else 1
-            for first in range(panel, end, group):
-                x, offset = arg[INPUT] + begin * stride, first * panel_bytes
-                for weight, sums_at in ((arg[WEIGHT], ups_at), (arg[GATE_WEIGHT], gates_at)):
-                    _item_sums(storage, n, group, x, stride, weight + offset, panel_bytes, depth, sums_at)
-                for place in range(group * n):
-                    base, i = (first + place // n) * COLUMNS, place % n
-                    count = min(COLUMNS, width - base)
-                    up_bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
-                    gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
-                    out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
-                    at = place * COLUMNS
-                    _gate(gates[at : at + COLUMNS], gate_bias, ups[at : at + COLUMNS], up_bias, out)
 
     return compile_kernel(product)
 
@@ -395,7 +356,7 @@ class PackedFloat(_Packed):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        self._kernel = _plain_kernel(self._storage)
+        self._kernel = _kernel(self._storage, gated=False)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """rows [T, in] -> out [T, out], or with `add` added to what `out` holds; returns `out`.
@@ -426,7 +387,7 @@ class PackedGate(_Packed):
     ) -> None:
         super().__init__(up, up_bias)
         self._arguments[GATE_WEIGHT], self._arguments[GATE_BIAS] = self._keep(gate, gate_bias)
-        self._kernel = _gate_kernel(self._storage)
+        self._kernel = _kernel(self._storage, gated=True)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`."""

@@ -226,36 +226,27 @@ class _TileCode:
 
 
 def _tile_intrinsic(
-    typing_context: Any,
-    num_rows: Any,
-    inputs: Any,
-    lanes: Any,
-    x: Any,
-    stride: Any,
-    scale: Any,
-    scale_stride: Any,
-    weight: Any,
-    starts: Any,
-    out: Any,
-) -> Any:
+    typing_context: Any, num_rows: Any, inputs: Any, lanes: Any, x: Any, stride: Any, scale: Any,
+    scale_stride: Any, weight: Any, starts: Any, out: Any,
+) -> Any:  # fmt: skip
     method = Int8Method(inputs.literal_value, lanes.literal_value)
-    # Taller tiles than the registers hold are never asked for.
-    rows = min(num_rows.literal_value, method.tile_rows)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         x, stride, scale, scale_stride, weight, starts, out = args[3:]
-        code = _TileCode(builder, rows, method)
-        code.add(code.sums(x, stride, weight, starts), scale, scale_stride, out)
+        for rows in range(1, method.tile_rows + 1):
+            with builder.if_then(builder.icmp_signed("==", args[0], _INT64(rows))):
+                code = _TileCode(builder, rows, method)
+                code.add(code.sums(x, stride, weight, starts), scale, scale_stride, out)
         return context.get_dummy_value()
 
     return types.void(num_rows, inputs, lanes, x, stride, scale, scale_stride, weight, starts, out), codegen
 
 
 #: tile(rows, inputs, lanes, x, stride, scale, scale_stride, weight, starts, out): multiplies `rows` rows by
-#: one group of a panel and adds the products to float32 sums. The first three are constants, of which two
-#: tell the method; the others int64: address of the first row, bytes between rows, address of the first row's
-#: scale, bytes between rows' scales, addresses of the group's weights, of the accumulators' start values, and
-#: of the sums, [rows][columns].
+#: one group of a panel and adds the products to float32 sums. At most as many rows as the method's tile has;
+#: inputs and lanes are constants that tell the method; the others int64: address of the first row, bytes
+#: between rows, address of the first row's scale, bytes between rows' scales, addresses of the group's
+#: weights, of the accumulators' start values, and of the sums, [rows][columns].
 _tile: Any = intrinsic(prefer_literal=True)(_tile_intrinsic)
 
 
@@ -295,22 +286,7 @@ def _product_kernel(inputs: int, lanes: int) -> Any:
                     own = arg[ROW_SCALES] + r * step + g * 4
                     weight = arg[WEIGHT] + (panel * groups + g) * (columns * GROUP)
                     starts = arg[STARTS] + (panel * groups + g) * (columns * 4)
-                    if n == 8:
-                        _tile(8, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 1:
-                        _tile(1, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 2:
-                        _tile(2, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 3:
-                        _tile(3, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 4:
-                        _tile(4, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 5:
-                        _tile(5, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    elif n == 6:
-                        _tile(6, inputs, lanes, x, stride, own, step, weight, starts, sums)
-                    else:
-                        _tile(7, inputs, lanes, x, stride, own, step, weight, starts, sums)
+                    _tile(n, inputs, lanes, x, stride, own, step, weight, starts, sums)
                 for i in range(n):
                     out = f32_row(arg[OUTPUT] + ((r + i) * arg[OUTPUT_STRIDE] + base) * 4, columns)
                     if arg[ADD]:

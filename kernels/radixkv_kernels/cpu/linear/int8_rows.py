@@ -74,27 +74,14 @@ def _gate(gate: Any, up: Any, out: Any) -> None:
         out[i] = numerator * up[i] / (np.float32(1.0) + e)
 
 
-@functools.cache
-def _plain_kernel(size: int) -> Any:
-    def plain(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (10,), np.int64)
-        counter = pointer(arg[COUNTER], np.int64)
-        step = arg[OUTPUT_STRIDE] // GROUP * 4
-        while True:
-            first = take(counter) * _CHUNK
-            if first >= arg[ROWS]:
-                break
-            for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, arg[WIDTH])
-                _store(row, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
-
-    return compile_kernel(plain, fast=True)
+#: What is done to a row before it is quantised.
+_NOTHING, _NORM, _GATE = range(3)
 
 
 @functools.cache
-def _norm_kernel(size: int) -> Any:
-    def norm(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (10,), np.int64)
+def _kernel(before: int, size: int) -> Any:
+    def quantize(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
@@ -107,36 +94,19 @@ def _norm_kernel(size: int) -> Any:
                 break
             for r in range(first, min(first + _CHUNK, arg[ROWS])):
                 row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
-                total = np.float32(0.0)
-                for i in range(width):
-                    total += row[i] * row[i]
-                factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
-                for i in range(width):
-                    own[i] = weight[i] * (row[i] * factor)
-                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
+                if before == _NORM:
+                    total = np.float32(0.0)
+                    for i in range(width):
+                        total += row[i] * row[i]
+                    factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
+                    for i in range(width):
+                        own[i] = weight[i] * (row[i] * factor)
+                if before == _GATE:
+                    _gate(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
+                source = row if before == _NOTHING else own
+                _store(source, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
 
-    return compile_kernel(norm, fast=True)
-
-
-@functools.cache
-def _gated_kernel(size: int) -> Any:
-    def gated(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (10,), np.int64)
-        counter = pointer(arg[COUNTER], np.int64)
-        step = arg[OUTPUT_STRIDE] // GROUP * 4
-        width = arg[WIDTH]
-        own = np.empty(width, np.float32)
-        while True:
-            first = take(counter) * _CHUNK
-            if first >= arg[ROWS]:
-                break
-            for r in range(first, min(first + _CHUNK, arg[ROWS])):
-                gate = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
-                up = f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width)
-                _gate(gate, up, own)
-                _store(own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
-
-    return compile_kernel(gated, fast=True)
+    return compile_kernel(quantize, fast=True)
 
 
 class Int8Rows:
@@ -156,7 +126,7 @@ class Int8Rows:
         self._epsilon = np.zeros(1, dtype=np.float32)
         self._arguments[EPSILON] = self._epsilon.ctypes.data
         size = self.method.row_dtype.itemsize
-        self._plain, self._norm, self._gated = _plain_kernel(size), _norm_kernel(size), _gated_kernel(size)
+        self._plain, self._norm, self._gated = (_kernel(each, size) for each in (_NOTHING, _NORM, _GATE))
 
     def quantize(self, rows: torch.Tensor, row_width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [T, W], last dimension contiguous."""

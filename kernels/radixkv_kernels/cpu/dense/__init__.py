@@ -1,1 +1,0 @@
-"""Attention by torch's dense operators, for CPUs where numba is not installed."""
