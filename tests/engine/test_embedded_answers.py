@@ -81,12 +81,12 @@ def prompts(loaded: LoadedModel) -> list[list[int]]:
         chat("日本の首都はどこですか。"),
         chat("Напиши короткое стихотворение о море 🌊🚢"),
         tokenizer.encode("مرحبا بالعالم. ") * 3,
-        tokenizer.encode(story(56)),
-        tokenizer.encode(story(20) + "On the last page it said:"),
-        tokenizer.encode(story(12) + "Then the storm came. " + story(10, 30)),
+        tokenizer.encode(story(27)),
+        tokenizer.encode(story(14) + "On the last page it said:"),
+        tokenizer.encode(story(8) + "Then the storm came. " + story(8, 30)),
     ]
-    assert [len(prompt) > 700 for prompt in found[-3:]] == [True] * 3
-    assert len(found[-3]) > 2000
+    # Of several segments of attention, and of more than one chunk.
+    assert all(len(prompt) > size for prompt, size in zip(found[-3:], (1024, 512, 512), strict=True))
     return found
 
 
