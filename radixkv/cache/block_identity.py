@@ -12,7 +12,7 @@ pinned or in flight on their word alone. Only of what is gone, and has no tokens
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from operator import concat
 from struct import Struct
 
 import xxhash
@@ -33,15 +33,27 @@ def what_computes(key: NamespaceKey) -> NamespaceKey:
     return key[_OWNER_PARTS:]
 
 
-@cache
-def cut_evenly(size: int, count: int) -> Callable[[bytes | bytearray], tuple[bytes, ...]]:
-    """A function that cuts `count` pieces of `size` bytes each out of a buffer: the quickest way to do it."""
-    return Struct(f"{size}s" * count).unpack
+class _Cutters(dict[int, Callable[[bytes | bytearray], tuple[bytes, ...]]]):
+    """count -> a function that cuts so many pieces of one size off a buffer: the quickest way to do it."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __missing__(self, count: int) -> Callable[[bytes | bytearray], tuple[bytes, ...]]:
+        self[count] = cut = Struct(f"{self._size}s" * count).unpack_from
+        return cut
+
+
+_cut_identities = _Cutters(IDENTITY_BYTES)
+_each_one = Struct(f"{IDENTITY_BYTES}s").iter_unpack
 
 
 def each_identity(ids: bytes | bytearray) -> tuple[bytes, ...]:
     """A run's identities one by one. O(blocks)."""
-    return cut_evenly(IDENTITY_BYTES, len(ids) // IDENTITY_BYTES)(ids)
+    count = len(ids) // IDENTITY_BYTES
+    if count > _MAX_CUT:
+        return tuple([identity for (identity,) in _each_one(ids)])
+    return _cut_identities[count](ids)
 
 
 class BlockIdentities:
@@ -52,13 +64,14 @@ class BlockIdentities:
         hash_function: bytes -> int, used instead of xxh3_128.
     """
 
-    __slots__ = ("_digest", "_size")
+    __slots__ = ("_cut", "_digest", "_size")
 
     def __init__(self, block_bytes: int, hash_function: HashFunction | None = None) -> None:
         self._digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
         if hash_function is not None:
             self._digest = lambda data: (hash_function(data) & _MASK).to_bytes(IDENTITY_BYTES, "little")
         self._size = block_bytes
+        self._cut = _Cutters(block_bytes)
 
     def seed(self, key: NamespaceKey) -> bytes:
         """What the first block of a namespace follows.
@@ -76,22 +89,26 @@ class BlockIdentities:
         return self._digest(before + seed)
 
     def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
-        """The identities of whole blocks after `before`, one after the other. O(tokens)."""
-        digest, size = self._digest, self._size
-        if len(key) > _MAX_CUT * size:
-            ids, cut = bytearray(), _MAX_CUT * size
-            for start in range(0, len(key), cut):
-                ids += self.chain(before, key[start : start + cut])
-                before = bytes(ids[-IDENTITY_BYTES:])
-            return ids
-        blocks = cut_evenly(size, len(key) // size)(key)
-        return bytearray().join([before := digest(before + block) for block in blocks])
+        """The identities of the whole blocks in `key`, in order, the first one after `before`. O(tokens)."""
+        size = self._size
+        count = len(key) // size
+        if count > _MAX_CUT:
+            chained, cut = bytearray(), _MAX_CUT * size
+            for start in range(0, count * size, cut):
+                chained += self.chain(before, key[start : start + cut])
+                before = bytes(chained[-IDENTITY_BYTES:])
+            return chained
+        # The list grows by what is made of its own last item: the chain without Python's loop.
+        ids = [before]
+        ids.extend(map(self._digest, map(concat, ids, self._cut[count](key))))
+        del ids[0]
+        return bytearray().join(ids)
 
     def of_tokens(self, before: bytes, data: bytes) -> bytes:
         """The identity of any number of tokens after `before`: a partial last block counts as one. O(n)."""
         whole = len(data) - len(data) % self._size
         if whole:
-            before = bytes(self.chain(before, data[:whole])[-IDENTITY_BYTES:])
+            before = bytes(self.chain(before, data)[-IDENTITY_BYTES:])
         return self.next(before, data[whole:]) if whole < len(data) else before
 
     def next(self, before: bytes, block: bytes | bytearray) -> bytes:

@@ -195,13 +195,8 @@ class Leasing:
             self._check(count, lease.space, total, path, lambda: capacity.room(group), lease)
         return capacity.allocate(count, group)
 
-    def sync(self, lease: Lease) -> int:
-        """What a lease has committed joins the tree; returns where tokens end that others committed."""
-        return tree_sync.sync(lease)
-
-    def would_dedupe(self, lease: Lease, num_tokens: int) -> bool:
-        """See `Lease.would_dedupe`."""
-        return tree_sync.would_dedupe(lease, num_tokens)
+    sync = staticmethod(tree_sync.sync)
+    would_dedupe = staticmethod(tree_sync.would_dedupe)
 
     def invalidate(self, top: Node, owner: Lease) -> None:
         """What hangs below `top` leaves the tree; all but `owner` lose the right to share what they hold."""

@@ -202,7 +202,8 @@ class RadixTree(TreeNodes):
 
         `key` and `blocks` become the node's own.
         """
-        ids = self._chain(self.identity_after(parent, space), key)
+        before = bytes(parent.ids[-IDENTITY_BYTES:]) if parent.space is space else None
+        ids = self.identities.chain(before or self.identity_after(parent, space), key)
         node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
@@ -225,11 +226,6 @@ class RadixTree(TreeNodes):
             self.changes.stored(node, 0)
         return node
 
-    def _chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
-        """The identities of the whole blocks of a run after `before`."""
-        rest = len(key) % self.block_bytes
-        return self.identities.chain(before, key[:-rest] if rest else key)
-
     def grow_run(self, leaf: Node, key: bytes | bytearray) -> None:
         """Append tokens to the partial last block of several, which has room for them. O(1)."""
         leaf.key += key
@@ -244,7 +240,7 @@ class RadixTree(TreeNodes):
         assert leaf.is_leaf
         assert leaf.refs
         assert not len(leaf.key) % self.block_bytes
-        leaf.ids += self._chain(bytes(leaf.ids[-IDENTITY_BYTES:]), key)
+        leaf.ids += self.identities.chain(bytes(leaf.ids[-IDENTITY_BYTES:]), key)
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
@@ -278,7 +274,7 @@ class RadixTree(TreeNodes):
         child.key = key
         siblings.add(child)
         assert child.parent is not None
-        child.ids = self._chain(self.identity_after(child.parent, child.space), key)
+        child.ids = self.identities.chain(self.identity_after(child.parent, child.space), key)
         child.parent.version += 1
         if self.changes is not None:
             self.changes.stored(child, 0)

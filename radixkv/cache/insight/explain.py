@@ -208,12 +208,12 @@ class Explainer:
 
     def due(self, data: bytes, space: Namespace, walk: Walk, skip: str | None) -> DueReport:
         """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
-        num_tokens, record, now = len(data) // TOKEN_BYTES, None, 0.0
+        num_tokens = len(data) // TOKEN_BYTES
         if self._ghosts.count and skip is None and walk[1] + walk[2] < num_tokens - 1:
             record = self._removal(data, space, walk)
             if record is not None:
-                now = self._clock()
-        return _new_due((walk, num_tokens, record, now, skip))
+                return _new_due((walk, num_tokens, record, self._clock(), None))
+        return _new_due((walk, num_tokens, None, 0.0, skip))
 
     def _removal(self, data: bytes, space: Namespace, walk: Walk | None) -> GhostRecord | None:
         """What removed the first block of a prompt that a lookup missed; None: not known.
@@ -229,10 +229,9 @@ class Explainer:
             own = first if start < shared else space
         before = first.seed if walk is None else tree.identity_of_match(walk, own)
         following = data[start : start + tree.block_bytes]
-        record = None
-        if len(following) == tree.block_bytes:
-            record = ghosts.find_block(tree.identities.next(before, following))
-        if record is None:
+        is_whole = len(following) == tree.block_bytes
+        record = ghosts.find_block(tree.identities.next(before, following)) if is_whole else None
+        if record is None and ghosts.any_partial:
             record = ghosts.find_partial(before, following, inside * TOKEN_BYTES)
         former, reset = ghosts.former, ghosts.former_record
         if former is None or (record is not None and record.number > reset.number):

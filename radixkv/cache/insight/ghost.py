@@ -64,6 +64,7 @@ class GhostIndex:
 
     Attributes:
         count: removals since the start; 0: there is nothing to find.
+        any_partial: whether partial blocks were among them.
         former: the tree before the latest reset, while it is remembered.
         former_record: of that reset.
         leaving: trees that nobody asks about any more, to be freed by `free_some`.
@@ -72,6 +73,7 @@ class GhostIndex:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.count = 0
+        self.any_partial = False
         self.former: Former | None = None
         self.former_record = GhostRecord("", 0.0, "", 0)
         self.leaving: deque[Former] = deque()
@@ -107,6 +109,7 @@ class GhostIndex:
         known = each_identity(ids)
         record = GhostRecord(reason, at, by, self.count)
         if partial is not None:
+            self.any_partial = True
             known = (*known, _PARTIAL + partial[0])
             record.tail = partial[1]
         self.count += 1
