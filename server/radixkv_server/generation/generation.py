@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext
-from radixkv_server.dialect import Json
+from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.concurrency import Merged, gather_or_cancel
 from radixkv_server.generation.metering import Meter
@@ -24,21 +25,27 @@ from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 
 
-class Renderer(Protocol):
+class Renderer(ABC):
     """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
 
+    @abstractmethod
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         """The body of a whole answer; one output per prompt, in order."""
 
+    @abstractmethod
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         """Framed events for what a step added to a prompt; may be empty. `usage` is what is known so far."""
 
+    @abstractmethod
     def ending(self, usage: Usage) -> bytes:
         """Framed events after the last delta."""
 
+    async def keep(self, usage: Usage) -> None:  # noqa: B027
+        """The answer is complete, and the client has not seen its end: keep what must be kept of it."""
 
-#: Run once an answer is complete, before the client can see its end.
-BeforeEnd = Callable[[Usage], Awaitable[None]]
+    def stream_dialect(self, dialect: Dialect) -> Dialect:
+        """How the stream is framed, and errors in it: by the API's own dialect, if nothing else is said."""
+        return dialect
 
 
 class Generation:
@@ -88,7 +95,7 @@ class Generation:
                     _check_finish(sample.finish_reason, output.error, output.error_code)
         return outputs
 
-    async def frames(self, renderer: Renderer, before_end: BeforeEnd | None) -> AsyncGenerator[bytes]:
+    async def frames(self, renderer: Renderer) -> AsyncGenerator[bytes]:
         """The answer as it comes, as framed events.
 
         Raises:
@@ -113,8 +120,7 @@ class Generation:
                         frames = renderer.chunk(index, delta, usage)
                     if frames:
                         yield frames
-            if before_end is not None:
-                await before_end(usage)
+            await renderer.keep(usage)
             yield renderer.ending(usage)
 
     def _options(self, index: int) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def check_salt(salt: str) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id of an answer, `prefix-` and 32 hex digits."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """A fresh id of an answer: the prefix and 32 hex digits."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def sampling_params(

@@ -15,17 +15,19 @@ from pydantic import BaseModel
 
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
-from radixkv_server.generation.generation import BeforeEnd, Generation, Renderer
+from radixkv_server.generation.generation import Generation, Renderer
 from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
+from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-Parse = Callable[[ServerContext, Body], Awaitable[tuple[GenerationRequest, Renderer]]]
+#: From a body and who sent it to what the engine shall do, and how its answer is said.
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, Renderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
@@ -52,7 +54,6 @@ async def respond(
     parse: Parse[Body],
     *,
     takes_many_prompts: bool = False,
-    before_end: BeforeEnd | None = None,
 ) -> Response:
     """Serve a request of a generation route.
 
@@ -65,20 +66,19 @@ async def respond(
     visit = record.enter(context.tenants.limiter_of(record.caller))
     most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
     body = await context.bodies.read(request, model, most)
-    wanted, renderer = await parse(context, body)
+    wanted, renderer = await parse(context, body, record.caller)
     generation = Generation(context, record, wanted)
     if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     if wanted.stream:
-        frames = generation.frames(renderer, before_end)
-        return EventStream(frames, dialect, record, settings.ping_interval_s)
+        frames = generation.frames(renderer)
+        return EventStream(frames, renderer.stream_dialect(dialect), record, settings.ping_interval_s)
     outputs = await run_until_disconnect(request.receive, generation.run())
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens
     answer = await _make(lambda: renderer.answer(outputs, usage), size=size)
-    if before_end is not None:
-        await before_end(usage)
+    await renderer.keep(usage)
     return await long_json_response(lambda: answer, size=size)
 
 

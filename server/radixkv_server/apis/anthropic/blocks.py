@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
 from radixkv_server.apis.anthropic.tools import AnyTool
+from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
 from radixkv_server.chat.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
@@ -49,36 +49,20 @@ class ToolUseBlock(StrictModel):
     toolset_name: NoOp = None
 
 
-def _known(*names: str) -> BeforeValidator:
-    return known_kind(
-        *names,
-        what="a content block",
-        refusal=lambda kind: (
-            f"content blocks of type {kind!r} are not supported here (only {', '.join(names)}): "
-            "this server takes text, and fetches nothing."
-        ),
-    )
+_BLOCK = ByType(
+    "a content block",
+    lambda kind, known: (
+        f"content blocks of type {kind!r} are not supported here (only {known}): this server takes text, and "
+        "fetches nothing."
+    ),
+)
+_CHANGE = ByType(
+    "the tool of a change",
+    lambda kind, known: f"changes of tools by {kind!r} are not supported here, only {known}.",
+)
 
-
-def _known_change(*names: str) -> BeforeValidator:
-    return known_kind(
-        *names,
-        what="the tool of a change",
-        refusal=lambda kind: f"changes of tools by {kind!r} are not supported here, only {', '.join(names)}.",
-    )
-
-
-Text = Annotated[TextBlock, _known("text")]
-
-
-def _text_or(items: str) -> Discriminator:
-    return Discriminator(lambda value: "[text]" if isinstance(value, str) else items)
-
-
-Texts = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[Text], FAIL_FAST, Tag("[blocks]")],
-    _text_or("[blocks]"),
-]
+Text = Annotated[TextBlock, _BLOCK]
+Texts = Annotated[str | Annotated[list[Text], FAIL_FAST], TEXT_OR_LIST]
 
 
 def text_of(texts: str | list[Any]) -> str:
@@ -105,15 +89,10 @@ class DocumentBlock(StrictModel):
 
     type: Literal["document"]
     source: Annotated[
-        Annotated[PlainTextSource, Tag("[text]")] | Annotated[ContentSource, Tag("[content]")],
-        BY_TYPE,
-        known_kind(
-            "text",
-            "content",
-            what="the source of a document",
-            refusal=lambda kind: (
-                f"documents from {kind!r} are not supported here, only 'text' and 'content'."
-            ),
+        PlainTextSource | ContentSource,
+        ByType(
+            "the source of a document",
+            lambda kind, known: f"documents from {kind!r} are not supported here, only {known}.",
         ),
     ]
     title: str | None = None
@@ -165,12 +144,7 @@ class ToolAdditionBlock(StrictModel):
     """From here on a tool can be called."""
 
     type: Literal["tool_addition"]
-    tool: Annotated[
-        Annotated[ToolNameReference, Tag("[tool_reference]")]
-        | Annotated[ToolDefinition, Tag("[tool_definition]")],
-        BY_TYPE,
-        _known_change("tool_reference", "tool_definition"),
-    ]
+    tool: Annotated[ToolNameReference | ToolDefinition, _CHANGE]
     cache_control: CacheControl | None = None
 
 
@@ -178,7 +152,7 @@ class ToolRemovalBlock(StrictModel):
     """From here on a tool should not be called."""
 
     type: Literal["tool_removal"]
-    tool: Annotated[ToolNameReference, _known_change("tool_reference")]
+    tool: Annotated[ToolNameReference, _CHANGE]
     cache_control: CacheControl | None = None
 
 
@@ -208,57 +182,31 @@ class FallbackBlock(StrictModel):
     trigger: Annotated[Any, _OTHER_MODEL] = None
 
 
-ResultPart = Annotated[
-    Annotated[TextBlock, Tag("[text]")]
-    | Annotated[DocumentBlock, Tag("[document]")]
-    | Annotated[SearchResultBlock, Tag("[search_result]")]
-    | Annotated[ToolReferenceBlock, Tag("[tool_reference]")],
-    BY_TYPE,
-    _known("text", "document", "search_result", "tool_reference"),
-]
+ResultPart = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, _BLOCK]
 
 
 class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: (
-        Annotated[
-            Annotated[str, Tag("[text]")] | Annotated[list[ResultPart], FAIL_FAST, Tag("[blocks]")],
-            _text_or("[blocks]"),
-        ]
-        | None
-    ) = None
+    content: Annotated[str | Annotated[list[ResultPart], FAIL_FAST], TEXT_OR_LIST] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: NoOp = None
 
 
 Block = Annotated[
-    Annotated[TextBlock, Tag("[text]")]
-    | Annotated[DocumentBlock, Tag("[document]")]
-    | Annotated[SearchResultBlock, Tag("[search_result]")]
-    | Annotated[ThinkingBlock, Tag("[thinking]")]
-    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
-    | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")]
-    | Annotated[ToolAdditionBlock, Tag("[tool_addition]")]
-    | Annotated[ToolRemovalBlock, Tag("[tool_removal]")]
-    | Annotated[CompactionBlock, Tag("[compaction]")]
-    | Annotated[FallbackBlock, Tag("[fallback]")],
-    BY_TYPE,
-    _known(
-        "text",
-        "document",
-        "search_result",
-        "thinking",
-        "redacted_thinking",
-        "tool_use",
-        "tool_result",
-        "tool_addition",
-        "tool_removal",
-        "compaction",
-        "fallback",
-    ),
+    TextBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
+    | CompactionBlock
+    | FallbackBlock,
+    _BLOCK,
 ]
 
 _SHOWN = (TextBlock, DocumentBlock, SearchResultBlock)
@@ -291,10 +239,7 @@ class InputMessage(StrictModel):
     """
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("[text]")] | Annotated[list[Block], FAIL_FAST, Tag("[blocks]")],
-        _text_or("[blocks]"),
-    ]
+    content: Annotated[str | Annotated[list[Block], FAIL_FAST], TEXT_OR_LIST]
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: MessageOutputConfig | None = None
 

@@ -22,7 +22,7 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
+from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
@@ -36,7 +36,6 @@ _KEPT_TOOL_USES = 3
 _KEPT_THINKING_TURNS = 1
 
 _THINKING = "clear_thinking_20251015"
-_TOOL_USES = "clear_tool_uses_20250919"
 
 #: How many tokens of prompt a conversation makes.
 Count = Callable[[Sequence[InputMessage]], Awaitable[int]]
@@ -127,6 +126,9 @@ class ClearThinking(StrictModel):
         return edited, {"type": self.type, "cleared_thinking_turns": turns, "cleared_input_tokens": tokens}
 
 
+_TRIGGER = ByType("trigger", lambda kind, known: f"trigger: there is no type {kind!r}, only {known}.")
+
+
 class ClearToolUses(StrictModel):
     """Clear what older calls of tools gave.
 
@@ -139,21 +141,7 @@ class ClearToolUses(StrictModel):
     """
 
     type: Literal["clear_tool_uses_20250919"]
-    trigger: (
-        Annotated[
-            Annotated[_InputTokens, Tag("[input_tokens]")] | Annotated[_ToolUses, Tag("[tool_uses]")],
-            BY_TYPE,
-            known_kind(
-                "input_tokens",
-                "tool_uses",
-                what="trigger",
-                refusal=lambda kind: (
-                    f"trigger: there is no type {kind!r}, only 'input_tokens' and 'tool_uses'."
-                ),
-            ),
-        ]
-        | None
-    ) = None
+    trigger: Annotated[_InputTokens | _ToolUses, _TRIGGER] | None = None
     keep: _ToolUses | None = None
     clear_at_least: _InputTokens | None = None
     exclude_tools: list[str] | None = None
@@ -226,13 +214,10 @@ class ClearToolUses(StrictModel):
         return name in wanted if isinstance(wanted, list) else bool(wanted)
 
 
-_KNOWN_EDITS = known_kind(
-    _THINKING,
-    _TOOL_USES,
-    what="an edit of context_management",
-    refusal=lambda kind: (
-        f"context_management.edits: {kind!r} is not supported by this server, which knows {_THINKING} and "
-        f"{_TOOL_USES}."
+_EDIT = ByType(
+    "an edit of context_management",
+    lambda kind, known: (
+        f"context_management.edits: {kind!r} is not supported by this server, which knows {known}."
     ),
 )
 
@@ -242,16 +227,7 @@ class ContextEdits(StrictModel):
 
     edits: (
         Annotated[
-            list[
-                Annotated[
-                    Annotated[ClearThinking, Tag(f"[{_THINKING}]")]
-                    | Annotated[ClearToolUses, Tag(f"[{_TOOL_USES}]")],
-                    BY_TYPE,
-                    _KNOWN_EDITS,
-                ]
-            ],
-            Field(max_length=MAX_EDITS),
-            FAIL_FAST,
+            list[Annotated[ClearThinking | ClearToolUses, _EDIT]], Field(max_length=MAX_EDITS), FAIL_FAST
         ]
         | None
     ) = None

@@ -36,7 +36,7 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolUseBlock,
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
-from radixkv_server.apis.anthropic.tools import KnownTool, Tool, client_tools, shown
+from radixkv_server.apis.anthropic.tools import AnthropicTool, KnownTool, client_tools, shown
 from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
 from radixkv_server.chat.chat import Message
 
@@ -87,7 +87,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
-    _tools: dict[str, Tool | KnownTool] = field(default_factory=dict)
+    _tools: dict[str, AnthropicTool | KnownTool] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
         """Take a body in, anew. O(its text)."""

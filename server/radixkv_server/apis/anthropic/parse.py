@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,13 +11,15 @@ from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from radixkv_server.apis.anthropic.threads import Threads
 from radixkv_server.chat.breakpoints import prefix_pins
 from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.chat.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import GenerationRequest, new_id
+from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=CountTokensRequest)
 
@@ -29,50 +31,42 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 async def parse_messages(
-    context: ServerContext, body: MessagesRequest, tenant: str
+    context: ServerContext, body: MessagesRequest, caller: Tenant
 ) -> tuple[GenerationRequest, MessageRenderer]:
     """POST /v1/messages."""
     model = context.resolve_model(body.model)
-    body, context_management = await _edited(context, body, tenant)
-    chat, conversation = _chat_of(context, body, tenant)
+    threads = Threads(context.responses, caller.name)
+    whole = await threads.whole(body)
+    body, context_management = await _edited(context, whole, caller)
+    chat, conversation = _chat_of(context, body, caller)
     prompt_request, readers = await chat_request(context, chat, _sampling(body), renamed=_RENAMED)
     if conversation.breakpoints:
         prompt_request = replace(
             prompt_request,
             pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt_ids),
         )
-    request = GenerationRequest(
-        id=f"msg_{uuid.uuid4().hex}",
-        prompt_requests=(prompt_request,),
-        stream=bool(body.stream),
-        prompt_param="messages",
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
-    )
-
-    def remember(call_id: str, arguments: str) -> None:
-        context.calls.remember(tenant, call_id, arguments)
-
+    request = body.generation_request(new_id("msg_"), [prompt_request], "messages")
     hidden = body.thinking is not None and body.thinking.display == "omitted"
     more = {**context_management, **_diagnostics(body)}
     return request, MessageRenderer(
         request,
         model,
         readers,
-        remember,
+        functools.partial(context.calls.remember, caller.name),
+        functools.partial(threads.keep, request.id, whole),
         hides_thinking=hidden,
         prewarms=body.max_tokens == 0,
         more=more,
     )
 
 
-async def count_tokens(context: ServerContext, body: CountTokensRequest, tenant: str) -> Json:
+async def count_tokens(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> Json:
     """POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would make."""
     context.resolve_model(body.model)
-    edited, told = await _edited(context, body, tenant)
-    answer: Json = {"input_tokens": await _count(context, edited, tenant)}
+    edited, told = await _edited(context, body, caller)
+    answer: Json = {"input_tokens": await _count(context, edited, caller)}
     if told:
-        original = answer["input_tokens"] if edited is body else await _count(context, body, tenant)
+        original = answer["input_tokens"] if edited is body else await _count(context, body, caller)
         answer["context_management"] = {"original_input_tokens": original}
     return answer
 
@@ -84,12 +78,12 @@ def _diagnostics(body: MessagesRequest) -> Json:
     return {"diagnostics": {"cache_miss_reason": {"type": "unavailable"}}}
 
 
-async def _count(context: ServerContext, body: CountTokensRequest, tenant: str) -> int:
-    chat, _ = _chat_of(context, body, tenant)
+async def _count(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> int:
+    chat, _ = _chat_of(context, body, caller)
     return len((await chat_prompt(context, chat)).ids)
 
 
-async def _edited(context: ServerContext, body: Body, tenant: str) -> tuple[Body, Json]:
+async def _edited(context: ServerContext, body: Body, caller: Tenant) -> tuple[Body, Json]:
     """The body after the edits that it asks for, and what its answer tells of them."""
     if body.context_management is None:
         return body, {}
@@ -98,13 +92,13 @@ async def _edited(context: ServerContext, body: Body, tenant: str) -> tuple[Body
         return body.model_copy(update={"messages": list(messages)})
 
     async def count(messages: Sequence[InputMessage]) -> int:
-        return await _count(context, changed(messages), tenant)
+        return await _count(context, changed(messages), caller)
 
     messages, applied = await body.context_management.apply(body.messages, count)
     return changed(messages) if applied else body, {"context_management": {"applied_edits": applied}}
 
 
-def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> tuple[Chat, Conversation]:
+def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> tuple[Chat, Conversation]:
     """The conversation of a body, and what it holds once the chat has been rendered."""
     conversation = Conversation()
     last = next((message for message in reversed(body.messages) if message.blocks), None)
@@ -112,9 +106,7 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, tenant: str) -> t
     if goes_on and last is not None and any(block.type == "tool_use" for block in last.blocks):
         raise bad_request("a tool_use block must be followed by its tool_result.", param="messages")
 
-    def recall(call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return context.calls.recall(tenant, call_id, value)
-
+    recall = functools.partial(context.calls.recall, caller.name)
     choice = body.tool_choice
     chat = Chat(
         source=[body.system, *body.messages],

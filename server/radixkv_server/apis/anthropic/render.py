@@ -13,7 +13,7 @@ message_stop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pydantic_core import from_json
@@ -32,11 +32,14 @@ from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
+from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 
 #: What a call was answered with: its id, and the text of its arguments.
 Remember = Callable[[str, str], None]
+#: Keeps an answer, given as blocks, if it is one of a thread.
+KeepThread = Callable[[Sequence[Json]], Awaitable[None]]
 
 _HOUR = 3600.0
 
@@ -76,17 +79,15 @@ def stop_json(finish_reason: str | None, stop_reason: int | str | None, has_call
     return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
-class MessageRenderer:
+class MessageRenderer(Renderer):
     """One answer.
 
     Args:
         remember: called with the id and the arguments of every tool call.
+        keep_thread: called with the blocks of the answer, once it is whole.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
         prewarms: the answer has no content: its prompt should only be in the cache.
         more: further fields of the answer.
-
-    Attributes:
-        content: the blocks of the answer, once it is whole.
     """
 
     def __init__(
@@ -95,25 +96,23 @@ class MessageRenderer:
         model: str,
         readers: AnswerReaders,
         remember: Remember,
+        keep_thread: KeepThread,
         *,
         hides_thinking: bool = False,
         prewarms: bool = False,
         more: Json | None = None,
     ) -> None:
-        self.content: list[Json] = []
+        self._answered: list[Json] = []
         self._request = request
         self._model = model
         self._readers = readers
         self._remember = remember
+        self._keep_thread = keep_thread
         self._hides_thinking = hides_thinking
         self._prewarms = prewarms
         self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
-
-    @property
-    def message_id(self) -> str:
-        return self._request.id
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         (sample,) = outputs[0].outputs
@@ -121,8 +120,8 @@ class MessageRenderer:
         for call in answer.tool_calls:
             self._remember(call.id, call.arguments)
         stop = self._stop_of(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
-        self.content = self._content(answer)
-        return self._message(self.content, stop, usage)
+        self._answered = self._content(answer)
+        return self._message(self._answered, stop, usage)
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         frames = []
@@ -134,13 +133,16 @@ class MessageRenderer:
             frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
         if delta.finish_reason is not None:
             frames += self._blocks.close()
-            self.content = self._blocks.content
+            self._answered = self._blocks.content
             self._stop = self._stop_of(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
         return b"".join(frames)
 
     def ending(self, usage: Usage) -> bytes:
         counts = self._usage(usage)
         return event("message_delta", delta=self._stop, usage=counts, **self._more) + event("message_stop")
+
+    async def keep(self, usage: Usage) -> None:
+        await self._keep_thread(self._answered)
 
     def _message(self, content: list[Json], stop: Json, usage: Usage) -> Json:
         return {

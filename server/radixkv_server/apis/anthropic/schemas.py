@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.blocks import (
     Effort,
@@ -18,8 +18,9 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolDefinition,
 )
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
-from radixkv_server.apis.anthropic.kinds import BY_TYPE, known_kind
-from radixkv_server.apis.anthropic.tools import AnyTool, KnownTool, Tool, client_tools, is_deferred
+from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
+from radixkv_server.apis.common.fields import RequestFields
+from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import Refused, WithoutEffect
@@ -30,16 +31,15 @@ _Billing = Annotated[Any, WithoutEffect("nothing is billed")]
 
 MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
-PRIORITY_LIMIT = 2**31
 
 
-class ToolChoice(StrictModel):
+class AnthropicToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _name_of_a_tool(self) -> ToolChoice:
+    def _name_of_a_tool(self) -> AnthropicToolChoice:
         if (self.name is not None) != (self.type == "tool"):
             raise ParamError("tool_choice has a name if its type is 'tool', and only then.", "tool_choice")
         return self
@@ -98,6 +98,9 @@ class ContinueThread(StrictModel):
     previous_message_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
+_THREAD = ByType("thread", lambda kind, known: f"thread: there is no type {kind!r}, only {known}.")
+
+
 class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens: all that decides how a conversation becomes a prompt."""
 
@@ -105,7 +108,7 @@ class CountTokensRequest(StrictModel):
     model: str | None = None
     system: Texts | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: _Format | None = None
@@ -138,19 +141,19 @@ class CountTokensRequest(StrictModel):
         return next((effort for effort in efforts if effort is not None), None)
 
     @property
-    def listed_tools(self) -> list[Tool | KnownTool]:
+    def listed_tools(self) -> list[AnthropicTool | KnownTool]:
         """The tools that the prompt begins with."""
         tools = self.tools or ()
         return [tool for tool in client_tools(tools) if not is_deferred(tool, tools)]
 
     @property
-    def loaded_tools(self) -> list[Tool | KnownTool]:
+    def loaded_tools(self) -> list[AnthropicTool | KnownTool]:
         """Further tools that the model can call, since a message shows them, or may."""
         tools = self.tools or ()
         return [*(tool for tool in client_tools(tools) if is_deferred(tool, tools)), *self.added_tools]
 
     @property
-    def added_tools(self) -> list[Tool | KnownTool]:
+    def added_tools(self) -> list[AnthropicTool | KnownTool]:
         """The tools that messages define."""
         blocks = (block for message in self.messages for block in message.blocks)
         changes = (block.tool for block in blocks if isinstance(block, ToolAdditionBlock))
@@ -205,11 +208,10 @@ class CountTokensRequest(StrictModel):
         return self
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, RequestFields):
     """Body of POST /v1/messages."""
 
     max_tokens: int
-    stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -225,22 +227,7 @@ class MessagesRequest(CountTokensRequest):
     container: Annotated[Any, Refused("a container")] = None
     compaction: Annotated[Any, Refused("summaries made by the server")] = None
     diagnostics: Diagnostics | None = None
-    thread: (
-        Annotated[
-            Annotated[CreateThread, Tag("[create]")] | Annotated[ContinueThread, Tag("[continue]")],
-            BY_TYPE,
-            known_kind(
-                "create",
-                "continue",
-                what="thread",
-                refusal=lambda kind: f"thread: there is no type {kind!r}, only 'create' and 'continue'.",
-            ),
-        ]
-        | None
-    ) = None
-    # Beyond Anthropic.
-    cache_salt: str | None = None
-    priority: int | None = None
+    thread: Annotated[CreateThread | ContinueThread, _THREAD] | None = None
 
     @property
     def continues(self) -> bool:
@@ -250,8 +237,6 @@ class MessagesRequest(CountTokensRequest):
     def _only_what_works(self) -> MessagesRequest:
         if self.temperature is not None and not 0 <= self.temperature <= 1:
             raise ParamError("temperature must be from 0 to 1.", "temperature")
-        if self.priority is not None and not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
-            raise ParamError("priority must be a 32-bit signed integer.", "priority")
         budget = self.thinking.budget_tokens if self.thinking is not None else None
         if budget is not None and budget >= self.max_tokens:
             raise ParamError(

@@ -11,6 +11,7 @@ request that is sent again finds what it found before.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ from radixkv_server.apis.anthropic.schemas import MessagesRequest
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.body import as_data, validation_error
-from radixkv_server.response_store import ResponseStore
+from radixkv_server.response_store import ResponseStore, StoreError
+
+logger = logging.getLogger("radixkv.server")
 
 _KEY = "thread:"
 
@@ -74,7 +77,10 @@ class Threads:
             raise validation_error(error, MessagesRequest) from None
 
     async def keep(self, message_id: str, body: MessagesRequest, content: Sequence[Json]) -> None:
-        """Keep an answer, and the whole conversation that led to it, if they are of a thread."""
+        """Keep an answer, and the whole conversation that led to it, if they are of a thread.
+
+        Where that fails the answer goes out; whoever builds on it is told that it is not there.
+        """
         if body.thread is None:
             return
         messages = [_without_breakpoints(as_data(message)) for message in body.messages]
@@ -84,7 +90,10 @@ class Threads:
             "tools": as_data(body.tools),
             "messages": [*messages, answer],
         }
-        await self._store.put(self._tenant, _KEY + message_id, dump(kept))
+        try:
+            await self._store.put(self._tenant, _KEY + message_id, dump(kept))
+        except StoreError as error:
+            logger.error("the thread of %s is not kept: %s", message_id, error)
 
     async def _get(self, message_id: str) -> Thread:
         data = await self._store.get(self._tenant, _KEY + message_id)

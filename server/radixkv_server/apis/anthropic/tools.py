@@ -55,7 +55,7 @@ class _ClientTool(StrictModel):
         return {"type": "function", "function": function}
 
 
-class Tool(_ClientTool):
+class AnthropicTool(_ClientTool):
     """A tool of the client's own."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
@@ -123,25 +123,25 @@ def _kind(value: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("[custom]")]
+    Annotated[AnthropicTool, Tag("[custom]")]
     | Annotated[KnownTool, Tag("[known]")]
     | Annotated[ServerTool, Tag("[server]")],
     Discriminator(_kind),
 ]
 
 
-def client_tools(tools: Sequence[Any]) -> list[Tool | KnownTool]:
+def client_tools(tools: Sequence[Any]) -> list[AnthropicTool | KnownTool]:
     """Those that can be called here."""
     return [tool for tool in tools if not isinstance(tool, ServerTool)]
 
 
-def is_deferred(tool: Tool | KnownTool, tools: Sequence[Any]) -> bool:
+def is_deferred(tool: AnthropicTool | KnownTool, tools: Sequence[Any]) -> bool:
     """Whether the prompt does not list a tool of `tools`."""
     searched = any(isinstance(other, ServerTool) and other.type.startswith(_SEARCH) for other in tools)
     return bool(tool.defer_loading) and not searched
 
 
-def shown(tool: Tool | KnownTool) -> str:
+def shown(tool: AnthropicTool | KnownTool) -> str:
     """A tool as the text of a message shows it."""
     return json.dumps(tool.for_template(), ensure_ascii=False)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv_server.apis.cache.schemas import PromptFields
-from radixkv_server.apis.openai.parse import parse_chat
+from radixkv_server.apis.cache.schemas import CachePromptFields
+from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.usage import Hint, PlaceName
 
@@ -20,14 +20,14 @@ class Prompt:
 
 
 async def prompt_ids(
-    context: ServerContext, body: PromptFields, *, add_generation_prompt: bool = True
+    context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
 ) -> list[int]:
     """The token ids of a body's prompt; see `prompt_of`."""
     return (await prompt_of(context, body, add_generation_prompt=add_generation_prompt)).ids
 
 
 async def prompt_of(
-    context: ServerContext, body: PromptFields, *, add_generation_prompt: bool = True
+    context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
 ) -> Prompt:
     """A body's prompt, through the very path of chats and completions.
 
@@ -37,14 +37,12 @@ async def prompt_of(
     Raises:
         ApiError, InvalidRequestError: what a generation request would be refused for.
     """
+    context.resolve_model(body.model)
     if isinstance(body.prompt, str):
-        context.resolve_model(body.model)
         return Prompt(await context.prompts.encode(body.prompt, param="prompt"))
     if body.prompt is not None:
-        context.resolve_model(body.model)
         return Prompt(context.prompts.check_ids(body.prompt, "prompt"))
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
-    request, _ = await parse_chat(context, body)
-    (prompt_request,) = request.prompt_requests
-    return Prompt(prompt_request.prompt_ids, prompt_request.hint, prompt_request.place_name)
+    request, _ = await completion_request(context, body)
+    return Prompt(request.prompt_ids, request.hint, request.place_name)

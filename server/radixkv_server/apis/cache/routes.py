@@ -17,8 +17,8 @@ from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_of
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
 from radixkv_server.apis.cache.texts import TokenTexts
-from radixkv_server.apis.cache.tree import TreeView
-from radixkv_server.apis.openai.routes import OPENAI
+from radixkv_server.apis.cache.tree import TreeJson
+from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
@@ -108,7 +108,7 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
     )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(
-        lambda: TreeView(snapshot, caller, context.names, texts).heaviest(limit, depth)
+        lambda: TreeJson(snapshot, caller, context.names, texts).heaviest(limit, depth)
     )
 
 
@@ -126,7 +126,7 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
     )
     texts = TokenTexts(context.engine.tokenizer)
     return await asyncio.to_thread(
-        lambda: TreeView(snapshot, caller, context.names, texts).search(text, limit)
+        lambda: TreeJson(snapshot, caller, context.names, texts).search(text, limit)
     )
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from radixkv_server.apis.openai.messages import ChatMessage
-from radixkv_server.apis.openai.schemas import ChatCompletionRequest
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.common.chat_messages import ChatMessage
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_TTL_S = 30 * 24 * 3600.0
@@ -41,7 +41,7 @@ def _text_or_ids(value: Any) -> Any:
     raise ValueError("must be a string or a list of token ids.")
 
 
-class PromptFields(ChatCompletionRequest):
+class CachePromptFields(ChatCompletionRequest):
     """A chat, or a prompt, as generation requests have it."""
 
     messages: Annotated[list[ChatMessage], FAIL_FAST] = Field(default_factory=list)
@@ -53,7 +53,7 @@ class PromptFields(ChatCompletionRequest):
         return _text_or_ids(value)
 
 
-class PromptBody(PromptFields):
+class PromptBody(CachePromptFields):
     """Body of POST and DELETE /v1/cache/public."""
 
     @model_validator(mode="before")
@@ -78,7 +78,7 @@ class Comparison(StrictModel):
         return _text_or_ids(value)
 
 
-class ExplainBody(PromptFields):
+class ExplainBody(CachePromptFields):
     """Body of POST /v1/cache/explain: a prompt, or two of them to compare with one another."""
 
     compare: Comparison | None = None
@@ -88,19 +88,19 @@ class ExplainBody(PromptFields):
     def _one_input(cls, value: Any) -> Any:
         return _one_of(value, ("messages", "prompt", "compare"))
 
-    def compared(self) -> tuple[PromptFields, PromptFields]:
+    def compared(self) -> tuple[CachePromptFields, CachePromptFields]:
         """The two as bodies of their own, with what stands beside them in this one."""
         assert self.compare is not None
         return self._about(self.compare.prompt), self._about(self.compare.other)
 
-    def _about(self, value: Any) -> PromptFields:
+    def _about(self, value: Any) -> CachePromptFields:
         is_chat = isinstance(value, list) and isinstance(value[0], ChatMessage)
         return self.model_copy(
             update={"messages": value if is_chat else [], "prompt": None if is_chat else value}
         )
 
 
-class PinBody(PromptFields):
+class PinBody(CachePromptFields):
     """Body of POST /v1/cache/pins: a prompt, or the node of the tree up to whose end to pin."""
 
     node: str | None = None
@@ -119,7 +119,7 @@ class PinBody(PromptFields):
         return value
 
 
-class UnpinBody(PromptFields):
+class UnpinBody(CachePromptFields):
     """Body of DELETE /v1/cache/pins: the prompt that was pinned, or the pin's id."""
 
     id: str | None = None

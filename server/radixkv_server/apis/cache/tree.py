@@ -11,7 +11,7 @@ from radixkv_server.insight.node_names import NodeNames
 SNIPPET_CHARS = 60  # on each side of a text that was found
 
 
-class TreeView:
+class TreeJson:
     """What one caller may see of a snapshot.
 
     Subtrees are what the snapshot has of them. Of public nodes users see only those that something of theirs

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 import radixkv
 from radixkv.client import EngineClient
 from radixkv.request import SamplingParams
-from radixkv_server.apis.openai.parse import chat_of
-from radixkv_server.apis.openai.schemas import ChatCompletionRequest
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.common.chats import completion_chat
 from radixkv_server.chat.chat import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
@@ -71,7 +71,7 @@ async def apply_template(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, ChatCompletionRequest, context.max_body_bytes())
     context.resolve_model(body.model)
-    prompt = await chat_prompt(context, chat_of(context, body))
+    prompt = await chat_prompt(context, completion_chat(context, body))
     return json_response({"prompt": await context.prompts.detokenize(prompt.ids, "messages")})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import radixkv
 from radixkv.chat.answer import (
@@ -20,15 +20,15 @@ from radixkv.chat.answer import (
     ToolCallBegin,
 )
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
-from radixkv_server.apis.openai.logprobs import ContentTokens, LogprobsFormat, TextOffsets
-from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields, CompletionRequest
-from radixkv_server.apis.openai.token_details import TokenDetails
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
+from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
+from radixkv_server.apis.common.token_details import TokenDetails
+from radixkv_server.apis.common.usage import usage_details
+from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
+from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.usage import Usage
-
-if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
 
 FINGERPRINT = f"radixkv-{radixkv.__version__}"
 
@@ -70,36 +70,6 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def usage_details(usage: Usage) -> Json:
-    """What the cache did for the prompts: tokens found, written and pinned, and why others were not found.
-
-    `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
-    other requests' prompts contain.
-    """
-    misses = [_miss(*miss) for miss in usage.misses]
-    details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
-    if misses:
-        details["cache_miss"] = misses[0] if len(misses) == 1 else misses
-    if usage.pinned_tokens is not None:
-        details["pinned_tokens"] = usage.pinned_tokens
-    return details
-
-
-def _miss(report: MissReport, hint: str | None) -> Json:
-    """The reason, the position of the first token that was not found, and what is known of its cause."""
-    miss: Json = {"reason": report.reason}
-    if report.reason != "hit":
-        miss["position"] = report.num_hit_tokens
-    if report.age_s is not None:
-        miss["age_s"] = round(report.age_s, 3)
-        miss["evicted_by"] = report.evicted_by
-    if report.skipped is not None:
-        miss["skipped"] = report.skipped
-    if hint is not None:
-        miss["hint"] = hint
-    return miss
-
-
 class _ChunkWriter:
     """Chunks of one stream as events, and its end: with usage where the body's `stream_options` say so."""
 
@@ -127,7 +97,7 @@ class _ChunkWriter:
         return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
 
 
-class ChatRenderer:
+class ChatRenderer(Renderer):
     """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason."""
 
     def __init__(
@@ -250,7 +220,7 @@ def _delta(event: AnswerEvent) -> Json | None:
     return None
 
 
-class TextRenderer:
+class TextRenderer(Renderer):
     """Answers of POST /v1/completions: choices numbered by prompt, then by sample.
 
     Args:

@@ -6,17 +6,16 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.apis.openai.errors import OpenAIDialect
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.apis.openai.parse import parse_chat, parse_completion
-from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.serve_generation import json_response, respond
 
 router = APIRouter()
-
-OPENAI = OpenAIDialect()
 
 
 @router.post("/v1/chat/completions")

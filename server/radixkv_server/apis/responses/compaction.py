@@ -7,22 +7,23 @@ all else. Sent as input again, the item is a message of the assistant's with the
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 
 from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.apis.responses.conversation import chat_of, items_of
 from radixkv_server.apis.responses.items import compaction, item_id
 from radixkv_server.apis.responses.render import usage_json
-from radixkv_server.apis.responses.schemas import CompactRequest, PromptFields
+from radixkv_server.apis.responses.schemas import CompactRequest, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.generation import Renderer
+from radixkv_server.generation.request import GenerationRequest, new_id
 from radixkv_server.generation.usage import Usage
+from radixkv_server.tenants.tenant import Tenant
 
 #: Most tokens of a summary.
 SUMMARY_TOKENS = 1024
@@ -33,7 +34,7 @@ _WISH = (
 )
 
 
-class CompactionRenderer:
+class CompactionRenderer(Renderer):
     """The answer: a list of items in place of the conversation's."""
 
     def __init__(self, response_id: str, kept: Sequence[Json], readers: AnswerReaders) -> None:
@@ -60,21 +61,21 @@ class CompactionRenderer:
 
 
 async def parse_compaction(
-    context: ServerContext, body: CompactRequest, stored: StoredResponses, tenant: str
+    context: ServerContext, body: CompactRequest, caller: Tenant
 ) -> tuple[GenerationRequest, CompactionRenderer]:
     """The conversation with the wish for a summary after it."""
     context.resolve_model(body.model)
-    response_id = f"resp_{uuid.uuid4().hex}"
+    response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
     before, new = await items_of(body, stored, response_id)
     items = [*before, *new]
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _WISH}]}
-    asked, tools = PromptFields(input=_WISH, instructions=body.instructions), Toolbox(())
+    asked, tools = ResponsePromptFields(input=_WISH, instructions=body.instructions), Toolbox(())
     room = min(SUMMARY_TOKENS, context.prompts.max_model_len // 4)
 
     def make_chat(some: Sequence[Json]) -> Chat:
-        return chat_of(context, asked, some, tools, tenant)
+        return chat_of(context, asked, some, tools, caller)
 
-    kept = await fit(context, [*items, wish], make_chat, room, tenant, body.cache_salt or "")
+    kept = await fit(context, [*items, wish], make_chat, room, caller, body.cache_salt or "")
     prompt_request, readers = await chat_request(context, make_chat(kept), {"max_tokens": room})
     request = GenerationRequest(
         id=response_id,
@@ -82,7 +83,7 @@ async def parse_compaction(
         stream=False,
         prompt_param="input",
         cache_salt=body.cache_salt,
-        cache_key_hint=body.prompt_cache_key or "",
+        cache_key_hint=body.cache_key_hint,
     )
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
     return request, CompactionRenderer(response_id, words, readers)

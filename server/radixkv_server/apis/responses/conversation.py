@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
-from radixkv_server.apis.openai.fields import plain_choice
-from radixkv_server.apis.openai.parse import template_options
+from radixkv_server.apis.common.chats import template_options
+from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
-from radixkv_server.apis.responses.schemas import ConversationFields, PromptFields
+from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.chat.chat import Chat
 from radixkv_server.chat.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.tenants.tenant import Tenant
 
 
 async def items_of(
@@ -48,7 +50,7 @@ def _said_by_user(text: str) -> list[MessageItem]:
 
 
 def chat_of(
-    context: ServerContext, body: PromptFields, items: Sequence[Json], tools: Toolbox, tenant: str
+    context: ServerContext, body: ResponsePromptFields, items: Sequence[Json], tools: Toolbox, caller: Tenant
 ) -> Chat:
     """The chat of a conversation's items."""
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
@@ -56,9 +58,7 @@ def chat_of(
         options.setdefault("reasoning_effort", body.reasoning.effort)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
 
-    def recall(call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return context.calls.recall(tenant, call_id, value)
-
+    recall = functools.partial(context.calls.recall, caller.name)
     return Chat(
         source=[body.instructions, *items],
         convert=lambda: messages_of(body.instructions, items, tools, recall),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv_server.apis.openai.errors import OpenAIDialect
+from radixkv_server.apis.common.openai_errors import OpenAIDialect
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
 

@@ -9,25 +9,23 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.openai.fields import Asynchronous, Caller
-from radixkv_server.apis.openai.messages import CacheBreakpoint
+from radixkv_server.apis.common.content import Media, TextPart, joined
+from radixkv_server.apis.common.fields import Asynchronous, Caller
+from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
-from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
+from radixkv_server.http.fields import NoOp, WithoutEffect
 
-_PARTS = ("input_text", "output_text", "text", "refusal")
 MAX_ID = 128
 
 Id = Annotated[str, Field(max_length=MAX_ID)]
-_OfAnswer = Annotated[Any, WithoutEffect("it is of an answer's text, which is there")]
-_Media = Annotated[Any, Refused("all but text")]
 
 
 class _Item(StrictModel):
@@ -37,54 +35,17 @@ class _Item(StrictModel):
     internal_chat_message_metadata_passthrough: NoOp = None
 
 
-class TextPart(StrictModel):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    annotations: _OfAnswer = None
-    logprobs: _OfAnswer = None
-    prompt_cache_breakpoint: CacheBreakpoint = None
-    image_url: _Media = None
-    input_audio: _Media = None
-    file_id: _Media = None
-    file_data: _Media = None
-    file_url: _Media = None
-    filename: _Media = None
-    detail: _Media = None
+class InputPart(TextPart):
+    KINDS: ClassVar = ("input_text", "output_text", "text", "refusal")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
-            if kind not in _PARTS:
-                raise ParamError(
-                    f"content of type {kind[:40]!r} is not supported: this server takes text, and fetches "
-                    "nothing.",
-                    code="unsupported_content",
-                )
-            if not isinstance(value.get(_text_field(kind)), str):
-                raise ParamError(f"content of type {kind!r} needs its text.")
-        return value
-
-    @property
-    def words(self) -> str:
-        """What it says."""
-        return (self.refusal if self.type == "refusal" else self.text) or ""
+    file_id: Media = None
+    file_data: Media = None
+    file_url: Media = None
+    filename: Media = None
+    detail: Media = None
 
 
-def _text_field(kind: str) -> str:
-    return "refusal" if kind == "refusal" else "text"
-
-
-# Tags in brackets are left out of the field names in error messages.
-_Text = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], FAIL_FAST, Tag("[parts]")],
-    Discriminator(lambda value: "[text]" if isinstance(value, str) else "[parts]"),
-]
-
-
-def _join(text: str | list[TextPart]) -> str:
-    return text if isinstance(text, str) else "\n".join(part.words for part in text)
+_Text = Annotated[str | Annotated[list[InputPart], FAIL_FAST], TEXT_OR_LIST]
 
 
 class MessageItem(_Item):
@@ -94,7 +55,7 @@ class MessageItem(_Item):
     phase: Annotated[Any, WithoutEffect("templates know no phases of an answer")] = None
 
     def plain(self, item_id: str) -> Json:
-        text = _join(self.content)
+        text = joined(self.content)
         return {
             "id": item_id,
             "type": "message",
@@ -132,26 +93,24 @@ class CustomCallItem(_CallItem):
         return custom_call(item_id, self.call_id, called, self.input, "completed")
 
 
-class _OutputItem(_Item):
+class CallOutputItem(_Item):
+    """What a call of a function or of a custom tool gave."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Id
     output: _Text
     caller: Caller = None
     name: NoOp = None
     namespace: NoOp = None
 
-
-class FunctionOutputItem(_OutputItem):
-    type: Literal["function_call_output"]
-
     def plain(self, item_id: str) -> Json:
-        return call_output(item_id, self.type, self.call_id, _join(self.output))
-
-
-class CustomOutputItem(_OutputItem):
-    type: Literal["custom_tool_call_output"]
-
-    def plain(self, item_id: str) -> Json:
-        return call_output(item_id, self.type, self.call_id, _join(self.output))
+        return {
+            "id": item_id,
+            "type": self.type,
+            "call_id": self.call_id,
+            "output": joined(self.output),
+            "status": "completed",
+        }
 
 
 class ReasoningText(StrictModel):
@@ -199,48 +158,23 @@ class ItemReference(_Item):
     id: Id
 
 
-class _UnknownItem(BaseModel):
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise ParamError("an item of the input must be an object.", code="invalid_type")
-        raise ParamError(
-            f"items of type {str(value.get('type'))[:40]!r} are not supported: this server knows message, "
-            "function_call, custom_tool_call, the outputs of both, reasoning, compaction and item_reference.",
-            code="unsupported_content",
-        )
+def _untyped(item: dict[str, Any]) -> str | None:
+    return "message" if "role" in item else "item_reference" if "id" in item else None
 
-
-def _tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind is None and isinstance(value, dict):
-        kind = "message" if "role" in value else "item_reference" if "id" in value else None
-    return f"[{kind}]" if kind in _KINDS else "[unknown]"
-
-
-_KINDS = (
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-    "compaction",
-    "item_reference",
-)
 
 InputItem = Annotated[
-    Annotated[MessageItem, Tag("[message]")]
-    | Annotated[FunctionCallItem, Tag("[function_call]")]
-    | Annotated[FunctionOutputItem, Tag("[function_call_output]")]
-    | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
-    | Annotated[CustomOutputItem, Tag("[custom_tool_call_output]")]
-    | Annotated[ReasoningItem, Tag("[reasoning]")]
-    | Annotated[CompactionItem, Tag("[compaction]")]
-    | Annotated[ItemReference, Tag("[item_reference]")]
-    | Annotated[_UnknownItem, Tag("[unknown]")],
-    Discriminator(_tag),
+    MessageItem
+    | FunctionCallItem
+    | CustomCallItem
+    | CallOutputItem
+    | ReasoningItem
+    | CompactionItem
+    | ItemReference,
+    ByType(
+        "an item of the input",
+        lambda kind, known: f"items of type {kind!r} are not supported: this server knows {known}.",
+        untyped=_untyped,
+    ),
 ]
 
 
@@ -276,11 +210,6 @@ def custom_call(item_id: str, call_id: str, called: Called, text: str, status: s
 def _call(kind: str, item_id: str, call_id: str, called: Called, given: Json, status: str) -> Json:
     call = {"id": item_id, "type": kind, "call_id": call_id, "name": called.name, **given, "status": status}
     return call if called.namespace is None else {**call, "namespace": called.namespace}
-
-
-def call_output(item_id: str, kind: str, call_id: str, text: str) -> Json:
-    """What a call gave."""
-    return {"id": item_id, "type": kind, "call_id": call_id, "output": text, "status": "completed"}
 
 
 def compaction(item_id: str, summary: str) -> Json:

@@ -2,111 +2,62 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from radixkv_server.apis.openai.logprobs import LogprobsFormat
+from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of
-from radixkv_server.apis.responses.errors import ResponsesDialect
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
-from radixkv_server.apis.responses.schemas import InputTokensRequest, PromptFields, ResponseRequest
+from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.errors import ApiError
-from radixkv_server.generation.request import GenerationRequest
-from radixkv_server.generation.usage import Usage
-from radixkv_server.response_store import StoreError
-
-logger = logging.getLogger("radixkv.server")
+from radixkv_server.generation.request import GenerationRequest, new_id
+from radixkv_server.tenants.tenant import Tenant
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 
 
-class Creation(ResponsesDialect):
-    """The making of one response; also the dialect of its stream, whose errors continue its events.
+async def parse_response(
+    context: ServerContext, body: ResponseRequest, caller: Tenant
+) -> tuple[GenerationRequest, ResponseRenderer]:
+    """POST /v1/responses; the prompt is the conversation so far, with the new input after it."""
+    model = context.resolve_model(body.model)
+    response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
+    before, new = await items_of(body, stored, response_id)
+    conversation = [*before, *new]
+    chat, tools = await chat_that_fits(
+        context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
+    )
+    prompt, readers = await chat_request(context, chat, _sampling_of(body), renamed=_RENAMED)
 
-    Args:
-        stored: the caller's responses.
-        tenant: the caller.
-    """
+    async def store(response: Json) -> None:
+        await stored.add(StoredResponse(response, conversation))
 
-    def __init__(self, stored: StoredResponses, tenant: str) -> None:
-        self._stored = stored
-        self._tenant = tenant
-        self._conversation: list[Json] = []
-        self._renderer: ResponseRenderer | None = None
-        self._is_stored = False
-
-    async def parse(
-        self, context: ServerContext, body: ResponseRequest
-    ) -> tuple[GenerationRequest, ResponseRenderer]:
-        """The prompt: the conversation so far, with the new input after it."""
-        model = context.resolve_model(body.model)
-        response_id = f"resp_{uuid.uuid4().hex}"
-        before, new = await items_of(body, self._stored, response_id)
-        conversation = self._conversation = [*before, *new]
-        salt = body.cache_salt or ""
-        chat, tools = await chat_that_fits(
-            context, body, conversation, self._tenant, salt=salt, room=body.max_output_tokens
-        )
-        prompt_request, readers = await chat_request(context, chat, _sampling_of(body), renamed=_RENAMED)
-
-        def remember(call_id: str, arguments: str) -> None:
-            context.calls.remember(self._tenant, call_id, arguments)
-
-        self._is_stored = body.store is not False
-        base = base_response(response_id, model, body, prompt_request.params)
-        self._renderer = ResponseRenderer(
-            base,
-            len(new),
-            LogprobsFormat(context.engine.tokenizer),
-            readers,
-            prompt_request.params,
-            tools,
-            remember,
-            with_logprobs=body.wants_logprobs,
-            hides_reasoning=body.wants_encrypted_reasoning,
-        )
-        wanted = GenerationRequest(
-            id=response_id,
-            prompt_requests=(prompt_request.pinning(body.pinned_s),),
-            stream=bool(body.stream),
-            prompt_param="input",
-            cache_salt=body.cache_salt,
-            cache_key_hint=body.prompt_cache_key or "",
-            priority=body.priority or 0,
-        )
-        return wanted, self._renderer
-
-    async def keep(self, usage: Usage) -> None:
-        """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
-        assert self._renderer is not None
-        if not self._is_stored:
-            return
-        self._renderer.conclude(usage)
-        response = self._renderer.response
-        try:
-            await self._stored.add(StoredResponse(response, self._conversation))
-        except StoreError as error:
-            logger.error("%s was answered and is not stored: %s", response["id"], error)
-            response["store"] = False
-
-    def error_event(self, error: ApiError, request_id: str | None) -> bytes:
-        assert self._renderer is not None, "a stream begins with its first event"
-        return self._renderer.failure(error)
+    renderer = ResponseRenderer(
+        base_response(response_id, model, body, prompt.params),
+        len(new),
+        LogprobsFormat(context.engine.tokenizer),
+        readers,
+        prompt.params,
+        tools,
+        functools.partial(context.calls.remember, caller.name),
+        None if body.store is False else store,
+        with_logprobs=body.wants_logprobs,
+        hides_reasoning=body.wants_encrypted_reasoning,
+    )
+    return body.generation_request(response_id, [prompt.pinning(body.pinned_s)], "input"), renderer
 
 
 async def chat_that_fits(
     context: ServerContext,
-    body: PromptFields,
+    body: ResponsePromptFields,
     items: Sequence[Json],
-    tenant: str,
+    caller: Tenant,
     *,
     salt: str = "",
     room: int | None = None,
@@ -119,20 +70,19 @@ async def chat_that_fits(
     tools = Toolbox(body.tools or ())
 
     def make_chat(some: Sequence[Json]) -> Chat:
-        return chat_of(context, body, some, tools, tenant)
+        return chat_of(context, body, some, tools, caller)
 
     if body.truncation == "auto":
-        items = await fit(context, items, make_chat, room, tenant, salt)
+        items = await fit(context, items, make_chat, room, caller, salt)
     return make_chat(items), tools
 
 
-async def count_input_tokens(
-    context: ServerContext, body: InputTokensRequest, stored: StoredResponses, tenant: str
-) -> int:
+async def count_input_tokens(context: ServerContext, body: InputTokensRequest, caller: Tenant) -> int:
     """POST /v1/responses/input_tokens: the length of the prompt that a response to this would have."""
     context.resolve_model(body.model)
+    stored = StoredResponses(context.responses, caller.name)
     before, new = await items_of(body, stored, "resp_count")
-    chat, _ = await chat_that_fits(context, body, [*before, *new], tenant)
+    chat, _ = await chat_that_fits(context, body, [*before, *new], caller)
     return len((await chat_prompt(context, chat)).ids)
 
 

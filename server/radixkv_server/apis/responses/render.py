@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from radixkv.chat.answer import ContentDelta, ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
-from radixkv_server.apis.openai.fields import plain_choice
-from radixkv_server.apis.openai.logprobs import ContentTokens, LogprobsFormat
-from radixkv_server.apis.openai.render import usage_details
-from radixkv_server.apis.responses.errors import error_json, frame
+from radixkv_server.apis.common.fields import plain_choice
+from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
+from radixkv_server.apis.common.usage import usage_details
+from radixkv_server.apis.responses.errors import ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import OutputItems, Remember
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import Toolbox, told
 from radixkv_server.chat.chat import AnswerReaders
-from radixkv_server.dialect import Json
+from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
+from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.usage import Usage
+from radixkv_server.response_store import StoreError
+
+logger = logging.getLogger("radixkv.server")
 
 
 def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
@@ -71,14 +76,15 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
     }
 
 
-class ResponseRenderer:
-    """One answer of the Responses API.
+class ResponseRenderer(Renderer, ResponsesDialect):
+    """One answer of the Responses API; also the dialect of its stream, whose errors continue its events.
 
     Args:
         base: see `base_response`.
         first_item: the number of the answer's first item among the response's, for its id.
         params: how the answer was asked for.
         tools, remember, hides_reasoning: see `OutputItems`.
+        store: keeps the response; None: it is not to be kept.
         with_logprobs: show them with the text.
 
     Attributes:
@@ -94,11 +100,13 @@ class ResponseRenderer:
         params: SamplingParams,
         tools: Toolbox,
         remember: Remember,
+        store: Callable[[Json], Awaitable[None]] | None,
         *,
         with_logprobs: bool,
         hides_reasoning: bool = False,
     ) -> None:
         self.response = base
+        self._store = store
         self._params = params
         self._logprobs = logprobs
         self._with_logprobs = with_logprobs
@@ -140,7 +148,21 @@ class ResponseRenderer:
         self.conclude(usage)
         return self._frames([{"type": f"response.{self.response['status']}", "response": self.response}])
 
-    def failure(self, error: ApiError) -> bytes:
+    async def keep(self, usage: Usage) -> None:
+        """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
+        self.conclude(usage)
+        if self._store is None:
+            return
+        try:
+            await self._store(self.response)
+        except StoreError as error:
+            logger.error("%s was answered and is not stored: %s", self.response["id"], error)
+            self.response["store"] = False
+
+    def stream_dialect(self, dialect: Dialect) -> Dialect:
+        return self
+
+    def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         """The end of a stream that can't go on: an `error` event, then the response as failed."""
         events = list(self._items.end("incomplete"))
         told = {"code": "server_error", "message": error.message, "param": error.param}

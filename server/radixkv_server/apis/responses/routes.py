@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.apis.responses.compaction import CompactionRenderer, parse_compaction
+from radixkv_server.apis.responses.compaction import parse_compaction
 from radixkv_server.apis.responses.errors import ResponsesDialect
-from radixkv_server.apis.responses.parse import Creation, count_input_tokens
+from radixkv_server.apis.responses.parse import count_input_tokens, parse_response
 from radixkv_server.apis.responses.schemas import CompactRequest, InputTokensRequest, ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponses
-from radixkv_server.context import ServerContext, context_of
+from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.serve_generation import json_response, respond
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
+
+RESPONSES = ResponsesDialect()
 
 MAX_ITEMS = 100
 
@@ -24,8 +25,7 @@ MAX_ITEMS = 100
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of typed events, and keep the answer."""
-    creation = Creation(_stored(request), record_of(request.scope).tenant)
-    return await respond(request, creation, ResponseRequest, creation.parse, before_end=creation.keep)
+    return await respond(request, RESPONSES, ResponseRequest, parse_response)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -33,22 +33,14 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a response would have."""
     context = context_of(request)
     body = await context.bodies.read(request, InputTokensRequest, context.max_body_bytes())
-    tenant = record_of(request.scope).tenant
-    tokens = await count_input_tokens(context, body, _stored(request), tenant)
+    tokens = await count_input_tokens(context, body, record_of(request.scope).caller)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
     """A shorter list of items in place of a conversation's: the model sums it up."""
-    tenant, stored = record_of(request.scope).tenant, _stored(request)
-
-    async def parse(
-        context: ServerContext, body: CompactRequest
-    ) -> tuple[GenerationRequest, CompactionRenderer]:
-        return await parse_compaction(context, body, stored, tenant)
-
-    return await respond(request, ResponsesDialect(), CompactRequest, parse)
+    return await respond(request, RESPONSES, CompactRequest, parse_compaction)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -115,7 +107,7 @@ def _page(items: list[Json], request: Request) -> Json:
 
 API = Api(
     router,
-    {"/v1/responses": ResponsesDialect()},
+    {"/v1/responses": RESPONSES},
     {
         "POST /v1/responses": ResponseRequest,
         "POST /v1/responses/input_tokens": InputTokensRequest,

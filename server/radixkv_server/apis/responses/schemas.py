@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from radixkv.structured import StructuredOutputs
-from radixkv_server.apis.openai.fields import (
+from radixkv_server.apis.common.chat_completion import MAX_TOOLS
+from radixkv_server.apis.common.fields import (
     AnyToolChoice,
     CacheFields,
     ChatTemplateFields,
@@ -22,8 +23,7 @@ from radixkv_server.apis.openai.fields import (
     check_logprobs,
     check_stream_options,
 )
-from radixkv_server.apis.openai.grammars import SchemaFields
-from radixkv_server.apis.openai.schemas import MAX_TOOLS
+from radixkv_server.apis.common.grammars import SchemaFields
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.apis.responses.tools import AnyTool
 from radixkv_server.chat.structured import format_grammar
@@ -79,7 +79,7 @@ class Reasoning(StrictModel):
     mode: Annotated[Any, WithoutEffect("the model has one", usual=("standard",))] = None
 
 
-class StreamOptions(StrictModel):
+class ResponseStreamOptions(StrictModel):
     include_obfuscation: IncludeObfuscation = None
 
 
@@ -117,7 +117,7 @@ class ConversationFields(StrictModel):
         return self
 
 
-class PromptFields(ConversationFields, ChatTemplateFields):
+class ResponsePromptFields(ConversationFields, ChatTemplateFields):
     """What decides the prompt of a response."""
 
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
@@ -128,7 +128,7 @@ class PromptFields(ConversationFields, ChatTemplateFields):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class InputTokensRequest(PromptFields):
+class InputTokensRequest(ResponsePromptFields):
     """Body of POST /v1/responses/input_tokens."""
 
     model: str | None = None
@@ -144,7 +144,7 @@ class CompactRequest(ConversationFields, CacheFields):
     service_tier: ServiceTier = None
 
 
-class ResponseRequest(PromptFields, CacheFields, SamplingFields):
+class ResponseRequest(ResponsePromptFields, CacheFields, SamplingFields):
     """Body of POST /v1/responses."""
 
     store: bool | None = None
@@ -153,7 +153,7 @@ class ResponseRequest(PromptFields, CacheFields, SamplingFields):
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     background: Annotated[Any, Refused("answering in the background (stream the answer instead)")] = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     access_programs: Annotated[Any, Refused()] = None
     context_management: Annotated[Any, Refused("compaction (leave out old items yourself)")] = None
     image: Annotated[Any, Refused("image input")] = None

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ValidationInfo, field_validator, model_validator
 
 from radixkv.sampling.grammar.limits import check_lark
 from radixkv.text.escaped_lark import escape_lark
-from radixkv_server.apis.openai.fields import Asynchronous, ToolName
+from radixkv_server.apis.common.fields import Asynchronous, ToolName
+from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.chat.chat import InputGrammar
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -146,33 +147,14 @@ class CustomTool(_ClientTool):
         return {**function, "strict": True} if is_strict else function
 
 
-def _by_type(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind in ("function", "custom", "namespace"):
-        return f"[{kind}]"
-    return "[hosted]" if kind in HOSTED else "[unknown]"
-
-
-class _UnknownTool(BaseModel):
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        raise ParamError(
-            f"tools of type {str(kind)[:40]!r} are not supported: this server runs no tools itself; give "
-            "functions, which your program runs.",
-            code="unsupported_parameter",
-        )
-
-
-_OwnTool = Annotated[
-    Annotated[FunctionTool, Tag("[function]")]
-    | Annotated[CustomTool, Tag("[custom]")]
-    | Annotated[_UnknownTool, Tag("[hosted]")]
-    | Annotated[_UnknownTool, Tag("[namespace]")]
-    | Annotated[_UnknownTool, Tag("[unknown]")],
-    Discriminator(_by_type),
-]
+_KNOWN_TOOL = ByType(
+    "a tool",
+    lambda kind, known: (
+        f"tools of type {kind!r} are not supported: this server runs no tools itself; give functions, which "
+        "your program runs."
+    ),
+    code="unsupported_parameter",
+)
 
 
 class NamespaceTool(StrictModel):
@@ -181,16 +163,18 @@ class NamespaceTool(StrictModel):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = None
-    tools: Annotated[list[_OwnTool], FAIL_FAST]
+    tools: Annotated[list[Annotated[FunctionTool | CustomTool, _KNOWN_TOOL]], FAIL_FAST]
 
     def plain(self) -> Json:
         """As it is told in the response."""
         shown = {"type": self.type, "name": self.name, "description": self.description}
-        return {**shown, "tools": [tool.plain() for tool in self.tools if isinstance(tool, _ClientTool)]}
+        return {**shown, "tools": [tool.plain() for tool in self.tools]}
 
 
 class HostedTool(BaseModel):
     """A tool that this server does not have; what it comes with is not looked at."""
+
+    KINDS: ClassVar = HOSTED
 
     type: str
 
@@ -202,14 +186,7 @@ class HostedTool(BaseModel):
         return value
 
 
-AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("[function]")]
-    | Annotated[CustomTool, Tag("[custom]")]
-    | Annotated[NamespaceTool, Tag("[namespace]")]
-    | Annotated[HostedTool, Tag("[hosted]")]
-    | Annotated[_UnknownTool, Tag("[unknown]")],
-    Discriminator(_by_type),
-]
+AnyTool = Annotated[FunctionTool | CustomTool | NamespaceTool | HostedTool, _KNOWN_TOOL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +253,7 @@ class Toolbox:
 
 def told(tools: Sequence[Any]) -> list[Json]:
     """The tools as they are told in a response: those that this server takes."""
-    return [tool.plain() for tool in tools if isinstance(tool, _ClientTool | NamespaceTool)]
+    return [tool.plain() for tool in tools if not isinstance(tool, HostedTool)]
 
 
 def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, NamespaceTool | None, str]]:
@@ -284,8 +261,6 @@ def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, NamespaceTool | No
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if isinstance(tool, NamespaceTool):
-            for inner_number, inner in enumerate(tool.tools):
-                if isinstance(inner, _ClientTool):
-                    yield inner, tool, f"{place}.tools[{inner_number}]"
+            yield from ((inner, tool, f"{place}.tools[{at}]") for at, inner in enumerate(tool.tools))
         elif isinstance(tool, _ClientTool):
             yield tool, None, place

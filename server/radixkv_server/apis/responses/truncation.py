@@ -12,6 +12,7 @@ from radixkv.errors import ContextLengthExceededError
 from radixkv_server.chat.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.tenants.tenant import Tenant
 
 #: Of the context, left to an answer whose length is not given.
 _ROOM = 8
@@ -22,7 +23,7 @@ async def fit(
     items: Sequence[Json],
     make_chat: Callable[[Sequence[Json]], Chat],
     room: int | None,
-    tenant: str,
+    caller: Tenant,
     salt: str,
 ) -> Sequence[Json]:
     """The items whose prompt fits: all of them, or as many of the latest as leave `room` for the answer.
@@ -31,7 +32,7 @@ async def fit(
 
     Args:
         room: tokens of the answer; None: an eighth of the context.
-        tenant, salt: whose quota of the cache the prompt must fit in.
+        caller, salt: whose quota of the cache the prompt must fit in.
     """
     limit = context.prompts.max_model_len
 
@@ -39,7 +40,7 @@ async def fit(
         try:
             ids = (await chat_prompt(context, make_chat(kept))).ids
             whole = [*ids, *ids[-1:] * (answer - 1)]
-            await context.engine.check_quota([whole], tenant=tenant, salt=salt)
+            await context.engine.check_quota([whole], tenant=caller.name, salt=salt)
         except ContextLengthExceededError:
             return False
         return len(ids) <= limit - answer

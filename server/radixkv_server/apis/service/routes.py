@@ -6,11 +6,10 @@ from fastapi import APIRouter, Request, Response
 
 import radixkv
 from radixkv.client import TextTokenizer
-from radixkv_server.apis.openai.messages import template_messages
-from radixkv_server.apis.openai.parse import template_options
+from radixkv_server.apis.common.chats import chat_of
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
-from radixkv_server.chat.chat import Chat, chat_prompt
-from radixkv_server.context import ServerContext, context_of
+from radixkv_server.chat.chat import chat_prompt
+from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.serve_generation import json_response, long_json_response
 from radixkv_server.http.request_record import record_of
@@ -41,7 +40,8 @@ async def tokenize(request: Request) -> Response:
         special = body.add_special_tokens is not False
         ids = await prompts.tokenize(body.prompt, param="prompt", add_special_tokens=special)
     else:
-        ids = (await chat_prompt(context, _chat(context, body))).ids
+        assert body.messages is not None
+        ids = (await chat_prompt(context, chat_of(context, body, body.messages))).ids
 
     def answer() -> Json:
         told: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
@@ -50,21 +50,6 @@ async def tokenize(request: Request) -> Response:
         return told
 
     return await long_json_response(answer, size=len(ids))
-
-
-def _chat(context: ServerContext, body: TokenizeRequest) -> Chat:
-    messages = body.messages
-    assert messages is not None
-    options = template_options(context, body.chat_template_kwargs, body.chat_template)
-    if body.continue_final_message:
-        options["continue_final_message"] = True
-    return Chat(
-        source=messages,
-        convert=lambda: template_messages(messages),
-        tools=[tool.for_template() for tool in body.tools or ()],
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        options=options,
-    )
 
 
 def _piece(tokenizer: TextTokenizer, token: int) -> Json:

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from radixkv_server.apis.openai.fields import ChatTemplateFields
-from radixkv_server.apis.openai.messages import ChatMessage
-from radixkv_server.apis.openai.schemas import MAX_TOOLS, Tool, check_ending
+from radixkv_server.apis.common.chat_completion import ChatFields
+from radixkv_server.apis.common.chat_messages import ChatMessage
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 
-class TokenizeRequest(ChatTemplateFields):
+class TokenizeRequest(ChatFields):
     """Body of POST /tokenize: a `prompt`, or `messages` as for a chat; or `content`, in llama.cpp's form."""
 
     model: str | None = None
@@ -22,10 +21,7 @@ class TokenizeRequest(ChatTemplateFields):
     parse_special: bool | None = None
     with_pieces: bool | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -41,7 +37,7 @@ class TokenizeRequest(ChatTemplateFields):
             if getattr(self, name) is not None and not asks_for_nothing:
                 raise ParamError(f"{name} does not go with {given[0]}.", name)
         if self.messages is not None:
-            check_ending(self.messages, self.add_generation_prompt, self.continue_final_message)
+            self.check_ending(self.messages)
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv_server.apis.openai.limit_headers import limit_headers
+from radixkv_server.apis.common.limit_headers import limit_headers
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
 from radixkv_server.tenants.rate_limits import LimitState
@@ -35,3 +35,6 @@ class OpenAIDialect:
 
     def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
         return limit_headers(limits)
+
+
+OPENAI = OpenAIDialect()

@@ -6,13 +6,14 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
+from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -57,11 +58,46 @@ Caller = Annotated[Any, WithoutEffect("the model is the only caller", usual=({"t
 IncludeObfuscation = Annotated[Any, WithoutEffect("a stream's events have no padding")]
 
 
-class SamplingFields(StrictModel):
-    """What every route that generates takes: from which model, and how its tokens are chosen."""
+class RequestFields(StrictModel):
+    """What every route that generates takes, in any dialect."""
 
     model: str | None = None
     stream: bool | None = None
+    # Beyond the dialects.
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @field_validator("priority")
+    @classmethod
+    def _small_priority(cls, value: int | None) -> int | None:
+        if value is not None and not -PRIORITY_LIMIT <= value < PRIORITY_LIMIT:
+            raise ValueError("priority must be a 32-bit signed integer.")
+        return value
+
+    @property
+    def cache_key_hint(self) -> str:
+        """What requests share that come back together; empty: nothing."""
+        return ""
+
+    def generation_request(
+        self, answer_id: str, prompts: Sequence[PromptRequest], param: str, *, operation: str = "chat"
+    ) -> GenerationRequest:
+        """What the engine shall do: these prompts, which the body calls `param`."""
+        return GenerationRequest(
+            answer_id,
+            tuple(prompts),
+            stream=bool(self.stream),
+            prompt_param=param,
+            cache_salt=self.cache_salt,
+            cache_key_hint=self.cache_key_hint,
+            priority=self.priority or 0,
+            operation=operation,
+        )
+
+
+class SamplingFields(RequestFields):
+    """How tokens are chosen."""
+
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
@@ -81,8 +117,6 @@ class SamplingFields(StrictModel):
     allowed_token_ids: Annotated[list[int], FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -94,13 +128,6 @@ class SamplingFields(StrictModel):
             return value
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ValueError("stop must be a string or a list of strings.")
-        return value
-
-    @field_validator("priority")
-    @classmethod
-    def _small_priority(cls, value: int | None) -> int | None:
-        if value is not None and not -PRIORITY_LIMIT <= value < PRIORITY_LIMIT:
-            raise ValueError("priority must be a 32-bit signed integer.")
         return value
 
     def sampling_options(self) -> dict[str, Any]:
@@ -229,6 +256,10 @@ class CacheFields(StrictModel):
     prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def cache_key_hint(self) -> str:
+        return self.prompt_cache_key or ""
 
     @property
     def pinned_s(self) -> float | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pydantic import model_validator
 
 from radixkv.request import Logprob, TokenLogprobs
-from radixkv_server.apis.openai.fields import check_logprobs
-from radixkv_server.apis.openai.logprobs import finite
+from radixkv_server.apis.common.fields import check_logprobs
+from radixkv_server.apis.common.logprobs import finite
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import StrictModel
 

@@ -67,12 +67,8 @@ class GrammarFields(StrictModel):
     json_schema: str | dict[str, Any] | None = None
     grammar_: Annotated[str | None, Field(alias="grammar")] = None
 
-    def grammar(self) -> tuple[StructuredOutputs, str] | None:
-        """See `_found`, which is asked once."""
-        return self._found
-
     @functools.cached_property
-    def _found(self) -> tuple[StructuredOutputs, str] | None:
+    def wanted_grammar(self) -> tuple[StructuredOutputs, str] | None:
         """What the answer must look like, and the name of the field that says so; None: anything.
 
         Raises:

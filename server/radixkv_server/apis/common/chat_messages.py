@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from radixkv.text.json_text import read_json_text
+from radixkv_server.apis.common.content import Media, TextPart, joined
+from radixkv_server.apis.common.kinds import TEXT_OR_LIST
 from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -15,49 +17,14 @@ from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
-CacheBreakpoint = Annotated[Any, WithoutEffect("every prefix is found, wherever it ends")]
-_Media = Annotated[Any, Refused("all but text")]
 
+class ContentPart(TextPart):
+    KINDS: ClassVar = ("text", "refusal")
 
-class ContentPart(StrictModel):
     type: Literal["text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
     cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: CacheBreakpoint = None
-    annotations: Annotated[Any, WithoutEffect("they are of an answer's text, which is there")] = None
-    logprobs: Annotated[Any, WithoutEffect("they are of an answer's text, which is there")] = None
     id: NoOp = None
-    image_url: _Media = None
-    input_audio: _Media = None
-    file: _Media = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
-            if kind not in ("text", "refusal"):
-                raise ParamError(
-                    f"content parts of type {kind[:40]!r} are not supported: this server takes text, and "
-                    "fetches nothing.",
-                    code="unsupported_content",
-                )
-            if not isinstance(value.get(kind), str):
-                raise ParamError(f"a content part of type {kind!r} needs its text.")
-        return value
-
-    @property
-    def words(self) -> str:
-        """What it says."""
-        return (self.text if self.type == "text" else self.refusal) or ""
-
-
-# Tagged by hand: a plain union reports the errors of the branch that the client did not mean. Tags in
-# brackets are left out of the field names in error messages.
-Content = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[ContentPart], FAIL_FAST, Tag("[parts]")],
-    Discriminator(lambda value: "[text]" if isinstance(value, str) else "[parts]"),
-]
+    file: Media = None
 
 
 class CalledFunction(StrictModel):
@@ -65,7 +32,7 @@ class CalledFunction(StrictModel):
     arguments: str
 
 
-class ToolCall(StrictModel):
+class ChatToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -85,9 +52,9 @@ class ChatMessage(StrictModel):
     )
 
     role: Role
-    content: Content | None = None
+    content: Annotated[str | Annotated[list[ContentPart], FAIL_FAST], TEXT_OR_LIST] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FAIL_FAST] | None = None
+    tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024), FAIL_FAST] | None = None
     tool_call_id: str | None = None
     cache_control: CacheControl | None = None
     audio: Annotated[Any, Refused("an answer as sound")] = None
@@ -118,12 +85,9 @@ class ChatMessage(StrictModel):
         Raises:
             ApiError: 400; the arguments of a tool call are not JSON.
         """
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.words for part in content)
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": content if content is not None else "",
+            "content": joined(self.content or ""),
         }
         for name in ("name", "tool_call_id"):
             if getattr(self, name) is not None:
@@ -134,7 +98,7 @@ class ChatMessage(StrictModel):
         return message
 
 
-def _call_for_template(call: ToolCall) -> dict[str, Any]:
+def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
     plain: dict[str, Any] = {} if call.id is None else {"id": call.id}
     plain |= {"type": "function", "function": {"name": call.function.name}}
     try:

@@ -1,0 +1,1 @@
+"""What several APIs share: fields, messages and tools of chats, logprobs, usage, OpenAI's errors."""

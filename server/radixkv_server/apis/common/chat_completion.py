@@ -1,0 +1,197 @@
+"""The body of a chat completion, which several APIs take: its prompt, or all of it.
+
+How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from radixkv_server.apis.common.chat_messages import ChatMessage, breakpoints_in
+from radixkv_server.apis.common.content import CacheBreakpoint
+from radixkv_server.apis.common.fields import (
+    AnyToolChoice,
+    CacheFields,
+    ChatTemplateFields,
+    ForOpenAI,
+    IncludeObfuscation,
+    SamplingFields,
+    ServiceTier,
+    ToolName,
+    Verbosity,
+    check_logprobs,
+    check_stream_options,
+)
+from radixkv_server.apis.common.grammars import GrammarFields
+from radixkv_server.apis.common.token_details import TokenDetailFields
+from radixkv_server.chat.breakpoints import Breakpoint, CacheControl, check_breakpoints
+from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
+from radixkv_server.http.fields import Refused, WithoutEffect
+
+MAX_TOOLS = 1024
+
+
+class ChatStreamOptions(StrictModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: IncludeObfuscation = None
+
+
+class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
+    """What chat and text completions share."""
+
+    stream_options: ChatStreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> CommonFields:
+        check_stream_options(self, self.stream_options)
+        return self
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_with_chunks(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling_options(self) -> dict[str, Any]:
+        options = super().sampling_options()
+        if self.n is not None:
+            options["n"] = self.n
+        if (found := self.wanted_grammar) is not None:
+            options["structured"] = found[0]
+        return options
+
+    @property
+    def grammar_param(self) -> str:
+        """The field that says what the answer must look like."""
+        found = self.wanted_grammar
+        return "structured_outputs" if found is None else found[1]
+
+
+class ChatFunction(StrictModel):
+    """A function; what is not declared here but passed on is printed by templates as it came."""
+
+    model_config = ConfigDict(extra="allow")
+    PASSED_ON: ClassVar = frozenset({"description", "parameters", "strict", "return"})
+
+    name: ToolName
+
+    @model_validator(mode="after")
+    def _known_extras(self) -> ChatFunction:
+        extra = self.model_extra or {}
+        if not isinstance(extra.get("parameters"), dict | None):
+            raise ParamError("the parameters of a function must be a JSON Schema, an object.")
+        if not isinstance(extra.get("strict"), bool | None):
+            raise ParamError("strict must be true, false or null.")
+        return self
+
+
+class ChatTool(StrictModel):
+    type: Literal["function"]
+    function: ChatFunction
+    cache_control: CacheControl | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as templates expect it, without what is meant for the cache."""
+        return {"type": self.type, "function": as_data(self.function)}
+
+
+class ChatFields(ChatTemplateFields):
+    """What decides how messages become a prompt."""
+
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def check_ending(self, messages: Sequence[ChatMessage]) -> None:
+        """Raise ParamError where the last message is to be continued and can't be."""
+        param = "continue_final_message"
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ParamError(f"add_generation_prompt and {param} exclude each other.", param)
+        if self.continue_final_message and messages[-1].role != "assistant":
+            raise ParamError(f"{param} needs a last message of the assistant's.", param)
+
+
+class MessageFields(ChatFields):
+    """The fields that decide a chat's prompt."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST]
+
+    @property
+    def breakpoints(self) -> list[tuple[CacheControl, Breakpoint]]:
+        """What has `cache_control`, and where it stands, in the order of tools and messages."""
+        tools = enumerate(self.tools or ())
+        controls = [(tool.cache_control, index) for index, tool in tools if tool.cache_control is not None]
+        placed = [(control, Breakpoint(control.seconds, tool=index)) for control, index in controls]
+        return placed + breakpoints_in(self.messages)
+
+    @model_validator(mode="after")
+    def _sound(self) -> MessageFields:
+        check_breakpoints([control for control, _ in self.breakpoints])
+        self.check_ending(self.messages)
+        return self
+
+
+class PredictionPart(StrictModel):
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint = None
+
+
+class Prediction(StrictModel):
+    """What the answer may repeat: where it does, it comes faster; it changes nothing else."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
+class ChatCompletionRequest(MessageFields, CacheFields, CommonFields):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: AnyToolChoice | None = None
+    reasoning_effort: str | None = None
+    modalities: Annotated[Any, Refused("anything but ['text']", usual=(["text"],))] = None
+    verbosity: Verbosity = None
+    functions: Annotated[Any, Refused("the older form of tools (use tools)")] = None
+    function_call: Annotated[
+        Any, Refused("the older form of tool_choice (use tool_choice)", usual=("auto", "none"))
+    ] = None
+    audio: Annotated[Any, Refused("an answer as sound")] = None
+    web_search_options: Annotated[Any, Refused("searching the web")] = None
+    moderation: Annotated[Any, Refused("moderation")] = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    safety_identifier: ForOpenAI = None
+    service_tier: ServiceTier = None
+    store: Annotated[Any, WithoutEffect("chats are not kept; responses are")] = None
+    metadata: Annotated[Any, WithoutEffect("chats are not kept; responses are")] = None
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None:
+            if not self.logprobs:
+                raise ParamError("top_logprobs needs logprobs to be true.", "top_logprobs")
+            check_logprobs(self.top_logprobs, "top_logprobs")
+        newer, older = self.max_completion_tokens, self.max_tokens
+        if newer is not None and older is not None and newer != older:
+            raise ParamError("max_tokens and max_completion_tokens contradict each other.", "max_tokens")
+        return self
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

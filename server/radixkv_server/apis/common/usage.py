@@ -1,0 +1,41 @@
+"""What of the usage several APIs say alike: what the cache did for the prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radixkv_server.dialect import Json
+from radixkv_server.generation.usage import Usage
+
+if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
+
+
+def usage_details(usage: Usage) -> Json:
+    """What the cache did for the prompts: tokens found, written and pinned, and why others were not found.
+
+    `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
+    other requests' prompts contain.
+    """
+    misses = [_miss(*miss) for miss in usage.misses]
+    details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
+    if misses:
+        details["cache_miss"] = misses[0] if len(misses) == 1 else misses
+    if usage.pinned_tokens is not None:
+        details["pinned_tokens"] = usage.pinned_tokens
+    return details
+
+
+def _miss(report: MissReport, hint: str | None) -> Json:
+    """The reason, the position of the first token that was not found, and what is known of its cause."""
+    miss: Json = {"reason": report.reason}
+    if report.reason != "hit":
+        miss["position"] = report.num_hit_tokens
+    if report.age_s is not None:
+        miss["age_s"] = round(report.age_s, 3)
+        miss["evicted_by"] = report.evicted_by
+    if report.skipped is not None:
+        miss["skipped"] = report.skipped
+    if hint is not None:
+        miss["hint"] = hint
+    return miss
