@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
+from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
 
 
@@ -57,6 +58,31 @@ class Counters:
             self.gap_time_s += started - self._last_model_end
         self.model_time_s += ended - started
         self._last_model_end = ended
+
+    def snapshot(
+        self, scheduler: Scheduler, num_generated: int, cache: CacheStats, speculation: SpeculationCounts
+    ) -> EngineStats:
+        """These, and what the parts of the engine count."""
+        scheduled = scheduler.stats
+        return EngineStats(
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            num_preemptions=scheduled.num_preemptions,
+            prompt_tokens=scheduled.prompt_tokens,
+            cached_prompt_tokens=scheduled.cached_prompt_tokens,
+            computed_prompt_tokens=scheduled.computed_prompt_tokens,
+            computed_tokens=scheduled.computed_tokens,
+            generated_tokens=num_generated,
+            finished_requests=self.finished,
+            failed_requests=self.failed,
+            aborted_requests=self.aborted,
+            steps=scheduled.num_steps,
+            model_time_s=self.model_time_s,
+            gap_time_s=self.gap_time_s,
+            num_rebuilds=self.num_rebuilds,
+            cache=cache,
+            speculation=speculation,
+        )
 
     def pause(self) -> None:
         """What comes now, until the next model call, is no gap: there is no work, or something broke."""

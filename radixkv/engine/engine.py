@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import EncodedPrompt, InputProcessor, Prompt
+from radixkv.engine.model_step import StepOutcome, run_step
 from radixkv.engine.output_processor import OutputProcessor, StepResult
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
@@ -47,14 +47,12 @@ from radixkv.errors import (
 )
 from radixkv.request import FinishReason, PrefixPin, SamplingParams
 from radixkv.sampling.grammar.grammar import Grammar
-from radixkv.sampling.sampler import SampledToken, sample_runs
-from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.speculation.counts import SpeculationCounts
-from radixkv.speculation.drafter import Drafter
 from radixkv.speculation.step_costs import StepCosts
 
 if TYPE_CHECKING:
@@ -66,22 +64,6 @@ logger = logging.getLogger("radixkv")
 
 #: Set to 1, every step's plan is proven before it runs; a few per cent of a small model's step.
 CHECK_STEPS = "RADIXKV_CHECK_STEPS"
-
-
-@dataclass(slots=True)
-class _StepOutcome:
-    """What runner and sampler gave: logits, and tokens for each of `requests`; or the `error` alone.
-
-    Attributes:
-        runs: as many as `requests`: the accepted tokens of its draft, and one more.
-        drafts: the entries of those that had one.
-    """
-
-    logits: torch.Tensor | None = None
-    requests: list[Sample] = field(default_factory=list)
-    runs: list[list[SampledToken]] = field(default_factory=list)
-    drafts: dict[Sample, Entry] = field(default_factory=dict)
-    error: BaseException | None = None
 
 
 class Engine:
@@ -154,7 +136,10 @@ class Engine:
             clock=clock,
         )
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
-        self._speculation = None if config.speculation == "off" else self._make_speculation(step_costs)
+        self._speculation = None
+        if config.speculation != "off":
+            costs = step_costs or StepCosts.of_backend(runner.backend_name)
+            self._speculation = Speculation(config.max_draft_tokens, costs, lambda: self.cache)
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -169,14 +154,6 @@ class Engine:
         self._output = OutputProcessor(tokenizer, clock)
         self._faults = FaultRecovery()
         self._counters = Counters()
-
-    def _make_speculation(self, step_costs: StepCosts | None) -> Speculation:
-        def continuation(request: SequenceState, most: int) -> list[int]:
-            return self.cache.tree.following(request.tokens.view(), request.namespace, most)
-
-        most = self.config.max_draft_tokens
-        costs = step_costs or StepCosts.of_backend(self.runner.backend_name)
-        return Speculation(Drafter(costs, most, continuation), most, lambda: self.cache.num_resets)
 
     # ------------------------------------------------------------------ requests in
 
@@ -272,8 +249,13 @@ class Engine:
         with self._repairing():
             batch = self._schedule()
             if batch is not None:
-                outcome = self._run(batch)
-                self._process(batch, outcome)
+                started = self.clock()
+                outcome = run_step(self.runner, batch, self.input_processor.forks)
+                if outcome.error is None:
+                    self._counters.model_called(started, self.clock())
+                    self._process(batch, outcome)
+                else:
+                    self._rollback(batch, outcome.error)
         if not self.has_work:
             self._counters.pause()
         if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
@@ -317,45 +299,8 @@ class Engine:
             )
         self._fail(request, failure, discard=False)
 
-    def _run(self, batch: Batch) -> _StepOutcome:
-        """Runner and sampler: what they gave, or why they failed. Nothing of a request changes in here."""
-        started = self.clock()
-        try:
-            logits = self.runner.execute(batch)
-            rows, requests, drafts = self._rows_to_sample(batch)
-            guesses = [drafts[request].draft if request in drafts else () for request in requests]
-            outcome = _StepOutcome(logits, requests, sample_runs(logits, rows, requests, guesses), drafts)
-        except BaseException as error:
-            return _StepOutcome(error=error)
-        self._counters.model_called(started, self.clock())
-        return outcome
-
-    def _rows_to_sample(self, batch: Batch) -> tuple[list[int], list[Sample], dict[Sample, Entry]]:
-        """Every sample that gets tokens, with the first of its logits rows, and its entry if it has a draft.
-
-        Forks share their parent's row.
-        """
-        rows: list[int] = []
-        requests: list[Sample] = []
-        drafts: dict[Sample, Entry] = {}
-        for entry, _, end in batch.logit_spans():
-            if not entry.samples:
-                continue
-            request = sample_of(entry.request)
-            requests.append(request)
-            rows.append(end - 1 - len(entry.draft))
-            if entry.draft:
-                drafts[request] = entry
-            if request.num_forks:
-                forks = self.input_processor.forks(request)
-                requests.extend(forks)
-                rows.extend([end - 1] * len(forks))
-        return rows, requests, drafts
-
-    def _process(self, batch: Batch, outcome: _StepOutcome) -> None:
-        if outcome.error is not None:
-            self._rollback(batch, outcome.error)
-            return
+    def _process(self, batch: Batch, outcome: StepOutcome) -> None:
+        """Give every request what the step brought it; end those that are at their end."""
         assert outcome.logits is not None
         self.scheduler.complete(batch)
         self._faults.step_passed(sample_of(entry.request) for entry in batch.entries)
@@ -513,28 +458,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters; cheap."""
-        scheduler, counters = self.scheduler.stats, self._counters
-        return EngineStats(
-            num_waiting=self.scheduler.num_waiting,
-            num_running=self.scheduler.num_running,
-            num_preemptions=scheduler.num_preemptions,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_prompt_tokens=scheduler.cached_prompt_tokens,
-            computed_prompt_tokens=scheduler.computed_prompt_tokens,
-            computed_tokens=scheduler.computed_tokens,
-            generated_tokens=self._output.num_generated,
-            finished_requests=counters.finished,
-            failed_requests=counters.failed,
-            aborted_requests=counters.aborted,
-            steps=scheduler.num_steps,
-            model_time_s=counters.model_time_s,
-            gap_time_s=counters.gap_time_s,
-            num_rebuilds=counters.num_rebuilds,
-            speculation=(
-                SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
-            ),
-            cache=self.cache.stats,
-        )
+        counts = SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
+        return self._counters.snapshot(self.scheduler, self._output.num_generated, self.cache.stats, counts)
 
     def check(self) -> None:
         """Assert every invariant of cache and scheduler."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.request import PrefixPin, SamplingParams
@@ -20,24 +19,22 @@ class Failure:
     code: str
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sample(SequenceState):
     """A request to the scheduler, with its text and stop conditions, its random stream, and its siblings.
 
-    Its maker sets all three.
+    Its maker sets the first three.
 
     Attributes:
         accepted_draft_tokens: of its tokens, those that were guessed; of a stream, since its last delta.
         rejected_draft_tokens: guesses that were wrong, likewise.
     """
 
-    __slots__ = ("accepted_draft_tokens", "group", "output", "rejected_draft_tokens", "sampling_state")
-    group: RequestGroup
-    output: SampleOutput
-    sampling_state: SamplingState
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.accepted_draft_tokens = self.rejected_draft_tokens = 0
+    group: RequestGroup = field(init=False)
+    output: SampleOutput = field(init=False)
+    sampling_state: SamplingState = field(init=False)
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
 
 def sample_of(request: SequenceState) -> Sample:

@@ -9,31 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.request_group import Sample, sample_of
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.drafter import Drafter
+from radixkv.speculation.step_costs import StepCosts
 
 
 class Speculation:
     """Forced tokens, then guesses.
 
     Args:
-        drafter: guesses.
         max_tokens: most tokens of a draft.
-        num_resets: how often the cache was reset: then what was written before is forgotten as well.
+        costs: what rows cost, for how many guesses pay.
+        cache: the engine's cache at the time, where what others wrote is looked up.
     """
 
-    def __init__(self, drafter: Drafter, max_tokens: int, num_resets: Callable[[], int]) -> None:
-        self._drafter = drafter
+    def __init__(self, max_tokens: int, costs: StepCosts, cache: Callable[[], PrefixCache]) -> None:
+        def continuation(request: SequenceState, most: int) -> list[int]:
+            return cache().tree.following(request.tokens.view(), request.namespace, most)
+
+        self._drafter = Drafter(costs, max_tokens, continuation)
         self._max_tokens = max_tokens
-        self._num_resets = num_resets
-        self._resets_seen = 0
+        self._cache = cache
+        self._resets_seen = 0  # a reset forgets what was written before, too
         self.counts = SpeculationCounts()
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """See `Drafter.begin`."""
-        resets = self._num_resets()
+        resets = self._cache().num_resets
         if resets != self._resets_seen:
             self._resets_seen = resets
             self._drafter.forget_outputs()

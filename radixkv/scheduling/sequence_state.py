@@ -18,7 +18,7 @@ recomputing after a preemption): the scheduler knows only this difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,6 +92,7 @@ class SequenceTimes:
         return RequestTimes(*(None if mark is None else max(0.0, mark - self.arrival) for mark in marks))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
     """One sample of what a user asked for: its tokens so far, its parameters, its lease.
 
@@ -101,82 +102,47 @@ class SequenceState:
     the engine forks it, so that the prompt is computed and held once.
     """
 
-    __slots__ = (
-        "arrival_order",
-        "cache_key_hint",
-        "cache_report",
-        "finish_reason",
-        "held_up_steps",
-        "index",
-        "is_promoted",
-        "last_scheduled_step",
-        "lease",
-        "match",
-        "namespace",
-        "num_cache_write_tokens",
-        "num_cached_tokens",
-        "num_computed",
-        "num_forks",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_scheduled",
-        "overtaken_steps",
-        "params",
-        "priority",
-        "produced_until",
-        "producer",
-        "prompt_logprobs",
-        "request_id",
-        "resumed_at",
-        "shares_blocks",
-        "times",
-        "tokens",
-        "was_added",
-        "was_admitted",
-    )
+    request_id: str
+    prompt_token_ids: InitVar[Sequence[int] | npt.NDArray[np.integer] | EncodedTokens]
+    params: SamplingParams
+    _: KW_ONLY
+    namespace: NamespaceName = ""
+    priority: int = 0
+    arrival_s: InitVar[float] = 0.0
+    index: int = 0
+    cache_key_hint: str = ""  # what requests share that come back together; empty: nothing is known
+    tokens: TokenBuffer = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    times: SequenceTimes = field(init=False)
+    arrival_order: int = 0  # set by the scheduler when the request is added to it
+    was_added: bool = False
+    lease: Lease | None = None
+    match: Match | None = None
+    producer: SequenceState | None = None  # who computes its next tokens, while it waits for them
+    produced_until: int = 0  # up to which token
+    num_scheduled: int = 0  # tokens computed once the step being built has run
+    num_computed: int = 0
+    num_cached_tokens: int = 0
+    num_cache_write_tokens: int = 0
+    num_forks: int = 0
+    num_preemptions: int = 0
+    resumed_at: int = -1  # num_tokens when it was last resumed after a preemption
+    was_admitted: bool = False
+    shares_blocks: bool = False  # it was forked, or is a fork: operations of others may change its lease
+    is_promoted: bool = False  # under `priority`: it was passed often enough, and comes before all others
+    overtaken_steps: int = 0  # steps in which later requests were admitted while it waited
+    held_up_steps: int = 0  # steps in which it did not fit, and others after it were admitted
+    last_scheduled_step: int = -1
+    cache_report: MissReport | None = None
+    finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's first tokens, so far
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens,
-        params: SamplingParams,
-        *,
-        namespace: NamespaceName = "",
-        priority: int = 0,
-        arrival_s: float = 0.0,
-        index: int = 0,
+    def __post_init__(
+        self, prompt_token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens, arrival_s: float
     ) -> None:
-        self.request_id = request_id
-        self.index = index
         self.tokens = TokenBuffer(prompt_token_ids)
         self.num_prompt_tokens = self.tokens.length
-        self.params = params
-        self.namespace = namespace
-        self.cache_key_hint = ""  # what requests share that come back together; empty: nothing is known
-        self.priority = priority
-        self.arrival_order = 0  # set by the scheduler when the request is added to it
-        self.was_added = False
         self.times = SequenceTimes(arrival_s)
-        self.lease: Lease | None = None
-        self.match: Match | None = None
-        self.producer: SequenceState | None = None  # who computes its next tokens, while it waits for them
-        self.produced_until = 0  # up to which token
-        self.num_scheduled = 0  # tokens computed once the step being built has run
-        self.num_computed = 0
-        self.num_cached_tokens = 0
-        self.num_cache_write_tokens = 0
-        self.num_forks = 0
-        self.num_preemptions = 0
-        self.resumed_at = -1  # num_tokens when it was last resumed after a preemption
-        self.was_admitted = False
-        self.shares_blocks = False  # it was forked, or is a fork: operations of others may change its lease
-        self.is_promoted = False  # under `priority`: it was passed often enough, and comes before all others
-        self.overtaken_steps = 0  # steps in which later requests were admitted while it waited
-        self.held_up_steps = 0  # steps in which it did not fit, and others after it were admitted
-        self.last_scheduled_step = -1
-        self.cache_report: MissReport | None = None
-        self.finish_reason: FinishReason | None = None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's first tokens, so far
 
     @property
     def num_tokens(self) -> int:
