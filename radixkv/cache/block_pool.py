@@ -9,23 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import Protocol
 
-
-class Reserve(Protocol):
-    """Free blocks whose ids are only looked up when they are needed.
-
-    Attributes:
-        num_blocks: how many are left.
-    """
-
-    num_blocks: int
-
-    def take(self) -> array[int]:
-        """Some of them, at least one; there are some left."""
-
-    def waiting_blocks(self) -> list[int]:
-        """All that are left; they stay."""
+from radixkv.cache.invalidated_tree import InvalidatedTree
 
 
 class BlockPool:
@@ -45,7 +30,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = self._top = num_blocks
         self._stack = array("i", range(num_blocks - 1, -1, -1))
-        self._reserves: deque[Reserve] = deque()
+        self._reserves: deque[InvalidatedTree] = deque()
         self.extra_holders: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -77,7 +62,7 @@ class BlockPool:
         assert top <= self.num_blocks, "more blocks freed than the pool has: one was freed twice"
         self._stack[bottom:top] = blocks[::-1]
 
-    def free_later(self, reserve: Reserve) -> None:
+    def free_later(self, reserve: InvalidatedTree) -> None:
         """The blocks of `reserve` are free; it says which ones when they are needed. O(1)."""
         if reserve.num_blocks:
             self._reserves.append(reserve)

@@ -13,7 +13,6 @@ from radixkv.cache.insight.ages import UseTimes
 from radixkv.cache.insight.events import ChangeLog, Listener, Listeners
 from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
-from radixkv.cache.insight.removals import Removals
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, NamespaceName
 from radixkv.cache.leasing import Leasing
 from radixkv.cache.lookup import Lookup
@@ -85,12 +84,13 @@ class CacheParts:
         self.tree = tree = RadixTree(options.block_size, identities, policy, UseTimes(self.clock))
         self.namespaces = Namespaces(self.groups, identities, tree.block_bytes, options.model)
         self.groups.set(self._framed(quotas))
-        self.ghosts = GhostIndex(4 * num_blocks if options.ghost_blocks is None else options.ghost_blocks)
+        num_ghosts = 4 * num_blocks if options.ghost_blocks is None else options.ghost_blocks
+        self.ghosts = GhostIndex(num_ghosts, self.clock)
         policy.attach(num_blocks, options.block_size, self.ghosts)
-        self.removals = Removals(tree, self.ghosts, self.clock)
         self.capacity = Capacity(
-            BlockPool(num_blocks), tree, self.groups, self.namespaces.publics, self.removals.evicted
+            BlockPool(num_blocks), tree, self.groups, self.namespaces.publics, self.ghosts
         )
+        self.num_resets = 0
         self.pins = PinBoard(tree, int(num_blocks * options.pin_budget), self.clock)
         self.lookup = Lookup(tree, self.namespaces, options.enabled)
         self.advisor = Advisor(options.block_size)

@@ -46,8 +46,8 @@ class CacheStats:
 
 def snapshot(parts: CacheParts) -> CacheStats:
     """The counters of one cache. O(quota groups)."""
-    pool, pins, leasing, removals = parts.capacity.pool, parts.pins, parts.leasing, parts.removals
-    cached = parts.capacity.evictable()
+    capacity, pins, leasing = parts.capacity, parts.pins, parts.leasing
+    pool, cached = capacity.pool, capacity.evictable()
     return CacheStats(
         total_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
@@ -60,11 +60,11 @@ def snapshot(parts: CacheParts) -> CacheStats:
         acquires=leasing.made,
         queried_tokens=leasing.queried_tokens,
         hit_tokens=leasing.hit_tokens,
-        evicted_blocks=parts.capacity.evicted_blocks,
-        evicted_by_age=tuple(removals.ages.counts),
-        evicted_age_s=removals.ages.total_s,
+        evicted_blocks=capacity.evicted_blocks,
+        evicted_by_age=tuple(capacity.evicted_ages.counts),
+        evicted_age_s=capacity.evicted_ages.total_s,
         out_of_blocks=leasing.refused,
-        resets=removals.resets,
+        resets=parts.num_resets,
         pins_given_way=pins.given_way,
         ghost_blocks=len(parts.ghosts),
     )

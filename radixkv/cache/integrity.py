@@ -180,7 +180,7 @@ def _check_index(parts: CacheParts, nodes: list[Node]) -> None:
         expected = {
             id(node) for node in nodes if node.space.group is group and node.is_leaf and not node.refs
         }
-        actual = group.index.nodes()
+        actual = list(group.index)
         assert {id(node) for node in actual} == expected, (
             "the eviction index is not the set of unlocked leaves"
         )

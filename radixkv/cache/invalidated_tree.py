@@ -76,9 +76,11 @@ class InvalidatedTree:
         return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
 
     def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
-        """Whether the block after the first `depth` tokens of a prompt was here, see `Former`.
+        """Whether the block after the first `depth` tokens of a prompt was here. O(tokens + path).
 
-        O(tokens + path).
+        Args:
+            first, own: to whom the prompt's first block and that block belong.
+            found: tokens that are found now; a partial block must have reached beyond them.
         """
         root = self._roots.get(first)
         if root is None:

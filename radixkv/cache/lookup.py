@@ -6,7 +6,7 @@ from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
-from radixkv.cache.node import Namespace, Node
+from radixkv.cache.node import Namespace
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.tree_nodes import Walk
@@ -23,51 +23,40 @@ class Match:
         namespace: as given.
         space: the same as it was known; None: it was not.
         walk: where the lookup ended; None: nothing at all was cached in the namespace.
+        version: of the lookup when it was made.
     """
 
-    __slots__ = (
-        "_source_version",
-        "_version",
-        "_version_of_all",
-        "data",
-        "namespace",
-        "num_tokens",
-        "space",
-        "walk",
-    )
     # Set by Lookup.match: an __init__ would double what making one costs.
+    __slots__ = ("_versions", "data", "namespace", "num_tokens", "space", "version", "walk")
+
     num_tokens: int
     data: bytes
     namespace: NamespaceName
     space: Namespace | None
     walk: Walk | None
-    _version_of_all: int  # the lookup's version
-    _version: int
-    _source_version: int
-
-    def _ends_at(self, walk: Walk | None) -> None:
-        self.walk = walk
-        if walk is None:
-            self.num_tokens = self._version = self._source_version = 0
-            return
-        node, depth, partial, source, _, _ = walk
-        self.num_tokens = depth + partial
-        self._version = node.version
-        self._source_version = 0 if source is None else source.version
-
-    def _was_made_at(self, version: int) -> bool:
-        return self._version_of_all == version
-
-    def _is_untouched(self) -> bool:
-        """Whether the node the match ends at, and the one to copy its last tokens from, are unchanged."""
-        walk = self.walk
-        if walk is None or walk[0].version != self._version:
-            return False
-        source = walk[3]
-        return source is None or source.version == self._source_version
+    version: int
+    _versions: tuple[int, int]  # of the node where it ends, and of the one that holds its last tokens
 
     def __repr__(self) -> str:
         return f"Match({self.num_tokens} of {len(self.data) // TOKEN_BYTES} tokens)"
+
+    def end_at(self, walk: Walk | None) -> None:
+        """This is what a lookup found just now."""
+        self.walk = walk
+        if walk is None:
+            self.num_tokens = 0
+            return
+        node, depth, partial, source, _, _ = walk
+        self.num_tokens = depth + partial
+        self._versions = node.version, 0 if source is None else source.version
+
+    def is_untouched(self) -> bool:
+        """Whether the nodes where it ends are there and unchanged; False: nothing was found."""
+        walk = self.walk
+        if walk is None or walk[0].version != self._versions[0]:
+            return False
+        source = walk[3]
+        return source is None or source.version == self._versions[1]
 
 
 class Lookup:
@@ -102,21 +91,17 @@ class Lookup:
         match.data = data
         match.namespace = namespace
         match.space = space
-        match._version_of_all = self.version
+        match.version = self.version
         root = self._tree.roots.get(space) if space is not None else None
         if not self._enabled:
-            match._ends_at(None)
+            walk = None
         elif self._namespaces.any_declared and (length := self._public(space, namespace).length_in(data)):
-            match._ends_at(self._walk_public(data, space, namespace, length))
-        elif root is None:
-            match._ends_at(None)
+            walk = self._walk_public(data, space, namespace, length)
+        elif root is None or space is None:
+            walk = None
         else:
-            assert space is not None
-            match.walk = walk = self._tree.walk(root, space, data, 0, len(data))
-            node, depth, partial, source, _, _ = walk
-            match.num_tokens = depth + partial
-            match._version = node.version
-            match._source_version = 0 if source is None else source.version
+            walk = self._tree.walk(root, space, data, 0, len(data))
+        match.end_at(walk)
         return match
 
     def nothing_found(self, data: bytes, space: Namespace) -> Walk:
@@ -141,13 +126,8 @@ class Lookup:
 
     def still_holds(self, match: Match, data: bytes, space: Namespace) -> bool:
         """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""
-        walk = match.walk
-        if match.space is not space or match.data != data or match._version_of_all != self.version:
-            return False
-        if walk is None or walk[0].version != match._version:
-            return False
-        source = walk[3]
-        return source is None or source.version == match._source_version
+        is_same = match.space is space and match.version == self.version and match.data == data
+        return is_same and match.is_untouched()
 
     def space_of(self, match: Match, namespace: NamespaceName) -> Namespace | None:
         """The namespace of that name, if it is the match's and there are nodes in it. O(1)."""
@@ -187,43 +167,31 @@ class Lookup:
         """
         if not self._enabled:
             return True
-        if match._was_made_at(self.version):
-            if match.walk is None:
-                if not self._namespaces.any_declared and space is not None and space not in self._tree.roots:
-                    return True
-            elif match._is_untouched():
+        any_declared = self._namespaces.any_declared
+        if match.version == self.version:
+            if match.is_untouched():
                 return True
-            elif not self._namespaces.any_declared:
+            if match.walk is not None and not any_declared:
                 return self._renew(match, match.walk)
+            if not any_declared and space is not None and space not in self._tree.roots:
+                return True
         new = self.match(match.data, space, match.namespace)
         if new.num_tokens != match.num_tokens:
             return False
-        match._version_of_all = new._version_of_all
-        match.space = space
-        match._ends_at(new.walk)
+        match.version, match.space = new.version, space
+        match.end_at(new.walk)
         return True
 
     def _renew(self, match: Match, walk: Walk) -> bool:
         """Look again from where the match ended; True (and the match refreshed) if its length is the same."""
-        if walk.node.version < 0:
+        node = walk.node
+        if node.version < 0:
             return False
-        data = match.data
-        node: Node | None = walk.node
-        depth = walk.depth
-        while node is not None and node.start >= depth and node.parent is not None:
+        while node.parent is not None and node.end > walk.depth:  # it was split, or the match ends inside
             node = node.parent
-        if node is None or node.end < depth:
-            return False
-        if node.end > depth:  # the match ends inside the run: start again from the node above
-            parent = node.parent
-            assert parent is not None
-            pos = node.start
-            node = parent
-        else:
-            pos = depth
         assert match.space is not None
-        new = self._tree.walk(node, match.space, data, pos * TOKEN_BYTES, len(data))
+        new = self._tree.walk(node, match.space, match.data, node.end * TOKEN_BYTES, len(match.data))
         if new.depth + new.partial != match.num_tokens:
             return False
-        match._ends_at(new)
+        match.end_at(new)
         return True

@@ -299,7 +299,9 @@ class PrefixCache:
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
         parts = self._parts
-        parts.removals.reset(invalidate_all(parts.capacity, parts.pins, parts.leasing.leases.values()))
+        old = invalidate_all(parts.capacity, parts.pins, parts.leasing.leases.values())
+        parts.ghosts.remember_all(old, "reset()")
+        parts.num_resets += 1
         self._lookup.outdate()
         self._last = None
         self.policy.on_reset()
@@ -446,7 +448,7 @@ class PrefixCache:
     @property
     def num_resets(self) -> int:
         """How often `reset` was called. O(1)."""
-        return self._parts.removals.resets
+        return self._parts.num_resets
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
         """Call `listener` with what each call stores or removes; see `radixkv.cache.insight.events`.

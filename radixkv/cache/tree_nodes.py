@@ -189,3 +189,30 @@ class TreeNodes:
         siblings = self.children_of(node.parent, node.space)
         assert siblings is not None
         return siblings
+
+
+def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) -> bytes:
+    """The tokens of the nearest cached prompt from the end of the match on, four bytes each.
+
+    Where it branches further on, the first of the branches. O(tokens + nodes).
+
+    Args:
+        most_bytes: stop after the run with which so many are reached.
+        owner: read only what belongs to this namespace; None: whatever hangs there.
+
+    Returns:
+        Empty: there is none, or it has left the tree since the lookup.
+    """
+    found = walk.depth + walk.partial
+    node: Node | None = walk.neighbour
+    while node is not None and node.start > found:  # it was split
+        node = node.parent
+    if node is None or node.end <= found or (owner is not None and node.space is not owner):
+        return b""
+    parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
+    length = len(parts[0])
+    while node.children is not None and length < most_bytes:
+        node = next(iter(node.children))
+        parts.append(bytes(node.key))
+        length += len(node.key)
+    return b"".join(parts)

@@ -28,25 +28,17 @@ class CachedRun(Protocol):
 
     data: Any
     entry: Any
+    start: int
+    key: bytearray
+    blocks: array[int]
+    ids: bytearray
+    last_access: int
+    hits: int
+    space: Any
+    parent: Any
 
     @property
-    def start(self) -> int: ...
-    @property
-    def key(self) -> bytearray: ...
-    @property
-    def blocks(self) -> array[int]: ...
-    @property
-    def ids(self) -> bytearray: ...
-    @property
     def num_children(self) -> int: ...
-    @property
-    def last_access(self) -> int: ...
-    @property
-    def hits(self) -> int: ...
-    @property
-    def space(self) -> Any: ...
-    @property
-    def parent(self) -> CachedRun | None: ...
 
 
 class EvictionIndex:
@@ -111,7 +103,3 @@ class EvictionIndex:
 
     def __iter__(self) -> Iterator[CachedRun]:
         return (entry[2] for entry in self._entries)
-
-    def nodes(self) -> list[CachedRun]:
-        """All candidates in order. O(n)."""
-        return [entry[2] for entry in self._entries]

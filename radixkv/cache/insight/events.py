@@ -9,6 +9,7 @@ and the specification of how to read the stream.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,14 +88,6 @@ class BlockChanges:
 Listener = Callable[[BlockChanges], None]
 
 
-class _Subscription:
-    __slots__ = ("failures", "listener")
-
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-        self.failures = 0  # in a row
-
-
 class Listeners:
     """Who is told of changes. They outlive the cache that they were given to, when that is rebuilt.
 
@@ -109,51 +102,51 @@ class Listeners:
     def __init__(self) -> None:
         self.sequence = 0
         self.on_change: Callable[[bool], None] | None = None
-        self._subscriptions: list[_Subscription] = []
+        self._listeners: dict[object, Listener] = {}  # by what names the subscription
+        self._failures: Counter[object] = Counter()  # in a row
 
     def __len__(self) -> int:
-        return len(self._subscriptions)
+        return len(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Tell a listener of what comes; returns a function that ends that, and may be called again. O(1)."""
-        subscription = _Subscription(listener)
-        self._subscriptions.append(subscription)
+        name = object()
+        self._listeners[name] = listener
         self._changed()
-        return lambda: self._remove(subscription)
+        return lambda: self._remove(name)
 
-    def _remove(self, subscription: _Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
+    def _remove(self, name: object) -> None:
+        if self._listeners.pop(name, None) is not None:
             self._changed()
 
     def _changed(self) -> None:
         if self.on_change is not None:
-            self.on_change(bool(self._subscriptions))
+            self.on_change(bool(self._listeners))
 
     def tell(self, changes: BlockChanges) -> None:
         """Call every listener. O(listeners)."""
         self.sequence = changes.sequence
-        for subscription in list(self._subscriptions):
+        for name, listener in list(self._listeners.items()):
             try:
-                subscription.listener(changes)
+                listener(changes)
             except KeyboardInterrupt:  # not the listener's
                 raise
             except BaseException:
-                self._failed(subscription)
+                self._failed(name, listener)
             else:
-                subscription.failures = 0
+                self._failures.pop(name, None)
 
-    def _failed(self, subscription: _Subscription) -> None:
-        subscription.failures += 1
-        is_last = subscription.failures >= MAX_FAILURES
+    def _failed(self, name: object, listener: Listener) -> None:
+        self._failures[name] += 1
+        is_last = self._failures[name] >= MAX_FAILURES
         logger.exception(
             "a listener of cache events failed (%d in a row)%s: %r",
-            subscription.failures,
+            self._failures[name],
             ", it is told of nothing more" if is_last else "",
-            subscription.listener,
+            listener,
         )
         if is_last:
-            self._remove(subscription)
+            self._remove(name)
 
 
 class ChangeLog:

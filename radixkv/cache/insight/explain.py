@@ -16,8 +16,9 @@ The reasons, in the order in which they are tried for the first token that was n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from radixkv.cache.insight.ghost import GhostIndex, GhostRecord
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
@@ -35,21 +36,12 @@ Reason = Literal[
     "diverged",
     "first_seen",
 ]
-REASONS: tuple[Reason, ...] = (
-    "hit",
-    "skipped",
-    "partial_block",
-    "evicted",
-    "expired",
-    "reset",
-    "namespace",
-    "diverged",
-    "first_seen",
-)
+REASONS: tuple[Reason, ...] = get_args(Reason)
 CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class MissReport:
     """How much of a prompt was found, and why not the rest. Small: text is composed on demand.
 
@@ -58,58 +50,33 @@ class MissReport:
         num_prompt_tokens: length of the prompt.
         num_hit_tokens: leading tokens found; for a lease at most the prompt's length - 1.
         diverged_at: index of the first token that differs from what is cached; None unless `diverged`.
+        cached_key, new_key: what the cache and the prompt hold from there on, four bytes a token.
         age_s: seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
         evicted_by: what removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
         skipped: why no lookup was made, for `skipped`.
         cached_is_public: what is cached after `diverged_at` was declared public: others may not be told.
     """
 
-    __slots__ = (
-        "_cached",
-        "_new",
-        "age_s",
-        "cached_is_public",
-        "diverged_at",
-        "evicted_by",
-        "num_hit_tokens",
-        "num_prompt_tokens",
-        "reason",
-        "skipped",
-    )
-
-    def __init__(
-        self,
-        reason: Reason,
-        num_prompt_tokens: int,
-        num_hit_tokens: int,
-        diverged_at: int | None = None,
-        cached_after: bytes | bytearray = b"",
-        new_after: bytes = b"",
-        age_s: float | None = None,
-        evicted_by: str | None = None,
-        skipped: str | None = None,
-        cached_is_public: bool = False,
-    ) -> None:
-        self.reason = reason
-        self.num_prompt_tokens = num_prompt_tokens
-        self.num_hit_tokens = num_hit_tokens
-        self.diverged_at = diverged_at
-        self._cached = cached_after
-        self._new = new_after
-        self.age_s = age_s
-        self.evicted_by = evicted_by
-        self.skipped = skipped
-        self.cached_is_public = cached_is_public
+    reason: Reason
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    diverged_at: int | None = None
+    cached_key: bytes | bytearray = b""
+    new_key: bytes = b""
+    age_s: float | None = None
+    evicted_by: str | None = None
+    skipped: str | None = None
+    cached_is_public: bool = False
 
     @property
     def cached_tokens_after(self) -> list[int]:
         """What the cache holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
-        return decode_tokens(self._cached)
+        return decode_tokens(self.cached_key)
 
     @property
     def new_tokens_after(self) -> list[int]:
         """What the prompt holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
-        return decode_tokens(self._new)
+        return decode_tokens(self.new_key)
 
     @property
     def num_missed_tokens(self) -> int:

@@ -7,29 +7,13 @@ tree that was reset is kept as it was and asked itself, see `radixkv.cache.inval
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from radixkv.cache.block_identity import each_identity
-from radixkv.cache.node import Namespace
+from radixkv.cache.invalidated_tree import InvalidatedTree
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
-
-
-class Former(Protocol):
-    """A whole tree that was forgotten at once; see `radixkv.cache.invalidated_tree`."""
-
-    def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
-        """Whether the block after the first `depth` tokens of a prompt was in it.
-
-        Args:
-            first, own: to whom the prompt's first block and that block belong.
-            found: tokens that are found now; a partial block must have reached beyond them.
-        """
-
-    def take_apart(self, num_nodes: int) -> bool:
-        """Nobody asks any more: free some of its nodes; True when none is left."""
 
 
 class GhostRecord:
@@ -61,6 +45,7 @@ class GhostIndex:
 
     Args:
         capacity: blocks remembered; 0 turns the index off.
+        clock: seconds.
 
     Attributes:
         count: removals since the start; 0: there is nothing to find.
@@ -70,13 +55,14 @@ class GhostIndex:
         leaving: trees that nobody asks about any more, to be freed by `free_some`.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, clock: Callable[[], float]) -> None:
         self.capacity = capacity
+        self._clock = clock
         self.count = 0
         self.any_partial = False
-        self.former: Former | None = None
+        self.former: InvalidatedTree | None = None
         self.former_record = GhostRecord("", 0.0, "", 0)
-        self.leaving: deque[Former] = deque()
+        self.leaving: deque[InvalidatedTree] = deque()
         self._former_blocks = 0
         self._former_left = 0  # removals, in blocks, after which it is forgotten
         self._records: dict[bytes, GhostRecord] = {}  # a partial block by _PARTIAL and the identity before it
@@ -96,7 +82,6 @@ class GhostIndex:
         ids: bytes | bytearray,
         partial: tuple[bytes, bytes] | None,
         reason: str,
-        at: float,
         by: str,
     ) -> None:
         """Blocks that follow one another are about to go. O(blocks).
@@ -107,7 +92,7 @@ class GhostIndex:
         """
         self.free_some()
         known = each_identity(ids)
-        record = GhostRecord(reason, at, by, self.count)
+        record = GhostRecord(reason, self._clock(), by, self.count)
         if partial is not None:
             self.any_partial = True
             known = (*known, _PARTIAL + partial[0])
@@ -144,16 +129,16 @@ class GhostIndex:
                     del records[name]
                     excess -= 1
 
-    def remember_all(self, tree: Former, num_blocks: int, at: float, by: str) -> None:
+    def remember_all(self, tree: InvalidatedTree, by: str) -> None:
         """A whole tree was reset: it is kept, and asked. Amortised O(1)."""
         if not self.capacity:
             self.leaving.append(tree)
             return
-        self._replace_former(tree, num_blocks)
-        self.former_record = GhostRecord("reset", at, by, self.count)
+        self._replace_former(tree, tree.num_blocks)
+        self.former_record = GhostRecord("reset", self._clock(), by, self.count)
         self.count += 1
 
-    def _replace_former(self, tree: Former | None, num_blocks: int = 0) -> None:
+    def _replace_former(self, tree: InvalidatedTree | None, num_blocks: int = 0) -> None:
         if self.former is not None:
             self.leaving.append(self.former)
         self.former, self._former_blocks, self._former_left = tree, num_blocks, self.capacity

@@ -8,10 +8,10 @@ import numpy as np
 
 from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.eviction.policy import overridden
-from radixkv.cache.insight.continuation import continuation
 from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
 from radixkv.cache.node import Node
+from radixkv.cache.tree_nodes import continuation
 
 _SHOWN_TOKENS = 4
 

@@ -10,14 +10,15 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import overridden
+from radixkv.cache.insight.ages import EvictedAges
+from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
-
-OnEvict = Callable[[Node, int, str], None]
 
 
 class Capacity:
@@ -26,7 +27,11 @@ class Capacity:
     Args:
         groups: all of them.
         publics: the public text, by what computes it.
-        on_evict: called as (node, number of its last blocks, what for) before they go.
+        ghosts: remember what is evicted.
+
+    Attributes:
+        evicted_blocks: since the start.
+        evicted_ages: how old they had become.
     """
 
     def __init__(
@@ -35,14 +40,16 @@ class Capacity:
         tree: RadixTree,
         groups: QuotaGroups,
         publics: Mapping[NamespaceKey, Namespace],
-        on_evict: OnEvict,
+        ghosts: GhostIndex,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.groups = groups
         self.evicted_blocks = 0
         self._publics = publics
-        self._on_evict = on_evict
+        self.evicted_ages = EvictedAges()
+        self._ghosts = ghosts
+        self._on_evict = overridden(tree.policy, "on_evict")
         self._victim = overridden(tree.policy, "victim")
         self._trim_limit = overridden(tree.policy, "trim_limit")
 
@@ -252,10 +259,23 @@ class Capacity:
         count = min(limit, len(leaf.blocks))
         if self._trim_limit is not None:
             count = max(1, min(count, self._trim_limit(leaf)))
-        self._on_evict(leaf, count, by)
+        if self._on_evict is not None:
+            self._on_evict(leaf, count)
+        self.evicted_ages.add(self.tree.use_times.age_s(leaf.last_access), count)
+        if self._ghosts.capacity:
+            self._remember(leaf, count, by)
         group.count_used(-self.pool.free(self.tree.trim(leaf, count)))
         self.evicted_blocks += count
         return count
+
+    def _remember(self, leaf: Node, count: int, by: str) -> None:
+        """The last blocks of a leaf are about to be evicted. O(blocks)."""
+        keep, partial = len(leaf.blocks) - count, None
+        tail = len(leaf.key) % self.tree.block_bytes
+        if tail:
+            partial = self.tree.identity_before(leaf, len(leaf.blocks) - 1), bytes(leaf.key[-tail:])
+        reason = "expired" if leaf.lapsed else "evicted"
+        self._ghosts.remember(leaf.ids[keep * IDENTITY_BYTES :], partial, reason, by)
 
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
