@@ -38,7 +38,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import radixkv.engine.engine
+import radixkv.engine.model_step
 from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
@@ -56,6 +56,8 @@ TARGET_MS = 2.0
 
 class RandomRunner:
     """Stands where the model runner stands: random logits, drawn once."""
+
+    backend_name = dtype_name = device_name = "none"
 
     def __init__(self, max_rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -95,19 +97,19 @@ class Stopwatch:
 
 
 class _Patched(AbstractContextManager[None]):
-    """`radixkv.engine.engine.sample`, timed."""
+    """The sampler of a step, timed."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        self._original = radixkv.engine.engine.sample
+        self._original = radixkv.engine.model_step.sample_runs
         self._timed = watch.wrap("sampling", self._original)
 
     def __enter__(self) -> None:
-        radixkv.engine.engine.sample = self._timed
+        radixkv.engine.model_step.sample_runs = self._timed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        radixkv.engine.engine.sample = self._original
+        radixkv.engine.model_step.sample_runs = self._original
 
 
 def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
@@ -128,7 +130,12 @@ def make_engine(
     """An engine of `num_running` sequence slots; its cache holds `num_cached` blocks, with room for more."""
     room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
     config = EngineConfig(
-        block_size=BLOCK, max_num_seqs=num_running, max_queue=1_000_000, scheduling_policy=policy, seed=0
+        block_size=BLOCK,
+        max_num_seqs=num_running,
+        max_queue=1_000_000,
+        scheduling_policy=policy,
+        speculation="off",  # random tokens can't be guessed
+        seed=0,
     )
     cache = PrefixCache(num_cached + room, BLOCK)
     engine = Engine(

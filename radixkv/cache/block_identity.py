@@ -86,7 +86,7 @@ class BlockIdentities:
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
         """What the first private block after public text follows."""
-        return self._digest(before + seed)
+        return self._digest(before + seed + b"private")  # as long as no identity and tokens are
 
     def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
         """The identities of the whole blocks in `key`, in order, the first one after `before`. O(tokens)."""

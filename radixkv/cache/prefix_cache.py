@@ -126,12 +126,20 @@ class PrefixCache:
         )
 
     def namespace_key(self, namespace: NamespaceName) -> NamespaceKey:
-        """The whole key of a namespace, which stands for it in every call. O(1).
+        """The whole key of a namespace whose K/V this cache's model computes; it stands for it in every call.
 
         Raises:
-            InvalidRequestError: neither a string nor a tuple of at least one string.
+            InvalidRequestError: neither a string nor a tuple of at least one string, or it names another
+                model than the cache's.
         """
-        return self._namespaces.key(namespace)
+        key, model = self._namespaces.key(namespace), self._options.model
+        if model and key[3] != model:
+            raise InvalidRequestError(
+                f"the namespace {key!r} names the model {key[3]!r}, but this one is {model!r}: name "
+                "at most (tenant, salt, adapter)",
+                param="namespace",
+            )
+        return key
 
     # ------------------------------------------------------------------ public prefixes
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from paged_language_model import make_engine, run_all
 from stored_prompts import store_checked as store
 
-from radixkv import PrefixCache
+from radixkv import InvalidRequestError, PrefixCache
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.request import SamplingParams
 
@@ -85,6 +88,40 @@ def test_the_engine_builds_the_whole_key_for_everyone() -> None:
         run_all(engine)
     assert model.num_computed == len(TEXT) + 2, "one token of each repetition"
     assert {node.namespace for node in _nodes(engine.cache)} == {("ada", "", "", "m1")}
+
+
+def test_an_engine_computes_nothing_under_the_name_of_another_model() -> None:
+    engine, _ = make_engine(num_blocks=64, model_fingerprint="m1")
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    for name in (("ada", "", "", "m2"), ("ada", "", "", ""), ("ada", "", "m1", "m2", "m1")):
+        with pytest.raises(InvalidRequestError, match="model"):
+            engine.add_request(TEXT, params, namespace=name)
+    assert not engine.has_work
+
+
+PARTS = ["", "a", "b", "ab", "a\x00", "\x00", "\x01\0\0\0\0\0\0\0a", "m1", "\ud800", "é"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_choice_of_parts_finds_what_another_key_cached_or_published(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = PrefixCache(2000, 4)
+    keys = {tuple(rng.choice(PARTS) for _ in range(rng.choice([1, 2, 3, 4, 4, 4, 5]))) for _ in range(40)}
+    first, *others = sorted(keys, key=lambda key: (len(key) < 4, rng.random()))
+    cache.publish(TEXT, first)
+    store(cache, [*TEXT, 1, 2, 3, 4], first)
+    for key in others:
+        is_shared = key[2:] == first[2:]
+        assert cache.match([*TEXT, 1, 2, 3, 4], key).num_tokens == (40 if is_shared else 0)
+        assert cache.pin(TEXT, key) == (40 if is_shared else 0)
+        assert not cache.tree.continuation(TEXT, key), "what others cached is not told"
+    for key in others:
+        cache.unpin(TEXT, key)
+        if key[2:] != first[2:]:
+            store(cache, TEXT, key)
+    hashes = [node.namespace for node in _nodes(cache)]
+    assert len(set(hashes)) == len(hashes), "one run for each, the public one included"
+    cache.check()
 
 
 def _nodes(cache: PrefixCache) -> list:
