@@ -72,7 +72,8 @@ test: install-test
 FAST := tests/test_layering.py tests/docs/test_links.py tests/docs/test_reference.py tests/cache \
 	tests/scheduling/test_scheduling.py tests/scheduling/test_waiting_queue.py tests/scheduling/test_batch_rows.py \
 	tests/engine/test_llm.py tests/engine/test_async_engine.py tests/engine/test_client_conformance.py \
-	tests/server/test_rooms.py tests/server/test_auth.py tests/server/test_dialects.py tests/server/test_openai_api.py
+	tests/server/test_rooms.py tests/server/test_dialects.py tests/server/http/test_auth.py \
+	tests/server/apis/openai/test_openai_api.py
 SLOW := tests/cache/test_namespaces.py tests/cache/test_large_caches.py
 test-fast: install-test
 	$(BIN)/python -m pytest -m "not slow" $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)

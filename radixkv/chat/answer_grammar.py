@@ -160,7 +160,7 @@ class AnswerGrammar:
         return [
             f"calls: {self._literal(syntax.begin)} any {more} {self._literal(syntax.end)}",
             f"any: {self._alternatives(name=name)}",
-            *self._arguments(),
+            *self._arguments(name),
         ]
 
     def _alternatives(self, before: str = "", skipped: int = 0, *, name: str | None = None) -> str:
@@ -173,9 +173,12 @@ class AnswerGrammar:
             if name is None or _name(tool) == name
         )
 
-    def _arguments(self) -> list[str]:
+    def _arguments(self, name: str | None = None) -> list[str]:
+        """The rules of the arguments of all tools, or of one: each takes time to compile."""
         rules = []
         for i, tool in enumerate(self.tools):
+            if name is not None and _name(tool) != name:
+                continue
             given = self.inputs.get(_name(tool))
             if given is None:
                 rules.append(f"args_{i}: %json {json.dumps(_schema(tool, self.closes_objects))}")

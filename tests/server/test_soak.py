@@ -6,7 +6,7 @@ from soak import CANCELLED, soak
 
 
 def test_answers_are_right_and_nothing_is_held_while_clients_come_and_go() -> None:
-    findings = soak(12.0, readings=4)
+    findings = soak(8.0, readings=4)
     total = findings.endings.total()
     assert total > 20
     assert 0.3 * CANCELLED < findings.endings["left"] / total < 3 * CANCELLED

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from patch_grammar import PATCH
 from scripted_engine import ByteTokenizer
 
 from radixkv.sampling.grammar.vocabulary import Vocabulary
@@ -14,26 +15,6 @@ from radixkv.structured import StructuredOutputs
 from radixkv.text.escaped_lark import escape_lark
 
 END = 257
-PATCH = r"""start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-
-%import common.LF
-"""
 GRAMMARS = [
     PATCH,
     'start: "a\\"b" | "\\\\" | "\\n" "i\\tN"i | ""',

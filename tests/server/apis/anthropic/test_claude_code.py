@@ -20,7 +20,7 @@ from scripted_engine import ScriptedEngine
 
 RECORDED = {
     path.stem: json.loads(path.read_text())
-    for path in sorted((Path(__file__).parents[1] / "data" / "claude_code").glob("*.json"))
+    for path in sorted((Path(__file__).parents[3] / "data" / "claude_code").glob("*.json"))
 }
 EVENT: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from live_server import LiveServer, live_server
-from scripted_engine import ScriptedEngine
-from scripted_parser import ScriptedParser
-
-from radixkv_server.apis.anthropic import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_request
+from live_server import LiveServer
 
 ASK: dict[str, Any] = {"model": "scripted", "max_tokens": 100}
 TOOL: dict[str, Any] = {
@@ -22,25 +16,6 @@ TOOL: dict[str, Any] = {
     "description": "The weather somewhere.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-
-
-async def scripted_chat_job(*args: Any, **options: Any) -> Any:
-    job, _ = await chat_request(*args, **options)
-    return job, AnswerReaders(ScriptedParser)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "chat_request", scripted_chat_job)
-        with live_server(ScriptedEngine(), api_keys=("ada=key-a", "bob=key-b")) as running:
-            yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
-    with server.anthropic("key-a") as one:
-        yield one
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import pytest
-from live_server import LiveServer, live_server
+from live_server import LiveServer
 from pydantic import BaseModel
-from scripted_engine import ScriptedEngine
-from scripted_parser import ScriptedParser
-
-from radixkv_server.apis.anthropic import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_request
 
 ASK: dict[str, Any] = {"model": "scripted", "max_tokens": 100}
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
-
-
-async def scripted_chat_job(*args: Any, **options: Any) -> Any:
-    job, _ = await chat_request(*args, **options)
-    return job, AnswerReaders(ScriptedParser)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "chat_request", scripted_chat_job)
-        with live_server(ScriptedEngine(), api_keys=("ada=key-a", "bob=key-b")) as running:
-            yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
-    with server.anthropic("key-a") as one:
-        yield one
 
 
 def user(content: Any) -> dict[str, Any]:

@@ -11,28 +11,9 @@ import openai
 import pytest
 from live_server import LiveServer, live_server
 from openai import OpenAI
+from patch_grammar import PATCH
 from scripted_engine import ScriptedEngine
 
-PATCH = r"""start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-
-%import common.LF
-"""
 GOOD = (
     '*** Begin Patch\n*** Update File: a "b".py\n'
     "@@ def f():\n-\treturn \"\\\\n\"\n+\treturn 'é😀'\n*** End Patch\n"

@@ -1,4 +1,4 @@
-"""Parts of the server that have rules of their own, without HTTP around them."""
+"""Parts of HTTP that have rules of their own, without a connection around them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -16,8 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from radixkv.request import PromptOutcome
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.concurrency import gather_or_cancel, merge
+from radixkv_server.generation.progress import PromptProgress
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.hosts import HostOriginMiddleware, split_host
@@ -127,67 +128,13 @@ async def test_allowed_hosts_and_origins() -> None:
 
 
 def test_access_lines_can_not_be_forged() -> None:
-    record = RequestRecord("req_1", caller=Tenant("alice"), status=200, prompt_tokens=9, cached_tokens=8)
+    used = Usage([PromptProgress(9, outcome=PromptOutcome(9, num_cached_tokens=8))])
+    record = RequestRecord("req_1", caller=Tenant("alice"), status=200, usage=used)
     scope = {"client": ("10.0.0.1", 5), "method": "GET", "path": "/x\n10.0.0.2 GET /y 200"}
     line = access_line(scope, record)
     assert "\n" not in line
     assert line.startswith("10.0.0.1 GET /x\\n10.0.0.2 GET /y 200 200 ")
     assert line.endswith("prompt=9 cached=8 output=0 key=alice id=req_1")
-
-
-async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncGenerator[int]:
-    try:
-        for i in range(count):
-            if i == fail_at:
-                raise ValueError(name)
-            await asyncio.sleep(0)
-            yield i
-    finally:
-        log.append(f"{name} closed")
-
-
-async def test_merge_gives_every_item_once_and_in_order() -> None:
-    log: list[str] = []
-    got = [pair async for pair in merge([numbers(5, log, "a"), numbers(3, log, "b"), numbers(0, log, "c")])]
-    for index, count in ((0, 5), (1, 3), (2, 0)):
-        assert [item for stream, item in got if stream == index] == list(range(count))
-    assert sorted(log) == ["a closed", "b closed", "c closed"]
-
-
-async def test_merge_ends_all_streams_on_an_error_and_on_close() -> None:
-    log: list[str] = []
-    failing = merge([numbers(1000, log, "a"), numbers(1000, log, "b", fail_at=2)])
-    with pytest.raises(ValueError, match="b"):
-        async for _ in failing:
-            pass
-    assert sorted(log) == ["a closed", "b closed"]
-    log.clear()
-    left_early = merge([numbers(1000, log, "a"), numbers(1000, log, "b")])
-    assert (await anext(left_early))[1] == 0
-    await left_early.aclose()
-    assert sorted(log) == ["a closed", "b closed"]
-
-
-async def test_gather_or_cancel() -> None:
-    ended: list[str] = []
-
-    async def forever() -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cancelled")
-        return 0
-
-    async def fail() -> int:
-        raise ValueError("one")
-
-    async def answer(value: int) -> int:
-        return value
-
-    assert await gather_or_cancel([answer(1), answer(2)]) == [1, 2]
-    with pytest.raises(ValueError, match="one"):
-        await gather_or_cancel([forever(), fail(), forever()])
-    assert ended == ["cancelled", "cancelled"]
 
 
 async def test_work_that_is_done_wins_over_a_disconnect() -> None:
