@@ -31,9 +31,9 @@ PLACEHOLDER = "[cleared]"
 
 MAX_EDITS = 16
 # Anthropic's defaults.
-_TRIGGER_TOKENS = 100_000
-_KEPT_TOOL_USES = 3
-_KEPT_THINKING_TURNS = 1
+TRIGGER_TOKENS = 100_000
+KEPT_TOOL_USES = 3
+KEPT_THINKING_TURNS = 1
 
 _THINKING = "clear_thinking_20251015"
 
@@ -89,7 +89,7 @@ class ClearThinking(StrictModel):
     def kept_turns(self) -> int | None:
         """How many turns keep their thinking, None: all."""
         if self.keep is None:
-            return _KEPT_THINKING_TURNS
+            return KEPT_THINKING_TURNS
         return self.keep.value if isinstance(self.keep, _ThinkingTurns) else None
 
     def edit(self, messages: Sequence[InputMessage]) -> tuple[list[InputMessage], int]:
@@ -162,7 +162,7 @@ class ClearToolUses(StrictModel):
             for block in message.blocks
             if isinstance(block, ToolResultBlock)
         ]
-        kept = _KEPT_TOOL_USES if self.keep is None else self.keep.value
+        kept = KEPT_TOOL_USES if self.keep is None else self.keep.value
         excluded = set(self.exclude_tools or ())
         cleared = {
             call_id
@@ -206,7 +206,7 @@ class ClearToolUses(StrictModel):
     def _trigger_tokens(self) -> int:
         """A prompt of at most so many tokens stays as it is."""
         if self.trigger is None:
-            return _TRIGGER_TOKENS
+            return TRIGGER_TOKENS
         return self.trigger.value if isinstance(self.trigger, _InputTokens) else 0
 
     def _clears_input(self, name: str) -> bool:

@@ -35,6 +35,7 @@ MAX_SEEN_NODES = 20_000  # whatever lies below is left out, and the answer says 
 SHOWN_TOKENS = 48  # of a node, in its text
 MAX_SEARCHED_TOKENS = 1_000_000
 MAX_SEARCH_CHARS = 200
+DEFAULT_ADVICE = 10
 MAX_ADVICE = 100
 
 router = APIRouter()
@@ -230,7 +231,7 @@ async def get_advice(request: Request) -> Response:
     context = context_of(request)
     query = query_of(request, limit=0, cache_salt="")
     caller = caller_of(request, query.get("cache_salt"))
-    limit = number_in(query, "limit", 10, 1, MAX_ADVICE)
+    limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
     data = [advice_json(point, caller, texts, place_of(context, point)) for point in points]

@@ -1,0 +1,188 @@
+"""What the pages state of the server is what the code has: flags, defaults, limits, routes without a key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from radixkv.errors import InvalidRequestError
+from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from radixkv.tools.cli import command_tree
+from radixkv_server.apis.anthropic import context_edits
+from radixkv_server.apis.anthropic.schemas import MIN_THINKING_TOKENS
+from radixkv_server.apis.cache import pins, schemas
+from radixkv_server.apis.cache import routes as cache_routes
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.common.fields import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from radixkv_server.apis.openai.parse import DEFAULT_MAX_TOKENS
+from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.responses.compaction import SUMMARY_TOKENS
+from radixkv_server.apis.responses.schemas import MAX_METADATA
+from radixkv_server.app import APIS
+from radixkv_server.context import BODY_BYTES_PER_TOKEN, OTHER_BODY_BYTES
+from radixkv_server.http.protocol import MAX_UNSENT_BYTES
+from radixkv_server.insight.activity import KEPT_REQUESTS
+from radixkv_server.settings import ServerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+SERVER, PARAMS = ServerSettings(), SamplingParams()
+MIB, KIB, DAY_S = 2**20, 2**10, 86400
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+#: Page -> what it says, put together from the code.
+STATED = {
+    "http_api.md": (
+        f"text: {DEFAULT_MAX_TOKENS} |",
+        f"or up to {MAX_STOP_STRINGS}; each of 1 to {MAX_STOP_LENGTH:,} characters",
+        f"-100 to 100, at most {MAX_LOGIT_BIAS:,} |",
+        f"at most {MAX_BAD_WORDS:,} texts that are not generated",
+        f"`logprobs` and `top_logprobs` (0 to {MAX_LOGPROBS})",
+        f"at most {SERVER.max_prompts} prompts",
+        f"(at most {MAX_METADATA} pairs)",
+        f"{SERVER.max_stored_responses:,} of\n  a tenant's and {SERVER.max_stored_bytes // MIB} MiB",
+        f"in at most {SUMMARY_TOKENS:,} tokens; the answer's `output`",
+        f"nested deeper than {SERVER.max_json_depth},",
+        f"headers took over {SERVER.header_timeout_s:g} s, or the body over {SERVER.body_timeout_s:g} s",
+        f"body over {OTHER_BODY_BYTES // MIB} MiB + {BODY_BYTES_PER_TOKEN} bytes per token of the context",
+        f"per token of {SERVER.max_prompts} contexts; at most {SERVER.max_body_bytes // MIB} MiB",
+        f"more than {SERVER.max_json_parts:,} arrays, objects and fields",
+        f"request line and headers over {SERVER.max_header_bytes // KIB} KiB",
+        f"for {SERVER.ping_interval_s:g} s (a long queue) sends comment lines",
+        f"for {SERVER.slow_client_timeout_s:g} s (`--slow-client-timeout`)",
+        f"at most {MAX_UNSENT_BYTES // KIB} KiB wait for it here",
+        f"`--shutdown-delay` ({SERVER.shutdown_delay_s:g} s)",
+        f"finish within {SERVER.shutdown_grace_s:g} s",
+    ),
+    "anthropic_api.md": (
+        f"up to {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_LENGTH:,} characters",
+        f"`budget_tokens` must be at least {MIN_THINKING_TOKENS:,} ",
+        f"`input_tokens` ({context_edits.TRIGGER_TOKENS:,})",
+        f"the last `tool_uses` ({context_edits.KEPT_TOOL_USES})",
+        f"the last `thinking_turns` ({context_edits.KEPT_THINKING_TURNS})",
+        f"replaces older results of tools by `{context_edits.PLACEHOLDER}`",
+    ),
+    "cache_api.md": (
+        f"latest {KEPT_REQUESTS} prompts",
+        f"| `limit` | {cache_routes.DEFAULT_NODES} | most nodes, 1 to {cache_routes.MAX_NODES:,} |",
+        f"| `depth` | {cache_routes.MAX_DEPTH} |",
+        f"1 to {cache_routes.MAX_SEARCH_CHARS} characters",
+        f"at most {schemas.MAX_TTL_S / DAY_S:g} days, {schemas.DEFAULT_TTL_S:,.0f} by default",
+        f"a tenant has at most {pins.MAX_PINS} pins",
+        f"`limit` 1 to {cache_routes.MAX_ADVICE}, {cache_routes.DEFAULT_ADVICE} by default",
+    ),
+}
+
+
+@pytest.mark.parametrize(("page", "words"), [(page, text) for page in STATED for text in STATED[page]])
+def test_a_stated_value_is_the_codes(page: str, words: str) -> None:
+    assert words in text_of(page), f"docs/{page} should say: {words}"
+
+
+def options_of(command: click.Command) -> Iterator[str]:
+    for param in command.params:
+        yield from (name for name in (*param.opts, *param.secondary_opts) if name.startswith("--"))
+    for inner in getattr(command, "commands", {}).values():
+        yield from options_of(inner)
+
+
+def test_every_flag_on_a_page_is_one() -> None:
+    """Of a command, or of one of the scripts that pages speak of."""
+    scripts = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    declared = re.compile(r'add_argument\(\s*"(--[\w-]+)"')
+    of_scripts = (declared.findall(path.read_text(encoding="utf-8")) for path in scripts)
+    commands = typer.main.get_command(command_tree())
+    known = {*options_of(commands), *(flag for found in of_scripts for flag in found), "--help"}
+    for page in (*DOCS.rglob("*.md"), ROOT / "README.md"):
+        flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text(encoding="utf-8")))
+        assert flags <= known, (page.name, sorted(flags - known))
+
+
+def field_table() -> list[tuple[str, str, str]]:
+    """Rows of the fields that completions share: name, default, range and meaning."""
+    section = text_of("http_api.md").partition("## Fields of both completions")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \| (.*) \|$", section, re.MULTILINE)
+    return [(name, default, says) for names, default, says in rows for name in re.findall(r"`(.+?)`", names)]
+
+
+OFF = {"top_k": 0, "min_p": 0, "repetition_penalty": 1}
+IN_PARAMS = {field.name for field in fields(SamplingParams)} - {"max_tokens"}
+
+
+@pytest.mark.parametrize(("name", "default", "says"), field_table())
+def test_a_stated_default_is_the_one(name: str, default: str, says: str) -> None:
+    """A field that is not given is that of SamplingParams, or nothing."""
+    for body, given in (
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": "a"}]}),
+        (CompletionRequest, {"prompt": "a"}),
+    ):
+        value: Any = body.model_validate(given)
+        for part in name.split("."):
+            assert part in type(value).model_fields if value is not None else True, name
+            value = getattr(value, part) if value is not None else None
+        assert value is None, "not given"
+    if name in IN_PARAMS:
+        value = getattr(PARAMS, name)
+        stated = {
+            "none": None,
+            "all": None,
+            "random": None,
+            "false": False,
+            "true": True,
+            "off": OFF.get(name),
+        }
+        expected = stated[default] if default in stated else float(default)
+        assert value == expected or (expected is None and not value), (name, value)
+
+
+RANGES = [
+    (name, *map(float, found))
+    for name, _, says in field_table()
+    for found in re.findall(r"^(-?[\d.]+) to (-?[\d.]+)\b", says)
+    if name in IN_PARAMS - {"prompt_logprobs"}
+]
+
+
+@pytest.mark.parametrize(("name", "least", "most"), RANGES)
+def test_a_stated_range_is_the_one(name: str, least: float, most: float) -> None:
+    number = int if isinstance(getattr(PARAMS, name), int) else float
+    for good in (least, most):
+        SamplingParams(**{name: number(good)})
+    for bad in (least - 1, most + 1):
+        with pytest.raises(InvalidRequestError, match=name):
+            SamplingParams(**{name: number(bad)})
+
+
+def test_ranges_are_stated() -> None:
+    assert {name for name, _, _ in RANGES} >= {"temperature", "n", "presence_penalty", "frequency_penalty"}
+
+
+def test_routes_without_a_key_are_the_ones() -> None:
+    rows = re.findall(r"^\| (.*?) \| .*needs no key.* \|$", text_of("http_api.md"), re.MULTILINE)
+    stated = {path for row in rows for path in re.findall(r"(/[\w/]*)`", row)}
+    assert stated == {path for api in APIS for path in api.open_paths}
+
+
+def test_every_route_is_on_a_page() -> None:
+    pages = "".join(text_of(page) for page in STATED)
+    routes = {route.path for api in APIS for route in api.router.routes}
+    for path in routes:
+        shown = re.sub(r"\{\w+(:path)?\}", "{id}", path)
+        assert f"{shown}`" in pages or f"{shown} " in pages or f"{shown}," in pages, shown
+
+
+@pytest.mark.parametrize("page", STATED)
+def test_a_heading_stands_once(page: str) -> None:
+    headings = re.findall(r"^## (.*)$", text_of(page), re.MULTILINE)
+    assert len(set(headings)) == len(headings)
