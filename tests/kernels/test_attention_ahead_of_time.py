@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+from collections import Counter
 
 import pytest
 
@@ -11,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
 
 from radixkv_kernels.triton import ahead_of_time as aot  # noqa: E402
+from radixkv_kernels.triton.tiles import choose_tile, launch_tile  # noqa: E402
 
 #: The table is chosen with the assembler of triton 3.9. Older ones spill a few words of bookkeeping in
 #: places.
@@ -51,6 +55,32 @@ def test_every_other_configuration(c: aot.Configuration, target: str) -> None:
     check(c, target)
 
 
+def loops(ptx: str) -> list[Counter[str]]:
+    """The float32 arithmetic of each basic block that has products of matrices and exponentials."""
+    blocks = re.split(r"^\$L__BB\w+:", ptx, flags=re.MULTILINE)
+    found = [
+        block
+        for block in blocks
+        if "ex2.approx" in block and re.search(r"\b(wgmma\.mma_async|mma\.sync)\b", block)
+    ]
+    return [Counter(re.findall(r"\b(ex2|fma|mul|sub|add|max|div|neg)\.[\w.]*f32", block)) for block in found]
+
+
+BIT_IDENTICAL = [
+    aot.Configuration("plain, long", (32, 8), 128, "long"),
+    aot.Configuration("plain, short", (32, 8), 128, "short"),
+    aot.Configuration("fp8", (32, 8), 128, "short", kv_dtype="fp8e4nv"),
+    aot.Configuration("int8, softcap", (16, 8), 64, "long", kv_dtype="i8", softcap=True),
+]
+
+
+@pytest.mark.parametrize("c", BIT_IDENTICAL, ids=lambda c: c.name)
+def test_masked_and_unmasked_tiles_compute_alike(c: aot.Configuration) -> None:
+    """Which of the two loops a tile of keys takes depends on a row's mates, and must not change its bits."""
+    unmasked, masked = loops(aot.compile_attention(c, "sm_90").asm["ptx"])
+    assert unmasked == masked
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_the_other_kernels(target: str) -> None:
     # triton 3.6 cannot assemble conversions to e5m2 for sm_80.
@@ -70,3 +100,19 @@ def test_gfx942(name: str) -> None:
     assert report.matrix_instruction == "MFMA"
     assert report.spill_bytes <= SPILL_LIMIT
     assert report.shared_bytes <= aot.SHARED_PER_PROGRAM["gfx942"]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("group_size", [1, 7, 64, 71, 128])
+def test_a_tile_holds_a_whole_group(capability: int, head_size: int, group_size: int) -> None:
+    for kind in ("short", "long"):
+        planned = choose_tile(head_size, group_size, kind, 2, capability)
+        for block_size, featured in itertools.product((16, 64), (False, True)):
+            launched = launch_tile(
+                *(planned, head_size, 2, capability),
+                group_size=group_size,
+                block_size=block_size,
+                featured=featured,
+            )
+            assert group_size <= launched.rows <= planned.rows

@@ -59,10 +59,14 @@ class Configuration:
         """The tile that work is cut for, and the one the kernel runs with, on a target."""
         capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
         element = _BYTES[self.dtype]
-        planned = choose_tile(self.head_size, self.heads[0] // self.heads[1], self.kind, element, capability)
+        group = self.heads[0] // self.heads[1]
+        planned = choose_tile(self.head_size, group, self.kind, element, capability)
         featured = self.window or self.softcap or self.kv_dtype is not None
         launched = launch_tile(
-            planned, self.head_size, element, capability, block_size=self.block_size, featured=featured
+            *(planned, self.head_size, element, capability),
+            group_size=group,
+            block_size=self.block_size,
+            featured=featured,
         )
         return planned, launched
 

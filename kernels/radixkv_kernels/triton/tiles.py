@@ -95,20 +95,23 @@ def launch_tile(
     element_bytes: int,
     capability: int,
     *,
+    group_size: int,
     block_size: int,
     featured: bool,
 ) -> Tile:
     """The tile a layer runs with: the planned one, or one of fewer rows (several programs then share an
-    item).
+    item), which still hold one token's group.
 
     Args:
+        group_size: query heads per KV head.
         featured: the layer has a window or softcap, or its cache is quantised.
     """
     if element_bytes != 2:
         return planned
     padded = head_size & (head_size - 1) != 0
     if capability >= 90 and 64 < head_size <= 128 and (featured or padded or block_size > 16):
-        return HOPPER_FEATURED_LONG if planned.rows > HOPPER_FEATURED_LONG.rows else planned
+        lower = HOPPER_FEATURED_LONG
+        return lower if planned.rows > lower.rows >= group_size else planned
     if capability < 90 and 128 < head_size < 256 and planned.rows == AMPERE_PADDED_SHORT.rows:
         return AMPERE_PADDED_SHORT
     return planned
@@ -164,6 +167,7 @@ class Tiling:
             spec.head_size,
             element,
             self.capability,
+            group_size=self.config.group_size,
             block_size=spec.block_size,
             featured=featured or spec.quantization is not None,
         )

@@ -40,8 +40,12 @@ def _tile_step(
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key)
-    exist."""
+    """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key) exist.
+
+    A logit is `s` times a positive factor, and enters its exponent by an explicit fused multiply-add. Left to
+    itself, a compiler would fuse the two in the unmasked variant and not in the masked one, and the bits of a
+    row would depend on which of them its mates need.
+    """
     n = start + tl.arange(0, BN)
     d = tl.arange(0, DP)
     exists = n < end_key
@@ -70,7 +74,8 @@ def _tile_step(
             k = tl.load(key_at, mask=(d < D)[:, None], other=0.0)
             v = tl.load(value_at, mask=(d < D)[None, :], other=0.0)
     k = k.to(q.dtype)
-    s = tl.dot(q, k, input_precision="ieee") * logit_scale
+    s = tl.dot(q, k, input_precision="ieee")
+    factor = logit_scale
     if QUANTIZED:
         if MASK:
             key_scale = tl.load(key_scale_ptr + row, mask=exists, other=0.0)
@@ -78,25 +83,33 @@ def _tile_step(
         else:
             key_scale = tl.load(key_scale_ptr + row)
             value_scale = tl.load(value_scale_ptr + row)
-        s = s * key_scale[None, :]
+        # Rows of zeros have no scale; what is hidden must stay -inf all the same.
+        factor = (tl.maximum(key_scale, 1e-30) * logit_scale)[None, :]
     if SOFTCAP:
         # cap * tanh(s / cap), tanh by way of exp2 of a non-positive argument, which cannot overflow.
         cap = softcap * LOG2E
-        x = s / cap
+        x = s * factor / cap
         e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
         y = (1.0 - e) / (1.0 + e)
-        s = cap * tl.where(x < 0, -y, y)
+        s = tl.where(x < 0, -y, y)
+        factor = cap
     if MASK:
         seen = (n[None, :] <= position[:, None]) & exists[None, :]
         if WINDOW:
             seen = seen & (position[:, None] - n[None, :] < window)
         s = tl.where(seen, s, float("-inf"))
-    new = tl.maximum(top, tl.max(s, 1))
+    if QUANTIZED and not SOFTCAP:
+        highest = tl.max(s * factor, 1)
+        factors = tl.broadcast_to(factor, s.shape)
+    else:
+        highest = tl.max(s, 1) * factor  # the same bits for less: the factor is one number
+        factors = tl.full(s.shape, factor, tl.float32)
+    new = tl.maximum(top, highest)
     if MASK:
         safe = tl.where(new == float("-inf"), 0.0, new)
     else:
         safe = new
-    p = tl.exp2(s - safe[:, None])
+    p = tl.exp2(tl.fma(s, factors, tl.broadcast_to(-safe[:, None], s.shape)))
     keep = tl.exp2(top - safe)
     sums = tl.fma(sums, keep, tl.sum(p, 1))
     if QUANTIZED:
