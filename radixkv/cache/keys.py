@@ -69,10 +69,6 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
     if type(token_ids) is EncodedTokens:
         return token_ids.data
     if isinstance(token_ids, np.ndarray):
-        if token_ids.dtype is _INT32 and token_ids.ndim == 1 and len(token_ids) >= _SHORT:
-            if token_ids.item(token_ids.argmin()) < 0:
-                raise _out_of_range(token_ids)
-            return token_ids.tobytes()
         return _encode_array(token_ids)
     if len(token_ids) == 1:
         token = token_ids[0]
@@ -124,7 +120,7 @@ def _encode_array(array: npt.NDArray[Any]) -> bytes:
         if array.size < _SHORT:
             if data and max(data[3::4]) >= 128:
                 raise _out_of_range(array)
-        elif np.minimum.reduce(array) < 0:
+        elif array.item(array.argmin()) < 0:
             raise _out_of_range(array)
         return data
     if array.dtype.kind not in "iu":

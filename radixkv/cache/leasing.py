@@ -17,7 +17,7 @@ from collections.abc import Callable
 from radixkv.cache import tree_sync
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.advisor import Advisor
-from radixkv.cache.insight.explain import DueReport, Explainer
+from radixkv.cache.insight.explain import DueReport, Explainer, new_due
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.invalidation import invalidate_subtree
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
@@ -129,7 +129,10 @@ class Leasing:
             self._check(needed, space, total, (node, depth), lambda: self._room_beside(group, walk, whole))
         due: DueReport | None = None
         if self._explainer is not None:  # before anything is evicted or split
-            due = self._explainer.due(data, space, walk, skip)
+            if skip is None and self._ghosts.count:
+                due = self._explainer.due(data, space, walk)
+            else:
+                due = new_due((walk, num_tokens, None, 0.0, skip))
             if found and skip is None and found < num_tokens - 1 and walk.onward:
                 self._advisor.observe(data, walk, space)
         if takes_over:

@@ -124,15 +124,12 @@ class Lookup:
             return b""
         return self._tree.following(walk, space, data[whole:], most)
 
-    def still_holds(self, match: Match, data: bytes, space: Namespace) -> bool:
-        """Whether an earlier match is what a lookup of these tokens would find. O(tokens)."""
-        is_same = match.space is space and match.version == self.version and match.data == data
-        return is_same and match.is_untouched()
-
-    def space_of(self, match: Match, namespace: NamespaceName) -> Namespace | None:
-        """The namespace of that name, if it is the match's and there are nodes in it. O(1)."""
-        space = match.space
-        return space if match.namespace == namespace and space in self._tree.roots else None
+    def still_holds(self, match: Match, data: bytes, namespace: NamespaceName) -> bool:
+        """Whether an earlier match found something, and a lookup of these tokens would, too. O(tokens)."""
+        walk = match.walk
+        if walk is None or match.version != self.version or match.namespace != namespace:
+            return False
+        return match.space is not None and match.data == data and match.is_untouched()
 
     def found_elsewhere(self, data: bytes, space: Namespace) -> int:
         """The longest match of another namespace, of the `MAX_NAMESPACES` latest. O(tokens) each."""

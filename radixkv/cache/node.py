@@ -192,9 +192,8 @@ class Children:
 
     Attributes:
         whole: first block -> the child, for those whose first block is whole.
-        partial: first block -> child, for those whose only block is partial, or all of those that hold the
-            same tokens, the oldest first (requests that computed them at the same time); None: there are
-            none.
+        partial: first block -> the children whose only block is partial and holds just these tokens, the
+            oldest first (requests that computed them at the same time); None: there are none.
     """
 
     __slots__ = ("_members", "_order", "_size", "partial", "whole")
@@ -202,7 +201,7 @@ class Children:
     def __init__(self, block_bytes: int) -> None:
         self._size = block_bytes
         self.whole: dict[bytes, Node] = {}
-        self.partial: dict[bytes, Node | dict[Node, None]] | None = None
+        self.partial: dict[bytes, list[Node]] | None = None
         self._order: Any = []  # the children's first blocks, sorted, equal ones once
         self._members: list[Node] | None = []  # the children to be found in the same order, while few
 
@@ -212,17 +211,14 @@ class Children:
     def __iter__(self) -> Iterator[Node]:
         yield from self.whole.values()
         if self.partial:
-            for known in self.partial.values():
-                if type(known) is dict:
-                    yield from known
-                else:
-                    yield known  # type: ignore[misc]
+            for same in self.partial.values():
+                yield from same
 
     def find(self, block: bytes) -> Node | None:
         """The child whose first block is exactly these tokens (whole or partial), the oldest. O(1)."""
         if len(block) < self._size:
-            known = self.partial.get(block) if self.partial else None
-            return next(iter(known)) if type(known) is dict else known  # type: ignore[return-value]
+            same = self.partial.get(block) if self.partial else None
+            return same[0] if same else None
         return self.whole.get(block)
 
     def _place(self, block: bytes) -> int:
@@ -283,7 +279,7 @@ class Children:
         """Whether another child begins with all the tokens of `node`, a partial child. O(log n)."""
         assert self.partial is not None
         block = bytes(node.key)
-        if type(self.partial[block]) is dict:
+        if len(self.partial[block]) > 1:
             return True
         i = self._place(block) + 1
         return i < len(self._order) and self._order[i].startswith(block)
@@ -295,15 +291,13 @@ class Children:
         block = bytes(node.key[: self._size])
         order = self._order
         i = self._place(block)
-        known = self.partial.get(block)
-        if type(known) is dict:
-            twin = next(iter(known))  # the others joined beside it: only the oldest can be unheld
-            if not twin.refs and twin is not node:
-                return twin
+        same = self.partial.get(block, ())
+        if len(same) > 1 and not same[0].refs and same[0] is not node:
+            return same[0]  # the others joined beside it: only the oldest can be unheld
         if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):
             before = self.partial[order[i - 1]]
-            if type(before) is not dict and not before.refs:  # type: ignore[union-attr]
-                return before  # type: ignore[return-value]
+            if len(before) == 1 and not before[0].refs:
+                return before[0]
         return None
 
     def add(self, node: Node) -> None:
@@ -312,13 +306,9 @@ class Children:
         if len(first) < self._size:
             if self.partial is None:
                 self.partial = {}
-            known = self.partial.get(first)
-            if known is None:
-                self.partial[first] = node
-            else:
-                if type(known) is not dict:
-                    known = self.partial[first] = {known: None}  # type: ignore[dict-item]
-                known[node] = None
+            same = self.partial.setdefault(first, [])
+            same.append(node)
+            if len(same) > 1:
                 return
         else:
             self.whole[first] = node
@@ -338,14 +328,11 @@ class Children:
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
             assert self.partial is not None
-            known = self.partial[first]
-            if type(known) is dict:
-                del known[node]
-                oldest = next(iter(known))
-                if len(known) == 1:
-                    self.partial[first] = oldest
+            same = self.partial[first]
+            same.remove(node)
+            if same:
                 if self._members is not None:
-                    self._members[bisect_left(self._order, first)] = oldest
+                    self._members[bisect_left(self._order, first)] = same[0]
                 return
             del self.partial[first]
         else:

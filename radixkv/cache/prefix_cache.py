@@ -43,6 +43,7 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
+from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
@@ -236,17 +237,16 @@ class PrefixCache:
         data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match.data)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = None if match is None else self._lookup.space_of(match, namespace)
-        if space is None:
-            space = self._namespaces.obtain(namespace)
-        if skip is None and self.enabled:
-            if match is None or not self._lookup.still_holds(match, data, space):
-                match = self._lookup.match(data, space)
-            walk = match.walk
+        if skip is None and not self.enabled:
+            skip = CACHE_IS_OFF
+        walk: Walk | None = None
+        if skip is None and match is not None and self._lookup.still_holds(match, data, namespace):
+            space, walk = match.space, match.walk
         else:
-            walk = None
+            space = self._namespaces.obtain(namespace)
             if skip is None:
-                skip = CACHE_IS_OFF
+                walk = self._lookup.match(data, space).walk
+        assert space is not None
         if walk is None:
             walk = self._lookup.nothing_found(data, space)
         if self._on_cache_key_hint is not None:
@@ -257,17 +257,15 @@ class PrefixCache:
 
     def available_blocks(self, namespace: NamespaceName = "") -> int:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
-        if self._pinned:
-            self._pins.expire()
-        return self._capacity.available(self._groups.of(self._namespaces.key(namespace)))
+        self._pins.expire()
+        return min(self._capacity.room(self._groups.of(self._namespaces.key(namespace))))
 
     def room(self, namespace: NamespaceName = "") -> tuple[int, int | None]:
         """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
 
         The smaller one is `available_blocks`. O(quota groups).
         """
-        if self._pinned:
-            self._pins.expire()
+        self._pins.expire()
         group = self._groups.of(self._namespaces.key(namespace))
         return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
 
@@ -296,8 +294,7 @@ class PrefixCache:
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
-        if self._pinned:
-            self._pins.expire()
+        self._pins.expire()
         return self._capacity.evict(num_blocks, "evict()")
 
     def reset(self) -> None:
@@ -449,8 +446,7 @@ class PrefixCache:
     @property
     def stats(self) -> CacheStats:
         """A snapshot of the counters. O(quota groups)."""
-        if self._pinned:
-            self._pins.expire()
+        self._pins.expire()
         return snapshot(self._parts)
 
     @property
@@ -479,8 +475,7 @@ class PrefixCache:
         Args:
             admin: also look under other namespaces (the 256 cached latest), and say so (`namespace`).
         """
-        if self._pinned:
-            self._pins.expire()
+        self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
@@ -504,6 +499,5 @@ class PrefixCache:
         Raises:
             AssertionError: says which invariant is broken and where.
         """
-        if self._pinned:
-            self._pins.expire()
+        self._pins.expire()
         check(self._parts)

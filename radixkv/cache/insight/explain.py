@@ -147,7 +147,8 @@ class DueReport(NamedTuple):
     skip: str | None
 
 
-_new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
+#: Quicker than DueReport(...).
+new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
 
 
 class Explainer:
@@ -173,14 +174,14 @@ class Explainer:
         self._enabled = enabled
         self._partial_reuse = partial_reuse
 
-    def due(self, data: bytes, space: Namespace, walk: Walk, skip: str | None) -> DueReport:
+    def due(self, data: bytes, space: Namespace, walk: Walk) -> DueReport:
         """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
         num_tokens = len(data) // TOKEN_BYTES
-        if self._ghosts.count and skip is None and walk[1] + walk[2] < num_tokens - 1:
+        if walk[1] + walk[2] < num_tokens - 1:
             record = self._removal(data, space, walk)
             if record is not None:
-                return _new_due((walk, num_tokens, record, self._clock(), None))
-        return _new_due((walk, num_tokens, None, 0.0, skip))
+                return new_due((walk, num_tokens, record, self._clock(), None))
+        return new_due((walk, num_tokens, None, 0.0, None))
 
     def _removal(self, data: bytes, space: Namespace, walk: Walk | None) -> GhostRecord | None:
         """What removed the first block of a prompt that a lookup missed; None: not known.

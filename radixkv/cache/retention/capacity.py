@@ -58,10 +58,10 @@ class Capacity:
         order = self.groups.order
         return self.groups.common.evictable if order is None else order.evictable()
 
-    def available(
+    def room(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
-    ) -> int:
-        """Blocks that `group` could get now.
+    ) -> tuple[int, int]:
+        """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
 
         O(log groups), amortised; with floors and public prefixes O(public nodes * namespaces below them).
 
@@ -70,15 +70,6 @@ class Capacity:
                 request itself would protect:
             end, depth: the path to `end` up to token `depth`.
         """
-        return min(self.room(group, locked, shared, end, depth))
-
-    def room(
-        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
-    ) -> tuple[int, int]:
-        """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
-
-        Arguments and time as of `available`, which is the smaller one.
-        """
         below = self.below_ceiling(group, locked)
         total = self.in_pool(group, locked, shared, end, depth)
         return total, self.pool.num_blocks if below is None else below
@@ -86,7 +77,7 @@ class Capacity:
     def in_pool(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
     ) -> int:
-        """As `available`, whatever the group's own ceiling is."""
+        """What the pool could give, whatever the group's own ceiling is; arguments as of `room`."""
         own = group.blocks - group.protected - locked
         order = self.groups.order
         if order is None:

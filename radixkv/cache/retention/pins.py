@@ -355,6 +355,8 @@ class PinBoard:
 
     def expire(self) -> None:
         """End the pins whose time has run out. O(1) when there are none."""
+        if not self._heap:
+            return
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             pin = self._soonest()
