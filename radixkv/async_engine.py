@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from radixkv.engine.input_processor import EncodedPrompt
     from radixkv.engine.startup import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
+    from radixkv.tiers.tier import Tier
 
 T = TypeVar("T")
 
@@ -79,8 +80,11 @@ class AsyncEngine:
         self.cache = CacheClient(self._run_on_cache, self._thread.info.model_fingerprint)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> AsyncEngine:
+    def from_config(cls, config: EngineConfig, *, tier: Tier | None = None) -> AsyncEngine:
         """Load the model and start. Blocks until ready.
+
+        Args:
+            tier: see `Engine`; an engine that is made anew goes on with it.
 
         Raises:
             ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
@@ -88,7 +92,7 @@ class AsyncEngine:
         from radixkv.engine.builder import build_engine
 
         restart = RestartPolicy() if config.restart_engine else None
-        return cls(lambda: build_engine(config), restart=restart)
+        return cls(lambda: build_engine(config, tier=tier), restart=restart)
 
     # ------------------------------------------------------------------ facts
 

@@ -25,6 +25,7 @@ from radixkv.scheduling.sequence_state import NamespaceName
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds
+    from radixkv.tiers.tier import Tier
 
 #: Text, or token ids as a sequence of integers or a one-dimensional array (numpy, torch).
 Prompt: TypeAlias = "str | TokenIds"
@@ -66,6 +67,7 @@ class LLM:
 
     Args:
         model: the embedded model's name, a folder, a hub id or a GGUF file.
+        tier: a memory below the cache's that keeps blocks; see `radixkv.tiers.tier`.
         options: any field of `EngineConfig`.
 
     Raises:
@@ -78,10 +80,10 @@ class LLM:
         print(outputs[0].outputs[0].text, outputs[0].num_cached_tokens)
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **options: Any) -> None:
+    def __init__(self, model: str = EMBEDDED_MODEL, *, tier: Tier | None = None, **options: Any) -> None:
         from radixkv.engine.builder import build_engine
 
-        self.engine: Engine = build_engine(EngineConfig.from_options(model, options))
+        self.engine: Engine = build_engine(EngineConfig.from_options(model, options), tier=tier)
         self._inboxes: dict[str, _Inbox] = {}
 
     @classmethod
@@ -308,6 +310,7 @@ class LLM:
                 "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "
                 "step its engine while its calls are under way"
             )
+        self.engine.wait()
         self._sort(self.engine.step())
 
     def _sort(self, result: StepResult) -> None:

@@ -28,7 +28,7 @@ FLOORS = (
     ("config", "thread_priority", "structured"),
     ("cache", "text"),
     ("chat",),
-    ("request",),
+    ("request", "tiers"),
     ("scheduling", "sampling"),
     ("speculation",),
     ("model",),
@@ -40,6 +40,7 @@ HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 
 TORCH_FREE = (
     "radixkv.cache",
+    "radixkv.tiers",
     "radixkv.scheduling",
     "radixkv.speculation",
     "radixkv.tools.replay",

@@ -426,12 +426,13 @@ class Lease(BlockTable):
 
     # ------------------------------------------------------------------ the end
 
-    def release(self, discard: bool = False, keep: int | None = None) -> None:
+    def release(self, discard: bool = False, keep: int | None = None, *, used: bool = True) -> None:
         """End the lease: committed tokens stay cached and may be evicted, all else is freed. O(blocks freed).
 
         Args:
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
             keep: forget those beyond the first `keep` tokens.
+            used: whether this is a use, after which what it held is evicted later.
 
         Raises:
             LeaseError: the lease has been released before.
@@ -453,7 +454,8 @@ class Lease(BlockTable):
         tree, capacity, node = self.tree, self.capacity, self.node
         if self.num_blocks > -(-self.tree_tokens // tree.block_size):
             capacity.free_private(self.private_blocks(), self.space.group)
-        tree.use(node)
+        if used:
+            tree.use(node)
         capacity.release(node)
         if keep is not None:
             capacity.discard_from(node, max(keep, self.own_from))

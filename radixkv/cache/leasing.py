@@ -173,6 +173,37 @@ class Leasing:
         if self._on_acquire is not None:
             self._on_acquire(lease.num_tokens, lease.num_cached_tokens)
 
+    def hold_blocks(
+        self, data: bytes, num_tokens: int, namespace: NamespaceName, space: Namespace, walk: Walk
+    ) -> Lease:
+        """A lease on the whole blocks of a text up to `num_tokens`, to move them; those after `walk` are new.
+
+        Nothing is counted or reported: this is no use of the cache.
+
+        Raises:
+            OutOfBlocks: nothing was changed.
+        """
+        capacity, group = self.capacity, space.group
+        tree = capacity.tree
+        node, depth, *_ = walk = walk._replace(partial=0, source=None)
+        total = num_tokens // tree.block_size
+        needed = total - depth // tree.block_size
+        if needed > capacity.pool.num_free or group.ceiling is not None:
+            self._check(needed, space, total, (node, depth), lambda: self._room_beside(group, walk, None))
+        if depth != node.start + len(node.blocks) * tree.block_size:
+            node = tree.split(node, (depth - node.start) // tree.block_size)
+        public = min(space.declared.length_in(data) // TOKEN_BYTES, num_tokens)
+        data = data[: num_tokens * TOKEN_BYTES]
+        lease = Lease(self, namespace, space, data, node, depth, depth, public, self._enabled)
+        tree.hold(node)
+        table = tree.path_blocks(node)
+        if needed:
+            table += capacity.allocate(needed, group)
+        lease.fill(table)
+        if self._ghosts.leaving:
+            self._ghosts.free_some()
+        return lease
+
     # ------------------------------------------------------------------ what leases ask for, see `Lessor`
 
     def add(self, lease: Lease) -> int:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from radixkv.cache.block_identity import HashFunction, what_computes
+from radixkv.cache.block_leases import BlockLeases
 from radixkv.cache.cache_parts import CacheOptions, CacheParts, Declared
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
@@ -117,6 +118,7 @@ class PrefixCache:
         self._on_cache_key_hint = overridden(self.policy, "on_cache_key_hint")
         self._leasing = parts.leasing
         self._tree_view = TreeView(parts)
+        self._block_leases = BlockLeases(parts)
 
     def __repr__(self) -> str:
         s = self.stats
@@ -437,6 +439,11 @@ class PrefixCache:
         return self._groups.usage()
 
     # ------------------------------------------------------------------ insight
+
+    @property
+    def block_leases(self) -> BlockLeases:
+        """Leases on whole blocks, for who copies their contents in or out. O(1)."""
+        return self._block_leases
 
     @property
     def tree(self) -> TreeView:

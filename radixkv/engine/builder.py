@@ -20,15 +20,18 @@ from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.tier import Tier
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
-def build_engine(config: EngineConfig, step_costs: StepCosts | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, step_costs: StepCosts | None = None, *, tier: Tier | None = None
+) -> Engine:
     """Load the model and build everything around it.
 
     Args:
-        step_costs: see `Engine`.
+        step_costs, tier: see `Engine`.
 
     Raises:
         ConfigError: settings that do not fit the model or the machine.
@@ -43,7 +46,7 @@ def build_engine(config: EngineConfig, step_costs: StepCosts | None = None) -> E
     with phases.phase("model"):
         loaded = load_model(config)
     with phases.phase("weights and K/V"):
-        engine = engine_for_model(config, loaded, step_costs)
+        engine = engine_for_model(config, loaded, step_costs, tier=tier)
     with phases.phase("warm-up"):
         engine.runner.warm_up(min(engine.scheduler.max_num_batched_tokens, engine.max_model_len))
         return_freed_memory()
@@ -56,7 +59,11 @@ def build_engine(config: EngineConfig, step_costs: StepCosts | None = None) -> E
 
 
 def engine_for_model(
-    config: EngineConfig, loaded: LoadedModel, step_costs: StepCosts | None = None
+    config: EngineConfig,
+    loaded: LoadedModel,
+    step_costs: StepCosts | None = None,
+    *,
+    tier: Tier | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
 
@@ -106,6 +113,7 @@ def engine_for_model(
         model_name=loaded.name,
         model_fingerprint=loaded.fingerprint,
         step_costs=step_costs,
+        tier=tier,
         default_sampling=loaded.default_sampling,
     )
 

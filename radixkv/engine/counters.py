@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
+from radixkv.tiers.transfers import TransferCounts
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class EngineStats:
         model_time_s: time in the model, sampling included.
         gap_time_s: time between two model calls while work was waiting.
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
+        transfers: blocks loaded from a tier and saved to it; None: there is none.
         speculation: drafts, and how many of their tokens were right.
     """
 
@@ -38,6 +40,7 @@ class EngineStats:
     num_rebuilds: int
     cache: CacheStats
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+    transfers: TransferCounts | None = None
 
 
 @dataclass(slots=True)
@@ -60,7 +63,12 @@ class Counters:
         self._last_model_end = ended
 
     def snapshot(
-        self, scheduler: Scheduler, num_generated: int, cache: CacheStats, speculation: SpeculationCounts
+        self,
+        scheduler: Scheduler,
+        num_generated: int,
+        cache: CacheStats,
+        speculation: SpeculationCounts,
+        transfers: TransferCounts | None = None,
     ) -> EngineStats:
         """These, and what the parts of the engine count."""
         scheduled = scheduler.stats
@@ -82,6 +90,7 @@ class Counters:
             num_rebuilds=self.num_rebuilds,
             cache=cache,
             speculation=speculation,
+            transfers=transfers,
         )
 
     def pause(self) -> None:

@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,11 @@ from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.tier import Tier
+from radixkv.tiers.transfers import Transfers
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +68,10 @@ logger = logging.getLogger("radixkv")
 
 #: Set to 1, every step's plan is proven before it runs; a few per cent of a small model's step.
 CHECK_STEPS = "RADIXKV_CHECK_STEPS"
+
+
+def _nobody_sleeps() -> None:
+    """What is called at the end of transfers while nobody waits for them."""
 
 
 class Engine:
@@ -83,6 +91,8 @@ class Engine:
         model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
+        tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
+        load_deadline_s: longest that a request waits for blocks of the tier.
         step_costs: what rows cost, for how many guesses pay; None: what is known of the runner's backend.
     """
 
@@ -102,6 +112,8 @@ class Engine:
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tier: Tier | None = None,
+        load_deadline_s: float = 0.2,
         step_costs: StepCosts | None = None,
     ) -> None:
         self.config = config
@@ -149,11 +161,23 @@ class Engine:
             max_overtake=config.max_overtake,
             drafter=self._speculation,
         )
-        self.scheduler = self._scheduler_over(cache)
+        self._tier = tier if cache.enabled else None
+        self._load_deadline_s = load_deadline_s
+        self._wake: Callable[[], None] = _nobody_sleeps
+        self._transfers: Transfers | None = None
+        self._tier_waits: TierWaits | None = None
+        self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
+        self.scheduler = self._make_scheduler()
         self._groups: dict[str, RequestGroup] = {}
         self._output = OutputProcessor(tokenizer, clock)
         self._faults = FaultRecovery()
         self._counters = Counters()
+
+    def _make_scheduler(self) -> Scheduler:
+        if self._tier is not None:
+            self._transfers = Transfers(self._tier, self.cache, self.runner, self.clock, self._wake)
+            self._tier_waits = TierWaits(self.cache, self._transfers, self.clock, self._load_deadline_s)
+        return self._scheduler_over(self.cache, tier_waits=self._tier_waits)
 
     # ------------------------------------------------------------------ requests in
 
@@ -210,6 +234,7 @@ class Engine:
         if group.request_id in self._groups:
             raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
         self._groups[group.request_id] = group
+        self._is_blocked = False
         self.scheduler.add(group.samples[0])
         return group.request_id
 
@@ -218,6 +243,7 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return
+        self._is_blocked = False
         for request in list(group.unfinished()):
             with self._repairing():  # each by itself: if one breaks something, the others still end
                 self._counters.aborted += 1
@@ -230,7 +256,40 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether a step would do something, or is waited for."""
+        return self.scheduler.has_work or (self._transfers is not None and self._transfers.is_due)
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how many seconds a step would do nothing, unless a request comes or a transfer ends.
+
+        0.0: there is something to do now. None: there is no limit.
+        """
+        if self.scheduler.has_work and not self._is_blocked:
+            return 0.0
+        if self._transfers is None or self._tier_waits is None:
+            return None
+        if self._transfers.is_due:
+            return 0.0
+        times = [when for when in (self._transfers.next_deadline, self._tier_waits.next_lookup) if when]
+        return max(0.0, min(times) - self.clock()) if times else None
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, on any thread, when a transfer has ended: there is something to do."""
+        self._wake = wake
+        if self._transfers is not None:
+            self._transfers.on_arrival = wake
+
+    def wait(self) -> None:
+        """Sleep until a step would do something; for who has nothing else to do."""
+        idle_s = self.idle_s
+        if idle_s != 0.0 and self._transfers is not None:
+            self._transfers.wait(idle_s)
+
+    def close(self) -> None:
+        """Give up what is under way between tier and cache; the engine is not used any more."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     @property
     def groups(self) -> list[RequestGroup]:
@@ -247,6 +306,8 @@ class Engine:
         """
         outcome = None
         with self._repairing():
+            if self._transfers is not None:
+                self._transfers.collect()
             batch = self._schedule()
             if batch is not None:
                 started = self.clock()
@@ -256,7 +317,9 @@ class Engine:
                     self._process(batch, outcome)
                 else:
                     self._rollback(batch, outcome.error)
-        if not self.has_work:
+            if self._transfers is not None:
+                self._transfers.start_saves()
+        if self._is_blocked or not self.has_work:
             self._counters.pause()
         if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
             raise outcome.error
@@ -274,6 +337,8 @@ class Engine:
             check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
             self._end_stuck(sample_of(request))
+        waits = self._tier_waits is not None and self._tier_waits.somebody_waits
+        self._is_blocked = waits and alone is None and result.batch is None and not result.stuck
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
         return result.batch
@@ -384,6 +449,8 @@ class Engine:
     def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
         self.scheduler.finish(request, discard=discard)
+        if self._transfers is not None and not discard:
+            self._transfers.offer(request.tokens.encoded, request.namespace)
         self._counters.finished += reason in ("stop", "length")
         if self._speculation is not None:
             self._speculation.ended(request)
@@ -441,8 +508,9 @@ class Engine:
             group.forget_unborn_samples()
             unfinished.extend(group.unfinished())
         unfinished.sort(key=lambda request: request.arrival_order)
+        self.close()
         self.cache = self.cache.rebuilt()
-        stats, self.scheduler = self.scheduler.stats, self._scheduler_over(self.cache)
+        stats, self.scheduler = self.scheduler.stats, self._make_scheduler()
         self.scheduler.stats = stats
         for request in unfinished:
             request.preempt()
@@ -459,7 +527,13 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of all counters; cheap."""
         counts = SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
-        return self._counters.snapshot(self.scheduler, self._output.num_generated, self.cache.stats, counts)
+        return self._counters.snapshot(
+            self.scheduler,
+            self._output.num_generated,
+            self.cache.stats,
+            counts,
+            None if self._transfers is None else replace(self._transfers.counts),
+        )
 
     def check(self) -> None:
         """Assert every invariant of cache and scheduler."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.cache_parts import Declared
@@ -187,6 +188,7 @@ class EngineThread:
             logger.exception("the engine's thread failed")
             self._note_failure(error)
         finally:
+            engine.close()
             self._cancel_rest()
 
     def _make_anew(self, source: Callable[[], Engine]) -> list[Engine]:
@@ -233,6 +235,7 @@ class EngineThread:
             self._stopped = EngineStoppedError(f"{what}: {error}", retry_after_s=pause)
 
     def _run(self, engine: Engine) -> None:
+        engine.wake_with(partial(self._commands.put, Snapshot()))
         while self._run_commands(engine):
             result = engine.step() if engine.has_work else engine.take_result()
             self.stats = engine.stats()  # before anybody can have seen what the step gave
@@ -240,10 +243,10 @@ class EngineThread:
 
     def _run_commands(self, engine: Engine) -> bool:
         """Run what callers have asked for, waiting for it if there is nothing else to do; False: stop."""
-        wait = not engine.has_work
+        idle_s = engine.idle_s
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(block=idle_s != 0.0, timeout=idle_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -254,7 +257,7 @@ class EngineThread:
                 command.cancel(EngineStoppedError(f"the engine has failed: {error}"))
                 raise
             self.stats = engine.stats()
-            wait = False
+            idle_s = 0.0
 
     def _cancel_rest(self) -> None:
         error = self._stopped

@@ -26,6 +26,7 @@ from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
+from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 # With so many prompts in progress, the reserve of a step is for short prompts only.
@@ -38,7 +39,7 @@ class AdmissionResult(Enum):
     """What came of trying to admit a waiting request: why it was not admitted, if it was not."""
 
     ADMITTED = "it runs"
-    IN_FLIGHT = "its next tokens are being computed by another request"
+    IN_FLIGHT = "its next tokens are being computed by another request, or loaded"
     NO_SLOT = "too many requests run"
     NO_BLOCKS = "too few blocks are free or evictable"
     AT_CEILING = "its quota's ceiling leaves it too few blocks"
@@ -62,7 +63,9 @@ class AdmissionControl:
         stats: SchedulerStats,
         *,
         max_num_seqs: int,
+        tier_waits: TierWaits | None = None,
     ) -> None:
+        self._tier_waits = tier_waits
         self._cache = cache
         self._waiting = waiting
         self._running = running
@@ -128,6 +131,11 @@ class AdmissionControl:
         rank = self._policy.rank
         first = min([rank(request) for request in prompts])
         return list(takewhile(lambda request: rank(request) < first, order))
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """Whether a tier's answer, or the end of a load or save, may let somebody run who can't now."""
+        return self._tier_waits is not None and self._tier_waits.somebody_waits
 
     # ------------------------------------------------------------------ what is cached
 
@@ -303,6 +311,9 @@ class AdmissionControl:
             if other is not None:
                 self.make_entry(plan, other)
                 match = self._match(plan, request)
+        if self._tier_waits is not None and self._tier_waits.holds_up(request, match):
+            plan.leases_changed()
+            return AdmissionResult.IN_FLIGHT
         known = match.num_tokens
         try:
             lease = self._cache.acquire(
@@ -316,7 +327,7 @@ class AdmissionControl:
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
                 return AdmissionResult.NO_BLOCKS
-            if not self._running.num_of(tenant_of(request.namespace)):
+            if not self._running.num_of(tenant_of(request.namespace)) and not self.waits_for_transfers:
                 plan.add_stuck(request)  # nobody else's end would give it a block
             return AdmissionResult.AT_CEILING
         self._waiting.remove(request)

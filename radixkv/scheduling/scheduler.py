@@ -32,8 +32,9 @@ from radixkv.scheduling.drafting import DraftProposer, add_drafts
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
+from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -48,6 +49,7 @@ class Scheduler:
         policy: an `AdmissionPolicy` or the name of one.
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
+        tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Scheduler:
         policy: str | AdmissionPolicy = "prefix",
         max_overtake: int = 32,
         drafter: DraftProposer | None = None,
+        tier_waits: TierWaits | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -70,11 +73,19 @@ class Scheduler:
         self.stats = stats = SchedulerStats()
         self._next_arrival = 0
         self._drafter = drafter
+        self._tier_waits = tier_waits
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
         self._in_flight = InFlightPrefixes(cache)
         self._admission = AdmissionControl(
-            cache, self._waiting, self._running, self._in_flight, policy, stats, max_num_seqs=max_num_seqs
+            cache,
+            self._waiting,
+            self._running,
+            self._in_flight,
+            policy,
+            stats,
+            max_num_seqs=max_num_seqs,
+            tier_waits=tier_waits,
         )
 
     # ------------------------------------------------------------------ the queue
@@ -152,6 +163,8 @@ class Scheduler:
         Returns:
             The plan: its `batch` is the step's work, `stuck` has those that the caller is to end.
         """
+        if self._tier_waits is not None:
+            self._tier_waits.begin_step()
         running = self._running
         running.drop_full_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
@@ -250,7 +263,7 @@ class Scheduler:
         assert not len(self._running), f"{self.running} were left out of a step that has room"
         order = self._admission.in_order(plan)
         self._admission.admit_in_order(plan, order)
-        if plan.is_empty and order:
+        if plan.is_empty and order and not self._admission.waits_for_transfers:
             plan.add_stuck(order[0])  # it does not fit, and nothing else runs
 
     def _grow(self, plan: StepPlan, request: SequenceState) -> bool:
@@ -262,9 +275,12 @@ class Scheduler:
             try:
                 request.lease.append(request.tokens.view(request.lease.num_tokens))
             except OutOfBlocks as error:
+                if self._give_up_load(request, error):
+                    plan.leases_changed()
+                    continue
                 rivals = self._rivals(request, error)
                 victim = self.policy.victim(rivals, plan.entries)
-                if victim is request and len(rivals) == 1:
+                if victim is request and len(rivals) == 1 and not self._admission.waits_for_transfers:
                     plan.add_stuck(request)
                     return False
                 self._admission.preempt(plan, victim)
@@ -272,11 +288,19 @@ class Scheduler:
 
     def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
         """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
+        return [other for other in self._running if self._may_serve(other.namespace, request, error)]
+
+    def _may_serve(self, namespace: NamespaceName, request: SequenceState, error: OutOfBlocks) -> bool:
         _, below = self.cache.room(request.namespace)
         if below is None or below >= error.needed:
-            return self.running
-        shares_quota, own = self.cache.shares_quota, request.namespace
-        return [other for other in self._running if shares_quota(other.namespace, own)]
+            return True
+        return self.cache.shares_quota(namespace, request.namespace)
+
+    def _give_up_load(self, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Give up a load, for which nobody runs yet, for the blocks that it holds; False: there is none."""
+        if self._tier_waits is None:
+            return False
+        return self._tier_waits.give_up_load(lambda other: self._may_serve(other, request, error))
 
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, rows = list(plan.entries.values()), self._running.decode_rows()

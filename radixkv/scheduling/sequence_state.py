@@ -30,6 +30,7 @@ from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLog
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.prefix_cache import Lease, Match
+    from radixkv.tiers.load import Load, TierWait
 
 NamespaceName = str | tuple[str, ...]
 
@@ -118,8 +119,9 @@ class SequenceState:
     was_added: bool = False
     lease: Lease | None = None
     match: Match | None = None
-    producer: SequenceState | None = None  # who computes its next tokens, while it waits for them
+    producer: SequenceState | Load | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
+    tier_wait: TierWait | None = None  # what it has asked of a tier since it last ran
     num_scheduled: int = 0  # tokens computed once the step being built has run
     num_computed: int = 0
     num_cached_tokens: int = 0
@@ -183,7 +185,7 @@ class SequenceState:
 
     def preempt(self) -> None:
         """It waits again, and has nothing in the cache; whoever held its lease releases it."""
-        self.lease = self.match = self.producer = None
+        self.lease = self.match = self.producer = self.tier_wait = None
         self.num_computed = 0
 
     def output_token_ids(self) -> list[int]:

@@ -277,6 +277,8 @@ def make_engine(
     clock: Callable[[], float] | None = None,
     tokenizer: Any = None,
     step_costs: StepCosts | None = None,
+    tier: Any = None,
+    load_deadline_s: float = 0.2,
     model_fingerprint: str = "",
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
@@ -294,6 +296,8 @@ def make_engine(
         end_token_ids=(END,),
         model_name="paged-hash",
         step_costs=step_costs,
+        tier=tier,
+        load_deadline_s=load_deadline_s,
         model_fingerprint=model_fingerprint,
         **extra,
     )

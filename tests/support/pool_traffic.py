@@ -11,18 +11,12 @@ meanwhile. Every answer is compared with that of an engine that has room for all
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from paged_language_model import (
-    END,
-    VOCAB,
-    PagedHashModel,
-    make_engine,
-    next_logits,
-    run_all,
-)
+from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
+from scripted_tier import SlowCopies, WildTier
 
 from radixkv.engine.engine import Engine
 from radixkv.errors import InvalidRequestError
@@ -36,7 +30,7 @@ NAMESPACES = ("", "ada", ("bob", "salt"))
 POLICIES = ("prefix", "fcfs", "priority", "fair", "lpm")
 
 
-class Parrot(PagedHashModel):
+class Parrot(SlowCopies):
     """Goes on, mostly, as its context did after the same two tokens: guesses are often right, not always."""
 
     def execute(self, batch: Batch) -> Any:
@@ -79,14 +73,18 @@ class Outcome:
     evicted_blocks: int = 0
     aborted: int = 0
     num_samples: int = 0
+    loaded_blocks: int = 0
+    failed_loads: int = 0
+    late_loads: int = 0
+    saved_blocks: int = 0
+    failed_saves: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
         """Sum up another run."""
-        for name in ("requests", "preemptions", "accepted", "rejected", "partial_hits", "evicted_blocks"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.aborted += other.aborted
-        self.num_samples += other.num_samples
+        for item in fields(self):
+            if item.name != "namespaces":
+                setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
         self.namespaces |= other.namespaces
 
 
@@ -167,13 +165,54 @@ class Oracle:
         return self._known[key]
 
 
-def run(seed: int, num_requests: int, *, check_every: int = 1, faults: bool = False) -> Outcome:
-    """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong."""
+class _Tier:
+    """A tier below the pool of a run, and copies to it that end when they like; time passes at every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed + 2 * 10**6)
+        self.wild = WildTier(self.random)
+        self.now = 0.0
+        self.options = {"tier": self.wild, "clock": lambda: self.now, "load_deadline_s": 0.1}
+
+    def act(self, model: SlowCopies) -> None:
+        """What happens beside a step."""
+        self.now += float(self.random.choice([0.0, 0.001, 0.01, 0.03]))
+        self.wild.act()
+        while model.copies and self.random.random() < 0.5:
+            model.finish_copy(error=OSError("no memory") if self.random.random() < 0.05 else None)
+
+    def end(self, engine: Engine, model: SlowCopies, outcome: Outcome) -> None:
+        """Everything under way ends, or is given up; then nothing may be held."""
+        counts = engine.stats().transfers
+        assert counts is not None
+        for name in ("loaded_blocks", "failed_loads", "late_loads", "saved_blocks", "failed_saves"):
+            setattr(outcome, name, getattr(counts, name))
+        for _ in range(1000):
+            self.now += 1.0
+            self.wild.is_open = False
+            while model.copies:
+                model.finish_copy()
+            if not engine.has_work:
+                return
+            engine.step()
+            engine.check()
+        raise AssertionError("transfers do not come to an end")
+
+
+def run(
+    seed: int, num_requests: int, *, check_every: int = 1, faults: bool = False, tier: bool = False
+) -> Outcome:
+    """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
+
+    Args:
+        tier: there is a tier below the pool, of which everything is to be expected.
+    """
     setup = np.random.default_rng(seed + 10**6)
     block_size = int(setup.choice([8, 16]))
     num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
     longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
     failing = iter(setup.random(10**5) < 0.01)
+    below = _Tier(seed) if tier else None
     model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
     engine, _ = make_engine(
         model=model,
@@ -188,6 +227,7 @@ def run(seed: int, num_requests: int, *, check_every: int = 1, faults: bool = Fa
         eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
+        **({} if below is None else below.options),
     )
     traffic, oracle = Traffic(seed, longest), Oracle(block_size)
     at_once = int(setup.choice([2, 6, 16]))
@@ -203,6 +243,8 @@ def run(seed: int, num_requests: int, *, check_every: int = 1, faults: bool = Fa
             outcome.namespaces.add(ask.namespace)
             outcome.num_samples += ask.params.n
         _disturb(engine, traffic, setup)
+        if below is not None:
+            below.act(model)
         result = engine.step()
         step += 1
         if step % check_every == 0:
@@ -220,6 +262,8 @@ def run(seed: int, num_requests: int, *, check_every: int = 1, faults: bool = Fa
                 outcome.aborted += 1
                 entry[0].aborted_after = None
         assert step < 400 * num_requests + 1000, f"seed {seed}: the engine does not come to an end"
+    if below is not None:
+        below.end(engine, model, outcome)
     stats = engine.stats()
     outcome.preemptions = stats.num_preemptions
     outcome.evicted_blocks = stats.cache.evicted_blocks

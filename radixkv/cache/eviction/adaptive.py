@@ -172,6 +172,7 @@ class Adaptive(EvictionPolicy):
     def attach(self, num_blocks: int, block_size: int, ghosts: RemovalMemory) -> None:
         super().attach(num_blocks, block_size, ghosts)
         self._shadow = ShadowLRU(num_blocks)
+        self._shadow.begin(self._now)  # blocks may be loaded before the first request has got its own
         self._history_limit = _history_limit(num_blocks)
 
     # ------------------------------------------------------------------ learning

@@ -1,0 +1,95 @@
+"""BlockLeases: leases on whole blocks whose contents are copied in or out, and what these blocks are.
+
+A copy is no use of the cache: nothing is counted as a lookup or a hit, and no order of eviction changes.
+"""
+
+from __future__ import annotations
+
+from radixkv.cache.block_identity import IDENTITY_BYTES, what_computes
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.cache_parts import CacheParts
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.lease import Lease
+from radixkv.cache.lookup import Match
+from radixkv.cache.node import Namespace
+
+
+class BlockLeases:
+    """Those of one cache."""
+
+    def __init__(self, parts: CacheParts) -> None:
+        self._tree = parts.tree
+        self._lookup = parts.lookup
+        self._namespaces = parts.namespaces
+        self._leasing = parts.leasing
+
+    def missing(self, match: Match) -> BlockRun:
+        """The whole blocks of a prompt after its match, which must be current: all those of one owner.
+
+        The public ones where the match ends before the end of public text, else the namespace's own.
+        O(tokens after the match).
+        """
+        tree, data, walk = self._tree, match.data, match.walk
+        space = self._namespaces.obtain(match.namespace)
+        public = space.declared.length_in(data)
+        start = 0 if walk is None else walk.depth * TOKEN_BYTES
+        owner = space.public if start < public else space
+        before = owner.seed if walk is None else tree.identity_of_match(walk, owner)
+        end = public if start < public else len(data) - len(data) % tree.block_bytes
+        ids = tree.identities.chain(before, data[start:end])
+        return _run(owner, space, data[:end], start // TOKEN_BYTES, ids)
+
+    def reserve(self, run: BlockRun, match: Match) -> Lease:
+        """A lease on all blocks up to the end of a run that is missing after a match: new ones for the run.
+
+        What it commits can be matched; before that its blocks are nobody's but the lease's. O(tokens + path).
+
+        Raises:
+            OutOfBlocks: nothing was changed.
+        """
+        space = self._namespaces.obtain(match.namespace)
+        walk = match.walk or self._lookup.nothing_found(match.data, space)
+        return self._leasing.hold_blocks(match.data, run.end, match.namespace, space, walk)
+
+    def hold(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Lease | None:
+        """A lease on all blocks of a text up to the end of a run; None: they are no longer cached.
+
+        O(tokens + path).
+        """
+        data = encode_tokens(token_ids)
+        space = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(data, space).walk
+        if walk is None or walk.depth < run.end:
+            return None
+        node = self._tree.split_after(walk.node, run.end)
+        walk = walk._replace(node=node, depth=run.end)
+        return self._leasing.hold_blocks(data, run.end, namespace, space, walk)
+
+    def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
+        """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""
+        data = encode_tokens(token_ids)
+        space = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(data, space).walk
+        if walk is None:
+            return []
+        ids: dict[Namespace, bytearray] = {}
+        for node in self._tree.path(walk.node):
+            count = min(node.end, walk.depth) - node.start
+            ids.setdefault(node.space, bytearray()).extend(
+                node.ids[: count // self._tree.block_size * IDENTITY_BYTES]
+            )
+        runs, start = [], 0
+        for owner, own in ids.items():
+            end = start + len(own) // IDENTITY_BYTES * self._tree.block_size
+            runs.append(_run(owner, space, data[: end * TOKEN_BYTES], start, own))
+            start = end
+        return runs
+
+
+def _run(owner: Namespace, space: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
+    """A run of one owner: `space`, or the public text that it shares."""
+    identities = tuple(
+        bytes(ids[place : place + IDENTITY_BYTES]) for place in range(0, len(ids), IDENTITY_BYTES)
+    )
+    key = what_computes(space.key) if owner.is_public else space.key
+    return BlockRun(key, owner.is_public, data, start, identities)

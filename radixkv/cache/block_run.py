@@ -1,0 +1,69 @@
+"""BlockRun: whole blocks of one text that follow one another, named so that every process knows them.
+
+    |<------------------- tokens ------------------->|
+    |--- start tokens ---|[ block ][ block ][ block ]|
+                            one identity for each
+
+Other memories than the pool are asked by identities. Identities propose, tokens decide: what they give is
+believed if it is of the same tokens from the beginning on, and of the same namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """All blocks of a run are one namespace's, or all public.
+
+    Attributes:
+        namespace: the framed namespace; of public text the parts of it that say what computes its K/V.
+        is_public: whether it is public text.
+        tokens: all token ids from the beginning of the text to the end of the last block, four bytes each.
+        start: tokens before the first block.
+        identities: of the blocks, see `radixkv.cache.block_identity`.
+    """
+
+    namespace: NamespaceKey
+    is_public: bool
+    tokens: bytes
+    start: int
+    identities: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+    def __repr__(self) -> str:
+        return f"BlockRun({len(self)} blocks after {self.start} tokens)"
+
+    @property
+    def end(self) -> int:
+        """Tokens up to the end of the last block."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return (self.end - self.start) // len(self) if len(self) else 0
+
+    def part(self, first: int, stop: int) -> BlockRun:
+        """Its blocks [first, stop). O(tokens)."""
+        size = self.block_size
+        return replace(
+            self,
+            tokens=self.tokens[: (self.start + stop * size) * TOKEN_BYTES],
+            start=self.start + first * size,
+            identities=self.identities[first:stop],
+        )
+
+    def is_same_text(self, other: BlockRun, num_tokens: int) -> bool:
+        """Whether the first `num_tokens` tokens of both are the same, and the same namespace's. O(tokens)."""
+        end = num_tokens * TOKEN_BYTES
+        return (
+            self.namespace == other.namespace
+            and self.is_public == other.is_public
+            and self.tokens[:end] == other.tokens[:end]
+        )

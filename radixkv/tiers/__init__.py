@@ -1,0 +1,1 @@
+"""Memories below the pool: what they promise, and moving blocks to and from them."""

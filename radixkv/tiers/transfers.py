@@ -1,0 +1,411 @@
+"""Transfers: the loads and saves of one engine that are under way.
+
+    load   reserve blocks -> ask the tier -> ...... -> arrived: write -> commit -> release
+                             |  private to the lease of the load       | cached, evictable
+
+    save   hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tier
+                                 |  can't be evicted               | evictable again
+
+Each has a lease of its own, so that no end of a request, and no preemption, gives its blocks to anybody else.
+Only the engine's thread writes blocks, when the data is there: a load that is given up before has written
+nothing, and its blocks are free at once; what arrives later is dropped. What was matched of the prompt stays
+protected meanwhile, and what was loaded is matched by whoever waits for it as any other cached prefix is.
+
+An object of this class belongs to one cache. When that is rebuilt, or the engine ends, it is closed and
+forgotten: what arrives afterwards reaches nobody, and what was being copied out is not believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import NamespaceName, TokenIds
+from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.tiers.load import Load, rows_of
+from radixkv.tiers.tier import Bytes, Tier, TierState
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+logger = logging.getLogger("radixkv")
+
+# Blocks that are written in one step: requests that run wait for them.
+MAX_WRITTEN_BLOCKS = 64
+# Blocks that are copied out at a time: so many are not evictable, and so much memory is taken.
+MAX_COPIED_BLOCKS = 64
+# Ended requests whose blocks wait to be looked at; of more, the oldest are not saved.
+MAX_OFFERS = 256
+# Seconds between two warnings about a tier that fails.
+WARNING_PAUSE_S = 60.0
+
+
+class BlockMemory(Protocol):
+    """Where blocks are copied from and to; see `radixkv.engine.runner.Runner`."""
+
+    def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]: ...
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None: ...
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """What came of loads and saves, since the start.
+
+    Attributes:
+        loads: started; `loaded_blocks` of them were committed.
+        failed_loads: those that gave fewer blocks than asked for, or none.
+        late_loads: of these, those given up at the deadline.
+        saved_blocks: given to the tier.
+        failed_saves: copies, or calls of the tier, that failed.
+    """
+
+    loads: int = 0
+    loaded_blocks: int = 0
+    failed_loads: int = 0
+    late_loads: int = 0
+    saved_blocks: int = 0
+    failed_saves: int = 0
+
+
+class _Save(NamedTuple):
+    """Blocks that are being copied out."""
+
+    run: BlockRun
+    lease: Lease
+    future: Future[Any]
+
+
+class _Arrivals:
+    """Numbers of transfers whose futures are done; any thread may add one.
+
+    It outlives the engine for as long as a future is not done: it holds nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: deque[int] = deque()
+        self._some = threading.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def expect(self, number: int, future: Future[Any], on_arrival: Callable[[], None]) -> None:
+        """Add the number, and call `on_arrival`, when the future is done."""
+
+        def arrived(_: Future[Any]) -> None:
+            self._numbers.append(number)
+            self._some.set()
+            on_arrival()
+
+        future.add_done_callback(arrived)
+
+    def take(self) -> list[int]:
+        self._some.clear()
+        return [self._numbers.popleft() for _ in range(len(self._numbers))]
+
+    def wait(self, timeout: float | None) -> None:
+        """Until there is something to take."""
+        if not self._numbers:
+            self._some.wait(timeout)
+
+
+class Transfers:
+    """Starts, ends and counts them. Used by the engine's thread only.
+
+    Args:
+        memory: the blocks' contents.
+        clock: seconds.
+        on_arrival: called, on any thread, when `collect` has something to do; may be replaced.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        cache: PrefixCache,
+        memory: BlockMemory,
+        clock: Callable[[], float],
+        on_arrival: Callable[[], None],
+    ) -> None:
+        self.tier = tier
+        self.counts = TransferCounts()
+        self._cache = cache
+        self._memory = memory
+        self._clock = clock
+        self._arrivals = _Arrivals()
+        self.on_arrival = on_arrival
+        self._last_number = 0
+        self._loads: dict[int, Load] = {}  # under way, by number, the oldest first
+        self._by_identity: dict[bytes, Load] = {}  # of each of their blocks
+        self._to_write: deque[Load] = deque()  # those that have arrived
+        self._offers: deque[tuple[TokenIds, NamespaceName]] = deque(maxlen=MAX_OFFERS)
+        self._to_save: deque[tuple[BlockRun, TokenIds, NamespaceName]] = deque()
+        self._saves: dict[int, _Save] = {}
+        self._num_failures = 0
+        self._next_warning = -float("inf")
+
+    def __repr__(self) -> str:
+        return f"Transfers({len(self._loads)} loads, {len(self._saves)} saves)"
+
+    # ------------------------------------------------------------------ when there is something to do
+
+    @property
+    def hold_blocks(self) -> bool:
+        """Whether transfers are under way, at whose end there may be more room. O(1)."""
+        return bool(self._loads or self._saves)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `collect` has something to do now. O(1), or O(loads)."""
+        if self._arrivals or self._to_write or ((self._offers or self._to_save) and not self._saves):
+            return True
+        deadline = self.next_deadline
+        return deadline is not None and deadline <= self._clock()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next load is given up, a reading of the clock; None: none is under way. O(loads)."""
+        return min((load.deadline for load in self._loads.values() if load.rows is None), default=None)
+
+    def wait(self, timeout: float | None) -> None:
+        """Until something has arrived, or so many seconds have passed."""
+        self._arrivals.wait(timeout)
+
+    def collect(self) -> None:
+        """Between steps, when all that is committed has been computed: go on with what is under way."""
+        for number in self._arrivals.take():
+            if number in self._loads:
+                self._load_arrived(number)
+            elif number in self._saves:
+                self._save_ended(number)
+        self._write()
+        now = self._clock()
+        for load in list(self._loads.values()):
+            if load.rows is None and load.deadline <= now:
+                self.counts.late_loads += 1
+                self._give_up(load)
+        self.start_saves()
+
+    # ------------------------------------------------------------------ loads
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    def lookup(self, run: BlockRun) -> tuple[TierState, int]:
+        """What the tier says of a run; MISS where it fails."""
+        try:
+            state, count = self.tier.lookup(run)
+        except Exception as error:
+            self.note_failure("look up", error)
+            return TierState.MISS, 0
+        has_some = state in (TierState.HIT, TierState.PENDING) and count > 0
+        return state, min(count, len(run)) if has_some else 0
+
+    def load_of(self, run: BlockRun) -> tuple[Load, int] | None:
+        """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
+        load = self._by_identity.get(run.identities[0]) if self._by_identity else None
+        if load is None:
+            return None
+        size = run.block_size
+        end = min(load.run.end, run.end)
+        while end > run.start and not load.run.is_same_text(run, end):
+            end -= size
+        return (load, end) if end > max(run.start, load.run.start) else None
+
+    def start_load(self, run: BlockRun, match: Match, deadline: float) -> Load | None:
+        """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
+        try:
+            lease = self._cache.block_leases.reserve(run, match)
+        except OutOfBlocks:
+            return None
+        self.counts.loads += 1
+        try:
+            future = self.tier.load(run)
+        except Exception as error:
+            lease.release()
+            self.counts.failed_loads += 1
+            self.note_failure("load", error)
+            return None
+        load = Load(self._next_number(), run, lease, future, deadline)
+        self._loads[load.number] = load
+        self._by_identity.update(dict.fromkeys(run.identities, load))
+        self._arrivals.expect(load.number, future, self.on_arrival)
+        return load
+
+    def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
+        """Give up the latest load of which nothing has arrived, for its blocks; False: there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+        """
+        for load in reversed(self._loads.values()):
+            if load.rows is None and load.lease is not None and is_rival(load.lease.namespace):
+                self._give_up(load)
+                return True
+        return False
+
+    def _give_up(self, load: Load) -> None:
+        load.future.cancel()
+        self._end_load(load)
+
+    def _load_arrived(self, number: int) -> None:
+        load = self._loads[number]
+        pieces, error = _result(load.future)
+        load.rows = []
+        if error is None:
+            try:
+                load.rows = rows_of(load.run, pieces)
+            except Exception as malformed:
+                error = malformed
+        if error is not None:
+            self.note_failure("load", error)
+        self._to_write.append(load)
+
+    def _write(self) -> None:
+        """Write what has arrived into its blocks: some in this step, more in the next ones."""
+        room = MAX_WRITTEN_BLOCKS
+        while self._to_write and room:
+            load = self._to_write[0]
+            rows, lease = load.rows, load.lease
+            assert rows is not None
+            assert lease is not None
+            some = rows[load.num_written : load.num_written + room]
+            if some and lease.shares:  # else a reset came between
+                first = load.run.start // load.run.block_size + load.num_written
+                try:
+                    self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
+                except Exception as error:
+                    self.note_failure("load", error)
+                    rows.clear()
+                else:
+                    load.num_written += len(some)
+                    room -= len(some)
+                    if load.num_written < len(rows):
+                        continue
+            self._to_write.popleft()
+            self._end_load(load)
+
+    def _end_load(self, load: Load) -> None:
+        """Commit what was written, and let go of the rest."""
+        lease, run = load.lease, load.run
+        assert lease is not None
+        load.lease = load.rows = None
+        del self._loads[load.number]
+        for identity in run.identities:
+            if self._by_identity.get(identity) is load:
+                del self._by_identity[identity]
+        if lease.shares and load.num_written:
+            lease.commit(run.start + load.num_written * run.block_size)
+            self.counts.loaded_blocks += load.num_written
+        lease.release()
+        load.has_failed = load.num_written < len(run)
+        self.counts.failed_loads += load.has_failed
+
+    # ------------------------------------------------------------------ saves
+
+    def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
+        """What is cached of a text may be saved, soon. O(1)."""
+        self._offers.append((token_ids, namespace))
+
+    def start_saves(self) -> None:
+        """Go on with what was offered; to be called when all that is committed has been computed."""
+        self._look_at_offers()
+        self._start_save()
+
+    def _look_at_offers(self) -> None:
+        """Ask the tier which blocks of the next text it wants, when nothing else is to be saved."""
+        while self._offers and not self._to_save:
+            token_ids, namespace = self._offers.popleft()
+            for run in self._cache.block_leases.cached_runs(token_ids, namespace):
+                try:
+                    wanted = self.tier.wants(run)
+                except Exception as error:
+                    self.note_failure("save", error)
+                    continue
+                for first in wanted[::MAX_COPIED_BLOCKS]:
+                    stop = min(first + MAX_COPIED_BLOCKS, wanted.stop)
+                    self._to_save.append((run.part(first, stop), token_ids, namespace))
+
+    def _start_save(self) -> None:
+        """Copy the next blocks out, one piece at a time, if they are still cached."""
+        while self._to_save and not self._saves:
+            run, token_ids, namespace = self._to_save.popleft()
+            lease = self._cache.block_leases.hold(run, token_ids, namespace)
+            if lease is None:
+                continue
+            blocks = lease.block_table[run.start // run.block_size : run.end // run.block_size].tolist()
+            try:
+                future = self._memory.save(blocks)
+            except Exception as error:
+                lease.release(used=False)
+                self._save_failed(error)
+                continue
+            self._saves[number := self._next_number()] = _Save(run, lease, future)
+            self._arrivals.expect(number, future, self.on_arrival)
+
+    def _save_ended(self, number: int) -> None:
+        save = self._saves.pop(number)
+        save.lease.release(used=False)
+        data, error = _result(save.future)
+        if error is None:
+            try:
+                self.tier.save(save.run, data)
+            except Exception as refused:
+                error = refused
+        if error is None:
+            self.counts.saved_blocks += len(save.run)
+        else:
+            self._save_failed(error)
+
+    def _save_failed(self, error: BaseException) -> None:
+        self.counts.failed_saves += 1
+        self.note_failure("save", error)
+
+    # ------------------------------------------------------------------ both
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def note_failure(self, what: str, error: BaseException) -> None:
+        """The tier, or the copy, has failed: say so, not too often."""
+        self._num_failures += 1
+        now = self._clock()
+        if now >= self._next_warning:
+            self._next_warning = now + WARNING_PAUSE_S
+            logger.warning(
+                "the K/V tier %r failed to %s (%d failures so far): %s: %s; prompts are computed instead",
+                self.tier,
+                what,
+                self._num_failures,
+                type(error).__name__,
+                error,
+            )
+
+    def close(self) -> None:
+        """Give up what is under way, without a word to the cache, which is not used any more."""
+        for load in self._loads.values():
+            load.future.cancel()
+            load.lease = None
+            load.has_failed = True
+        self._loads, self._by_identity, self._saves = {}, {}, {}
+        for queue in (self._to_write, self._offers, self._to_save):
+            queue.clear()
+
+
+def _result(future: Future[Any]) -> tuple[Any, BaseException | None]:
+    """What a future that is done gave, or why it gave nothing."""
+    if future.cancelled():
+        return None, CancelledError("it was cancelled")
+    error = future.exception()
+    return (None, error) if error is not None else (future.result(), None)

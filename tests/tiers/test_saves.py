@@ -1,0 +1,203 @@
+"""Blocks that are copied out to a tier: nobody gets them meanwhile, everybody may afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from paged_language_model import run_all
+from scripted_tier import ScriptedTier, SlowCopies
+from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, engine_with, steps
+
+from radixkv.engine.engine import Engine
+from radixkv.request import SamplingParams
+
+OTHERS = [[60 + i] * 20 for i in range(5)]
+
+
+def saving(num_blocks: int = 10, **options: Any) -> tuple[Engine, SlowCopies, ScriptedTier]:
+    """An engine of which a copy is under way: five blocks of `PROMPT`."""
+    tier = ScriptedTier()
+    model = SlowCopies(num_blocks, 8)
+    engine, _, _ = engine_with(tier, model=model, num_blocks=num_blocks, **options)
+    engine.add_request(PROMPT, GREEDY)
+    run_all(engine)
+    assert len(model.copies) == 1
+    assert len(model.copies[0][0]) == 5 + (len(PROMPT) + 3) // 8 - 5
+    return engine, model, tier
+
+
+def saved_prompt_is_right(tier: ScriptedTier) -> None:
+    """What the tier has lets another engine answer."""
+    tier.at_once = True
+    engine, model, _ = engine_with(tier)
+    engine.add_request(PROMPT, GREEDY)
+    (output,) = run_all(engine).values()
+    assert_right(output, num_cached_tokens=40)
+    assert not model.violations
+
+
+def test_blocks_are_held_until_they_have_been_copied_and_evictable_afterwards():
+    engine, model, tier = saving()
+    copied = set(model.copies[0][0])
+    assert engine.cache.stats.held_blocks == len(copied)
+    engine.cache.evict(100)
+    engine.check()
+    for prompt in OTHERS[:2]:  # these have to do with what is left
+        engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        (output,) = run_all(engine).values()
+        assert_right(output)
+        assert engine.cache.match(PROMPT).num_tokens >= 40
+    assert not tier.kept
+    model.finish_copy()
+    steps(engine, 1)
+    assert len(tier.kept) >= 5
+    model.copies.clear()
+    saved_prompt_is_right(tier)
+    engine.cache.evict(100)
+    assert engine.cache.match(PROMPT).num_tokens == 0
+
+
+def test_a_request_without_room_waits_for_the_end_of_the_copy():
+    engine, model, tier = saving(num_blocks=8)
+    needs_all = [70 - i for i in range(60)]
+    engine.add_request(needs_all, GREEDY)
+    assert not steps(engine, 10)
+    assert engine.has_work
+    assert engine.idle_s is None  # until the copy has ended
+    model.finish_copy()
+    assert engine.idle_s == 0.0
+    (output,) = run_all(engine).values()
+    assert_right(output)
+    saved_prompt_is_right(tier)
+
+
+def test_a_running_request_without_room_waits_for_the_end_of_the_copy():
+    engine, model, tier = saving(num_blocks=8)
+    engine.add_request([60] * 10, SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    assert not steps(engine, 40)
+    assert engine.stats().num_preemptions == 1
+    model.finish_copy()
+    tier.is_open = False
+    (output,) = run_all(engine).values()
+    assert_right(output)
+    assert len(output.outputs[0].token_ids) == 50
+    saved_prompt_is_right(tier)
+
+
+def test_the_order_of_eviction_is_that_of_the_requests():
+    engine, model, tier = saving(num_blocks=14)
+    tier.is_open = False
+    engine.add_request(OTHERS[0], SamplingParams(temperature=0.0, max_tokens=1))
+    run_all(engine)
+    model.finish_copy()
+    steps(engine, 1)
+    engine.cache.evict(6)  # of the older text, copied or not
+    assert engine.cache.match(OTHERS[0]).num_tokens == 20
+    assert engine.cache.match(PROMPT).num_tokens < 40
+
+
+def test_a_copy_that_fails_saves_nothing_and_holds_nothing():
+    engine, model, tier = saving()
+    model.finish_copy(error=OSError("no memory"))
+    steps(engine, 1)
+    assert not tier.kept
+    assert engine.stats().transfers.failed_saves == 1
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("what", ["wants", "save"])
+def test_a_tier_that_fails_to_save_harms_nobody(what, monkeypatch):
+    tier = ScriptedTier()
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(tier, what, fail)
+    engine, _, _ = engine_with(tier)
+    for prompt in (PROMPT, OTHERS[0]):
+        engine.add_request(prompt, GREEDY)
+        (output,) = run_all(engine).values()
+        assert_right(output)
+    assert not tier.kept
+    assert_idle(engine)
+
+
+def test_blocks_stay_what_they_are_over_a_reset_until_they_have_been_copied():
+    engine, model, tier = saving()
+    engine.cache.reset()
+    engine.check()
+    for prompt in OTHERS[:2]:
+        engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        run_all(engine)
+    model.finish_copy()
+    steps(engine, 1)
+    model.copies.clear()
+    saved_prompt_is_right(tier)
+
+
+@pytest.mark.injects_faults
+def test_what_is_being_copied_is_not_believed_after_the_cache_was_rebuilt():
+    engine, model, tier = saving()
+    complete = engine.scheduler.complete
+    engine.scheduler.complete = lambda batch: (complete(batch), 1 / 0)  # type: ignore[method-assign]
+    engine.add_request(OTHERS[0], GREEDY)
+    engine.step()
+    assert engine.stats().num_rebuilds == 1
+    tier.is_open = False
+    run_all(engine)
+    for prompt in OTHERS:  # the blocks are others' now
+        engine.add_request(prompt, GREEDY)
+    run_all(engine)
+    model.finish_copy()
+    steps(engine, 2)
+    assert not tier.kept
+    assert_idle(engine)
+
+
+def test_an_abort_between_steps_saves_what_was_computed_and_nothing_else():
+    tier = ScriptedTier()
+    engine, _, _ = engine_with(tier, budget=16)
+    request_id = engine.add_request(PROMPT, GREEDY)
+    steps(engine, 2)
+    engine.abort(request_id)
+    assert engine.has_work
+    steps(engine, 2)
+    assert len(tier.kept) == 4
+    tier.at_once = True
+    tier.is_open = False
+    other, model, _ = engine_with(tier)
+    other.add_request(PROMPT, GREEDY)
+    (output,) = run_all(other).values()
+    assert_right(output, num_cached_tokens=32)
+    assert not model.violations
+
+
+@pytest.mark.injects_faults
+def test_a_step_that_failed_saves_nothing_of_it():
+    tier = ScriptedTier()
+    engine, model, _ = engine_with(tier, num_blocks=64)
+    model.fail_if = lambda batch: True
+    engine.add_request(PROMPT, GREEDY)
+    run_all(engine)
+    steps(engine, 2)
+    assert not tier.kept
+
+
+def test_what_is_evicted_before_its_turn_is_not_saved():
+    engine, model, tier = saving(num_blocks=20)
+    engine.add_request(OTHERS[0], SamplingParams(temperature=0.0, max_tokens=1))
+    run_all(engine)
+    engine.cache.evict(100)
+    model.finish_copy()
+    steps(engine, 2)
+    assert not model.copies
+    assert all(run.tokens[:4] == PROMPT[0].to_bytes(4, "little") for run, _, _ in tier.kept.values())
+    assert_idle(engine)
+
+
+def test_a_closed_engine_gives_up_what_is_under_way():
+    engine, model, tier = saving()
+    engine.close()
+    model.finish_copy()
+    assert not tier.kept

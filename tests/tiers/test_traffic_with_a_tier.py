@@ -1,0 +1,20 @@
+"""Answers are the same with a tier, whatever it does; `fuzz_small_pools.py --tier` goes on."""
+
+from __future__ import annotations
+
+import pytest
+from pool_traffic import Outcome, run
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["chained", "few identities"])
+def test_traffic(constant, monkeypatch):
+    if constant:  # many blocks share one
+        monkeypatch.setattr(
+            "radixkv.cache.block_identity.xxhash.xxh3_128_digest", lambda data: bytes([sum(data) % 3]) * 16
+        )
+    outcome = Outcome()
+    for seed in (1, 2):
+        outcome.add(run(seed, 20, tier=True, check_every=2))
+    assert outcome.saved_blocks
+    assert outcome.loaded_blocks or constant
+    assert outcome.failed_loads
