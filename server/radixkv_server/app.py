@@ -136,9 +136,10 @@ def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None
 
     Only the main thread is told of signals: on another, nothing happens.
     """
-    if settings.keys_file is None or threading.current_thread() is not threading.main_thread():
+    if not _hears_hangups(settings):
         yield
         return
+    before = signal.getsignal(signal.SIGHUP)
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def reload() -> None:
@@ -151,6 +152,24 @@ def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextlib.contextmanager
+def _no_hangups(settings: ServerSettings) -> Iterator[None]:
+    """SIGHUP ends nothing where it reads the keys file again: that is read before the server runs, too."""
+    if not _hears_hangups(settings):
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _hears_hangups(settings: ServerSettings) -> bool:
+    return settings.keys_file is not None and threading.current_thread() is threading.main_thread()
 
 
 def dialects_of(apis: Sequence[Api]) -> Dialects:
@@ -197,7 +216,7 @@ def serve(
         ModelLoadError: the model can't be served.
     """
     settings = make_settings(**options)
-    with contextlib.closing(bind_socket(settings.host, settings.port)) as sock:
+    with _no_hangups(settings), contextlib.closing(bind_socket(settings.host, settings.port)) as sock:
         if engine_factory is None:
             from radixkv.async_engine import AsyncEngine
 

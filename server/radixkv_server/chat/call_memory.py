@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixkv.text.json_text import read_json_text
+
+#: What a call was answered with: its id, and the text of its arguments.
+Remember = Callable[[str, str], None]
+#: Arguments of a call that a client sends back, from its id and what the client makes of them.
+Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 # Characters of arguments and ids kept for one tenant, and tenants: the least recently used go.
 MAX_CHARS = 1024 * 1024

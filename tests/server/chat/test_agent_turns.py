@@ -20,7 +20,7 @@ from tiny_models import byte_level_tokenizer
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache_key import CacheKey
 from radixkv.chat import hints
-from radixkv.request import OutputDelta
+from radixkv.request import OutputDelta, PromptOutcome
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.text.tokenizer import Tokenizer
 
@@ -219,7 +219,7 @@ class TurnEngine(ScriptedEngine):
         lease.take_copies()
         lease.copies_done()
         lease.commit(len(asked.prompt))
-        cached, report = lease.num_cached_tokens, lease.report
+        found = PromptOutcome(len(asked.prompt), lease.num_cached_tokens, cache_report=lease.report)
         lease.append(ids)
         lease.commit(lease.num_tokens)
         self.ends_at.append(lease.num_tokens)
@@ -235,9 +235,8 @@ class TurnEngine(ScriptedEngine):
                 decoder.push([token]) + (decoder.finish() if last else ""),
                 [token],
                 finish_reason="stop" if last else None,
-                num_prompt_tokens=len(asked.prompt),
-                num_cached_tokens=cached,
-                cache_report=report,
+                prompt=None if number else found,
+                is_last=last,
             )
 
 

@@ -401,3 +401,16 @@ def test_floors_above_the_pool_are_an_error_in_words(
     with pytest.raises(ConfigError, match=r"\[tenants.alice\] has a key in plain text"):
         serve(EngineConfig(), engine_factory=made.append, keys_file=path, port=0)
     assert len(made) == 1, "known before the model is loaded"
+
+
+def test_a_hangup_while_the_model_is_loaded_ends_nothing(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, WHOLE)
+    before = signal.getsignal(signal.SIGHUP)
+
+    def factory(config: EngineConfig) -> ScriptedEngine:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise ConfigError("it was loaded up to here")
+
+    with pytest.raises(ConfigError, match="up to here"):
+        serve(EngineConfig(), engine_factory=factory, keys_file=path, port=0)
+    assert signal.getsignal(signal.SIGHUP) == before

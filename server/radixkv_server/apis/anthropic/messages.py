@@ -13,10 +13,8 @@ assistant: text                     content, joined as it is
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,11 +35,10 @@ from radixkv_server.apis.anthropic.blocks import (
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
 from radixkv_server.apis.anthropic.tools import AnthropicTool, KnownTool, client_tools, shown
+from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
+from radixkv_server.chat.call_memory import Recall
 from radixkv_server.chat.chat import Message
-
-#: Arguments of a call that a client sends back, from its id and its input.
-Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 _HIDDEN = "radixkv-thinking."
 _SUMMARY = "What was said before, in short:"
@@ -66,18 +63,8 @@ def _shown(messages: Sequence[InputMessage]) -> list[InputMessage]:
 def signature_of(thinking: str, *, hidden: bool) -> str:
     """What comes with a thinking block: a digest, or where its text is hidden, the text for the next turn."""
     if hidden:
-        return _HIDDEN + base64.urlsafe_b64encode(thinking.encode("utf-8", "replace")).decode("ascii")
+        return hide(thinking, _HIDDEN)
     return "radixkv." + hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()[:32]
-
-
-def _hidden_thinking(signature: str) -> str:
-    """The text that `signature_of` hid; empty for any other signature."""
-    if not signature.startswith(_HIDDEN):
-        return ""
-    try:
-        return base64.b64decode(signature[len(_HIDDEN) :], altchars=b"-_", validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
 
 
 @dataclass(slots=True)
@@ -113,9 +100,9 @@ class Conversation:
             if isinstance(block, TextBlock | DocumentBlock | SearchResultBlock):
                 self._say(message.role, block.text, block.cache_control)
             elif isinstance(block, ThinkingBlock):
-                self._think(block.thinking or _hidden_thinking(block.signature))
+                self._think(block.thinking or unhide(block.signature, _HIDDEN))
             elif isinstance(block, RedactedThinkingBlock):
-                self._think(_hidden_thinking(block.data))
+                self._think(unhide(block.data, _HIDDEN))
             elif isinstance(block, ToolUseBlock):
                 self._call(block, recall)
             elif isinstance(block, ToolResultBlock):

@@ -30,14 +30,13 @@ from radixkv.chat.answer import (
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
+from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 
-#: What a call was answered with: its id, and the text of its arguments.
-Remember = Callable[[str, str], None]
 #: Keeps an answer, given as blocks, if it is one of a thread.
 KeepThread = Callable[[Sequence[Json]], Awaitable[None]]
 

@@ -51,11 +51,11 @@ def chat_of(context: ServerContext, body: ChatFields, messages: Sequence[ChatMes
 def completion_chat(context: ServerContext, body: ChatCompletionRequest) -> Chat:
     """The conversation of a chat completion, with what its answer may call."""
     chat = chat_of(context, body, body.messages)
-    if body.reasoning_effort is not None:
-        chat.options.setdefault("reasoning_effort", body.reasoning_effort)
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     choice, allowed = tool_choice(plain_choice(body.tool_choice))
     return replace(
         chat,
+        options={**effort, **chat.options},
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,

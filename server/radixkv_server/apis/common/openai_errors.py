@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from radixkv_server.apis.common.limit_headers import limit_headers
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
 from radixkv_server.tenants.rate_limits import LimitState
@@ -34,7 +34,28 @@ class OpenAIDialect:
         return b"data: " + dump(self.error_body(error, request_id)) + b"\n\n"
 
     def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
-        return limit_headers(limits)
+        """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits there are."""
+        headers = {}
+        for state in limits:
+            headers[f"x-ratelimit-limit-{state.kind}"] = str(state.limit)
+            headers[f"x-ratelimit-remaining-{state.kind}"] = str(state.remaining)
+            headers[f"x-ratelimit-reset-{state.kind}"] = duration(state.reset_s)
+        return headers
 
 
 OPENAI = OpenAIDialect()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as OpenAI writes them, rounded up to milliseconds below a second and to seconds above.
+
+    >>> duration(0), duration(0.0171), duration(1.2), duration(360)
+    ('0s', '18ms', '2s', '6m0s')
+    """
+    if seconds <= 0:
+        return "0s"
+    milliseconds = math.ceil(seconds * 1000 - 1e-6)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(math.ceil(seconds - 1e-6), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

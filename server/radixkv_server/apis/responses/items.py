@@ -6,9 +6,7 @@ messages: what a turn said renders to the same tokens in every later one.
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -16,14 +14,18 @@ from pydantic import Field, model_validator
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.content import Media, TextPart, joined
 from radixkv_server.apis.common.fields import Asynchronous, Caller
+from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
 from radixkv_server.apis.responses.tools import Called, Toolbox
+from radixkv_server.chat.call_memory import Recall
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, WithoutEffect
 
 MAX_ID = 128
+#: What this server hides as `encrypted_content` begins with it.
+HIDDEN = "radixkv."
 
 Id = Annotated[str, Field(max_length=MAX_ID)]
 
@@ -131,7 +133,7 @@ class ReasoningItem(_Item):
 
     def plain(self, item_id: str) -> Json:
         text = "".join(part.text for part in self.content or ())
-        return reasoning(item_id, text or _unhidden(self.encrypted_content), "completed")
+        return reasoning(item_id, text or unhide(self.encrypted_content, HIDDEN), "completed")
 
 
 class CompactionItem(_Item):
@@ -142,7 +144,7 @@ class CompactionItem(_Item):
 
     @model_validator(mode="after")
     def _own(self) -> CompactionItem:
-        if not self.encrypted_content.startswith(_HIDDEN):
+        if not self.encrypted_content.startswith(HIDDEN):
             raise ParamError(
                 "a compaction item must be one of this server's: what another encrypted can't be read here.",
                 "input",
@@ -150,7 +152,7 @@ class CompactionItem(_Item):
         return self
 
     def plain(self, item_id: str) -> Json:
-        return compaction(item_id, _unhidden(self.encrypted_content))
+        return compaction(item_id, unhide(self.encrypted_content, HIDDEN))
 
 
 class ItemReference(_Item):
@@ -214,25 +216,7 @@ def _call(kind: str, item_id: str, call_id: str, called: Called, given: Json, st
 
 def compaction(item_id: str, summary: str) -> Json:
     """What stands for a part of a conversation."""
-    return {"id": item_id, "type": "compaction", "encrypted_content": hidden(summary)}
-
-
-_HIDDEN = "radixkv."
-
-
-def hidden(text: str) -> str:
-    """Text as `encrypted_content`: encoded, not encrypted. Clients send it back as it is."""
-    return _HIDDEN + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
-
-
-def _unhidden(given: Any) -> str:
-    """The text that `hidden` made; empty for anything else."""
-    if not isinstance(given, str) or not given.startswith(_HIDDEN):
-        return ""
-    try:
-        return base64.b64decode(given[len(_HIDDEN) :], altchars=b"-_", validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
+    return {"id": item_id, "type": "compaction", "encrypted_content": hide(summary, HIDDEN)}
 
 
 PREFIXES = {
@@ -244,9 +228,6 @@ PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
-
-#: Arguments of a call that a client sends back, from its id and its input.
-Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 def item_id(response_id: str, kind: str, number: int) -> str:
@@ -285,7 +266,7 @@ def messages_of(
             messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
         elif kind == "compaction":
             turn = None
-            messages.append({"role": "assistant", "content": _unhidden(item["encrypted_content"])})
+            messages.append({"role": "assistant", "content": unhide(item["encrypted_content"], HIDDEN)})
         elif kind == "message" and item["role"] != "assistant":
             turn = None
             role = "system" if item["role"] == "developer" else item["role"]

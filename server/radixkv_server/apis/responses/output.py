@@ -15,20 +15,21 @@ from radixkv.chat.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from radixkv_server.apis.common.hidden_text import hide
 from radixkv_server.apis.responses.items import (
+    HIDDEN,
     custom_call,
     function_call,
-    hidden,
     message,
     output_text,
     reasoning,
 )
 from radixkv_server.apis.responses.string_member import StringMember
 from radixkv_server.apis.responses.tools import Called, Toolbox
+from radixkv_server.chat.call_memory import Remember
 from radixkv_server.dialect import Json
 
 Events = Iterator[Json]
-Remember = Callable[[str, str], None]
 
 
 class _OpenItem:
@@ -118,7 +119,7 @@ class _Reasoning(_TextItem):
     def item(self, status: str) -> Json:
         text = "" if status == "in_progress" else self.text
         item = reasoning(self.id, text, status)
-        return {**item, "encrypted_content": hidden(text)} if self._hides and text else item
+        return {**item, "encrypted_content": hide(text, HIDDEN)} if self._hides and text else item
 
 
 class _Call(_OpenItem):

@@ -13,9 +13,10 @@ from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.responses.errors import ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
-from radixkv_server.apis.responses.output import OutputItems, Remember
+from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import Toolbox, told
+from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError

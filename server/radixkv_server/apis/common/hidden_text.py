@@ -1,0 +1,21 @@
+"""Text that a client brings back in the next turn as it is: encoded, not encrypted, after a mark."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+
+def hide(text: str, mark: str) -> str:
+    """The text as clients send it back."""
+    return mark + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def unhide(given: object, mark: str) -> str:
+    """The text that `hide` made; empty for anything else."""
+    if not isinstance(given, str) or not given.startswith(mark):
+        return ""
+    try:
+        return base64.b64decode(given[len(mark) :], altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
