@@ -65,7 +65,7 @@ _EDITED = (
     ("radixkv/scheduling/batch_check.py", "check_batch"),
     ("radixkv/scheduling/running.py", "RunningRequests"),
     ("radixkv/scheduling/scheduler.py", "Scheduler"),
-    ("radixkv/scheduling/batch.py", "DecodeRows"),
+    ("radixkv/scheduling/batch.py", "join_batches"),
     ("radixkv/engine/sample_output.py", "SampleOutput"),
 )
 _QUESTIONS = (

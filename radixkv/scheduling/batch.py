@@ -56,23 +56,6 @@ class Entry:
 
 
 @dataclass(slots=True)
-class DecodeRows:
-    """Decodes of a step that need no allocation, as arrays of R' rows; see `radixkv.scheduling.running`.
-
-    Attributes:
-        entries: one each, valid until the next step is built.
-        token_ids, positions, slots: int64 [R'], the one token of each and where it goes.
-        block_tables: R' int32 arrays.
-    """
-
-    entries: Sequence[Entry]
-    token_ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
-    block_tables: list[npt.NDArray[np.int32]]
-
-
-@dataclass(slots=True)
 class Batch:
     """What the model runner needs for one step; host arrays.
 
@@ -133,41 +116,36 @@ def drop_idle_copies(entries: list[Entry], block_size: int) -> None:
             entry.copies = [copy for copy in entry.copies if copy[1] in sources or copy[1] == target]
 
 
-def build_batch(entries: list[Entry], block_size: int, decodes: DecodeRows | None = None) -> Batch:
+def join_batches(decodes: Batch, rest: Batch) -> Batch:
+    """One batch of decodes, a row each and without copies, and what comes after them. O(tokens)."""
+    if not decodes.entries:
+        return rest
+    count = len(decodes.entries)
+    write_rows = rest.write_rows
+    if write_rows is not None:
+        write_rows = np.concatenate([decodes.logit_rows, write_rows + count])
+    return Batch(
+        entries=decodes.entries + rest.entries,
+        token_ids=np.concatenate([decodes.token_ids, rest.token_ids]),
+        positions=np.concatenate([decodes.positions, rest.positions]),
+        query_starts=np.concatenate([decodes.query_starts[:-1], rest.query_starts + np.int32(count)]),
+        context_lengths=np.concatenate([decodes.context_lengths, rest.context_lengths]),
+        block_tables=decodes.block_tables + rest.block_tables,
+        write_slots=np.concatenate([decodes.write_slots, rest.write_slots]),
+        write_rows=write_rows,
+        logit_rows=np.concatenate([decodes.logit_rows, rest.logit_rows + count]),
+        copy_groups=rest.copy_groups,
+    )
+
+
+def build_batch(entries: list[Entry], block_size: int) -> Batch:
     """Flatten the entries of a step; O(tokens), vectorised per entry.
 
     Block tables are the leases' own views: build the batch after the last lease operation of the step.
 
     Args:
         entries: in the order in which they took and committed their blocks.
-        decodes: rows that come before them. They share nothing in this step, and have no copies.
     """
-    batch = _flatten(entries, block_size)
-    return batch if decodes is None or not decodes.entries else _join(decodes, batch)
-
-
-def _join(decodes: DecodeRows, rest: Batch) -> Batch:
-    """One batch of `decodes` and what comes after them."""
-    count = len(decodes.entries)
-    query_starts = np.empty(count + len(rest.query_starts), dtype=np.int32)
-    query_starts[:count] = np.arange(count, dtype=np.int32)
-    np.add(rest.query_starts, count, out=query_starts[count:])
-    rows = np.arange(count, dtype=np.int64)
-    return Batch(
-        entries=[*decodes.entries, *rest.entries],
-        token_ids=np.concatenate([decodes.token_ids, rest.token_ids]),
-        positions=np.concatenate([decodes.positions, rest.positions]),
-        query_starts=query_starts,
-        context_lengths=np.concatenate([(decodes.positions + 1).astype(np.int32), rest.context_lengths]),
-        block_tables=decodes.block_tables + rest.block_tables,
-        write_slots=np.concatenate([decodes.slots, rest.write_slots]),
-        write_rows=None if rest.write_rows is None else np.concatenate([rows, rest.write_rows + count]),
-        logit_rows=np.concatenate([rows, rest.logit_rows + count]),
-        copy_groups=rest.copy_groups,
-    )
-
-
-def _flatten(entries: list[Entry], block_size: int) -> Batch:
     counts = np.fromiter((entry.count for entry in entries), dtype=np.int32, count=len(entries))
     starts = np.fromiter((entry.start for entry in entries), dtype=np.int64, count=len(entries))
     query_starts = np.zeros(len(entries) + 1, dtype=np.int32)

@@ -10,27 +10,18 @@
 |            | Sheng et al., OSDI 2024, arXiv 2401.00588), and its requests in the order of `prefix` |
 
 A policy is a class whose methods are its rules; what they don't say is first come, first served. The rules
-that hold under every policy are in `radixkv.scheduling.admission`.
+that hold under every policy are in `radixkv.scheduling.admission`. A request may be passed for `max_overtake`
+steps:
 
-`prefix` never lets one tenant's prompts decide when another's run: the places in the queue belong to
-namespaces in arrival order, and a namespace's requests are sorted by cached prefix among its own places.
-
-How long a request can be passed, under each policy, is bounded by `max_overtake` steps:
-
-    prefix, fcfs     steps in which a request that arrived later was admitted before it
-    fair             both of: steps in which a request of its tenant that arrived later was admitted before it
-                     (then its tenant's are barred), and steps in which it was tried and did not fit, and one
-                     tried after it was admitted (then all are)
-    priority         both, too: the second for every request; the first for the oldest that waits, which is
-                     then promoted to be the most urgent of all, for good. So one after n older ones is
-                     promoted after (n + 1) * max_overtake such steps. A running request is promoted when
-                     it got no tokens for so many steps.
+    prefix, fcfs     in which a request that arrived later was admitted before it
+    fair             in which one of its tenant that arrived later was (then its tenant's are barred), or in
+                     which it did not fit and one tried after it was admitted (then all are)
+    priority         the second for every request; the first for the oldest that waits, which is then promoted
+                     to be the most urgent of all, for good, as a running request is that got no tokens for so
+                     long. So a backlog of unimportant requests takes one place in `max_overtake`
     lpm              unbounded
 
 A request that its own tenant's ceiling keeps waiting bars nobody but that tenant: others take no room of its.
-
-(A strict bound for each request under `priority` would mean that a backlog of unimportant requests, grown old
-together, goes before all urgent ones. Promoted one by one, they take one place in `max_overtake`.)
 """
 
 from __future__ import annotations
@@ -40,6 +31,7 @@ import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice, takewhile
+from operator import itemgetter
 
 from radixkv.config import SCHEDULING_POLICIES
 from radixkv.errors import ConfigError
@@ -313,23 +305,17 @@ class FairPolicy(AdmissionPolicy):
         """
         if len(lines) <= 1:
             return super().merge(lines, limit)
-        heap: list[tuple[float, int, SequenceState, str, Iterator[SequenceState]]] = []
-        for tenant, requests in lines.items():
-            rest = iter(requests)
-            first = next(rest)
-            heap.append((self.served.get(tenant, 0.0), first.arrival_order, first, tenant, rest))
-        heapq.heapify(heap)
-        merged: list[SequenceState] = []
-        while heap and len(merged) < limit:
-            level, _, request, tenant, rest = heap[0]
-            merged.append(request)
-            following = next(rest, None)
-            if following is None:
-                heapq.heappop(heap)
-            else:
-                level += request.num_tokens / self.weights.get(tenant, 1.0)
-                heapq.heapreplace(heap, (level, following.arrival_order, following, tenant, rest))
-        return merged
+
+        def places(
+            tenant: str, requests: Iterable[SequenceState]
+        ) -> Iterator[tuple[float, int, SequenceState]]:
+            level, weight = self.served.get(tenant, 0.0), self.weights.get(tenant, 1.0)
+            for request in requests:
+                yield level, request.arrival_order, request
+                level += request.num_tokens / weight
+
+        merged = heapq.merge(*(places(tenant, requests) for tenant, requests in lines.items()))
+        return [request for _, _, request in islice(merged, limit)]
 
     def order(
         self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
@@ -357,20 +343,14 @@ class FairPolicy(AdmissionPolicy):
         for other in running:
             by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
         by_tenant.pop(tenant_of(request.namespace), None)
-        heap = [(-len(own), tenant) for tenant, own in by_tenant.items() if len(own) > 1]
-        heapq.heapify(heap)
-        for own in by_tenant.values():
-            own.sort(key=lambda other: (other.has_progressed, other.arrival_order))
-        victims: list[SequenceState] = []
-        while heap:
-            _, tenant = heap[0]
-            own = by_tenant[tenant]
-            if len(own) > 1 and own[-1].has_progressed:
-                victims.append(own.pop())
-                heapq.heapreplace(heap, (-len(own), tenant))
-            else:
-                heapq.heappop(heap)
-        return victims
+        victims = [
+            (-count, tenant, other)
+            for tenant, own in by_tenant.items()
+            for count, other in enumerate(sorted(own, key=lambda r: (r.has_progressed, r.arrival_order)), 1)
+            if count > 1 and other.has_progressed
+        ]
+        victims.sort(key=itemgetter(0, 1))
+        return [other for _, _, other in victims]
 
     def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         prompts.sort(key=lambda request: (self._level(request), request.last_scheduled_step))

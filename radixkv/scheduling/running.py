@@ -23,7 +23,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.scheduling.batch import DecodeRows, Entry
+from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import PrefixKey, prefix_key
 from radixkv.scheduling.policy import tenant_of
 from radixkv.scheduling.sequence_state import SequenceState
@@ -178,20 +178,25 @@ class RunningRequests:
         """The requests that are rows as of now."""
         return [row.request for row in self._rows.values()]
 
-    def decode_rows(self) -> DecodeRows:
+    def decode_batch(self) -> Batch:
         """The rows' part of the step, once those whose block is full have left. O(rows)."""
-        rows = list(self._rows.values())
+        rows: list[Entry] = list(self._rows.values())
 
         def column(name: str) -> npt.NDArray[np.int64]:
             return np.fromiter(map(attrgetter(name), rows), dtype=np.int64, count=len(rows))
 
-        positions = column("start")
-        return DecodeRows(
+        positions, numbers = column("start"), np.arange(len(rows) + 1)
+        return Batch(
             entries=rows,
             token_ids=column("request.tokens.last"),
             positions=positions,
-            slots=positions + column("slot_offset"),
-            block_tables=[row.block_table for row in rows],
+            query_starts=numbers.astype(np.int32),
+            context_lengths=(positions + 1).astype(np.int32),
+            block_tables=[row.block_table for row in self._rows.values()],
+            write_slots=positions + column("slot_offset"),
+            write_rows=None,
+            logit_rows=numbers[:-1],
+            copy_groups=[],
         )
 
     def continuation(

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
-from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies
+from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies, join_batches
 from radixkv.scheduling.drafting import DraftProposer, add_drafts
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
@@ -303,9 +303,9 @@ class Scheduler:
         return self._tier_waits.give_up_load(lambda other: self._may_serve(other, request, error))
 
     def _build_batch(self, plan: StepPlan) -> Batch:
-        entries, rows = list(plan.entries.values()), self._running.decode_rows()
+        entries, decodes = list(plan.entries.values()), self._running.decode_batch()
         self.stats.num_steps += 1
-        self.stats.computed_tokens += len(rows.entries) + sum(entry.count for entry in entries)
+        self.stats.computed_tokens += decodes.num_tokens + sum(entry.count for entry in entries)
         for tenant, count in self._running.rows_by_tenant().items():
             self.policy.on_served(tenant, count)
         for entry in entries:
@@ -313,7 +313,7 @@ class Scheduler:
             self.stats.computed_prompt_tokens += max(0, end - entry.start)
             self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
         drop_idle_copies(entries, self.cache.block_size)
-        batch = build_batch(entries, self.cache.block_size, rows)
+        batch = join_batches(decodes, build_batch(entries, self.cache.block_size))
         self._running.make_rows(entries)
         return batch
 
