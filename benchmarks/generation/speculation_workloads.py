@@ -55,7 +55,7 @@ _EDITED = (
     ("radixkv/cache/namespaces.py", "Namespaces"),
     ("radixkv/cache/moved_blocks.py", "Moved"),
     ("radixkv/scheduling/policy.py", "AdmissionPolicy"),
-    ("radixkv/scheduling/drafting.py", "DraftProposer"),
+    ("radixkv/scheduling/sequence_state.py", "SequenceState"),
     ("radixkv/scheduling/waiting_queue.py", "WaitingQueue"),
     ("radixkv/engine/request_group.py", "RequestGroup"),
     # Edition 2.

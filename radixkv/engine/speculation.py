@@ -1,7 +1,7 @@
 """Speculation: drafts for the requests of one engine, what grammars force first, and how they went.
 
-What the scheduler asks for drafts (`radixkv.scheduling.drafting.Drafter`), with what only the engine knows of
-a request: how many tokens it may still get, which tokens end it, what its grammar allows.
+What the scheduler asks for drafts (its `DraftProposer`), with what only the engine knows of a request: how
+many tokens it may still get, which tokens end it, what its grammar allows.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class AdmissionPolicy:
     def sort_key(self) -> Callable[[SequenceState], Urgency] | None:
         """By what the queue is kept sorted, if the order among waiting requests never changes.
 
-        Then `merge` and `order` are not asked, and a request that was overtaken too often is promoted.
+        Then `merge` and `order` are not asked, and requests are promoted: those that were overtaken too
+        often, and those that run and got no token for as long.
         """
         return None
 
@@ -167,10 +168,6 @@ class AdmissionPolicy:
             turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
             prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
         return prompts
-
-    def unserved(self, running: Iterable[SequenceState], oldest: int) -> Iterable[SequenceState]:
-        """Who is promoted, as they got no token since step `oldest`."""
-        return ()
 
     # ------------------------------------------------------------------ what it is told
 
@@ -268,9 +265,6 @@ class PriorityPolicy(AdmissionPolicy):
     def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         prompts.sort(key=lambda request: (self.rank(request), request.last_scheduled_step))
         return prompts
-
-    def unserved(self, running: Iterable[SequenceState], oldest: int) -> Iterable[SequenceState]:
-        return [request for request in running if request.last_scheduled_step < oldest]
 
 
 class FairPolicy(AdmissionPolicy):

@@ -11,7 +11,7 @@ The life of a request in here:
     waits for them (`in_flight_prefixes`).
  4. What is scheduled is committed at once: requests later in the same step share it already, since the
     step writes K and V before it attends.
- 5. What is left of the budget is for longer chunks, and then for drafts (`drafting`): guesses of the tokens
+ 5. What is left of the budget is for longer chunks, and then for drafts: guesses of the tokens
     that follow, computed in the same step and shareable only once they have proved right.
  6. `complete` advances the computed lengths after the model has run, and `settle` by the drafts that were
     right; `rollback` takes a failed step back.
@@ -23,12 +23,12 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
 from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies, join_batches
-from radixkv.scheduling.drafting import DraftProposer, add_drafts
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
@@ -36,6 +36,27 @@ from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
+
+
+class DraftProposer(Protocol):
+    """Guesses tokens, which a step computes after a request's last one.
+
+    known | draft ........ |        rows of one entry: each draft token's logits say what follows it
+      t   | g1   g2   g3   |        chosen after t: g1, after g1: g2, after g2: x
+                                    -> the request gets g1 g2 x; the K/V of g3 is overwritten later
+    """
+
+    def begin(self, num_rows: int, num_samples: int) -> None:
+        """A step of so many rows, in which so many requests get a token, is about to get drafts."""
+        ...
+
+    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
+        """At most `most` tokens that the request may get after those it has; none where no guess pays."""
+        ...
+
+    def granted(self, num_tokens: int) -> None:
+        """So many tokens of the latest draft are rows of the step now."""
+        ...
 
 
 class Scheduler:
@@ -200,12 +221,14 @@ class Scheduler:
         self._schedule_prompts(plan, [r for r in prompts if r.arrival_order not in plan.entries])
         self._spend_rest(plan, put_off)
         if self._drafter is not None and plan.budget > 0:
-            add_drafts(plan, self._drafter, self.cache, self._running, admission)
+            self._add_drafts(plan, self._drafter)
         if plan.is_empty and len(waiting) and not plan.stuck:
             self._unblock(plan)
         waiting.count_passed(plan.latest_admitted, plan.held_up.values())
-        for request in self.policy.unserved(self._running.others, plan.number - self.max_overtake):
-            request.is_promoted = True
+        if waiting.promotes:
+            for request in self._running.others:
+                if request.last_scheduled_step < plan.number - self.max_overtake:
+                    request.is_promoted = True
 
     def _fill_with(self, plan: StepPlan, request: SequenceState) -> None:
         """Schedule nothing but this request."""
@@ -257,6 +280,30 @@ class Scheduler:
             put_off = self._admission.admit_in_order(plan, put_off)
             if plan.budget == before:
                 return
+
+    def _add_drafts(self, plan: StepPlan, drafter: DraftProposer) -> None:
+        """Give drafts to the requests that get a token in this step, while there is budget. O(requests)."""
+        entries = [
+            entry
+            for entry in plan.entries.values()
+            if entry.samples and not entry.request.num_forks and entry.num_logits == 1
+        ]
+        rows = self._running.row_requests()
+        if not entries and not rows:
+            return
+        num_tokens = len(rows) + sum(entry.count for entry in plan.entries.values())
+        drafter.begin(num_tokens, len(rows) + len(entries))
+        for request in [*(entry.request for entry in entries), *rows]:
+            if plan.budget <= 0:
+                return
+            draft = drafter.draft(request, plan.budget)
+            if draft:
+                if request.arrival_order not in plan.entries:
+                    self._admission.make_entry(plan, request)
+                entry = plan.entries[request.arrival_order]
+                count = plan.add_draft(entry, draft, self.cache, len(self._running))
+                if count:
+                    drafter.granted(count)
 
     def _unblock(self, plan: StepPlan) -> None:
         """Nothing could be scheduled although requests wait: find out who is in the way."""

@@ -9,8 +9,10 @@ already. What nobody takes goes back to the prompts of the step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
@@ -156,3 +158,27 @@ class StepPlan:
         # the next step takes over theirs.
         if more > 0 and not lease.would_dedupe(entry.start + entry.count + more):
             self.add(request, more)
+
+    def add_draft(self, entry: Entry, draft: Sequence[int], cache: PrefixCache, num_running: int) -> int:
+        """Append as much of a draft to an entry as there are blocks for; returns how many tokens.
+
+        The K/V of a draft is not committed, so nobody can match it. Nobody is preempted for one.
+        """
+        request, lease = entry.request, entry.request.lease
+        assert lease is not None
+        if lease.shares_tail:
+            return 0  # to be copied first, and what this step computes of it can't be
+        size = cache.block_size
+        room = len(lease.block_table) * size - lease.num_tokens
+        if len(draft) > room:
+            missing = -(-(len(draft) - room) // size)
+            # A block for each running request's next token stays.
+            spare = cache.available_blocks(request.namespace) - num_running
+            draft = draft[: room + max(0, min(missing, spare)) * size]
+        if draft:
+            lease.append(draft)
+            entry.draft = draft
+            entry.count += len(draft)
+            entry.num_logits = 1 + len(draft)
+            self.budget -= len(draft)
+        return len(draft)

@@ -136,6 +136,11 @@ class WaitingQueue:
                 if self._by_urgency is not None and request.overtaken_steps >= self._bound:
                     self._promote(request, self._by_urgency)
 
+    @property
+    def promotes(self) -> bool:
+        """Whether requests that waited too long are promoted, which changes a kept order only."""
+        return self._by_urgency is not None
+
     @staticmethod
     def _promote(request: SequenceState, by_urgency: SortedKeyList) -> None:
         """From now on the request comes before all that are not promoted. O(log n)."""
