@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
 
 import pytest
+from llguidance import LLMatcher
 from patch_grammar import PATCH
 from scripted_engine import ByteTokenizer
 
@@ -89,9 +91,15 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(ByteTokenizer(), {END})
 
 
-def accepts(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
+@functools.cache
+def compiled(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
     matcher = vocabulary.matcher(StructuredOutputs(grammar=grammar))
     assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def accepts(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
+    matcher = compiled(vocabulary, grammar).deep_copy()
     data = list(text.encode())
     if matcher.try_consume_tokens(data) < len(data):
         return False
