@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, Self, cast
@@ -69,17 +70,15 @@ class LogitsProcessor(ABC):
         A row occurs once. Token ids outside the vocabulary are ignored.
         """
 
-    @abstractmethod
-    def accept(self, token_id: int) -> None:
-        """The request has got this token. O(1)."""
+    def accept(self, token_id: int) -> None:  # noqa: B027
+        """The request has got this token; nothing to remember for some kinds. O(1)."""
 
-    @abstractmethod
-    def roll_back(self, count: int) -> None:
+    def roll_back(self, count: int) -> None:  # noqa: B027
         """Forget the last `count` tokens. O(count)."""
 
-    @abstractmethod
     def fork(self) -> Self:
         """A processor with the same past and a future of its own."""
+        return copy.copy(self)
 
 
 class LogitBias(LogitsProcessor):
@@ -101,79 +100,66 @@ class LogitBias(LogitsProcessor):
         at, (bias,) = _places(logits, rows, [p.tokens for p in processors], [p.bias for p in processors])
         logits[at] = logits[at] + bias
 
+
+class _Counting:
+    """What kinds have in common that depend on how often tokens occurred, and change the logits of these."""
+
+    def __init__(self, counts: _TokenCounts) -> None:
+        self.counts = counts
+
+    @property
+    def is_active(self) -> bool:
+        return len(self.counts) > 0
+
     def accept(self, token_id: int) -> None:
-        """Nothing to remember."""
+        self.counts.add(token_id)
 
     def roll_back(self, count: int) -> None:
-        """Nothing to forget."""
+        self.counts.remove(count)
 
     def fork(self) -> Self:
-        return self
+        other = copy.copy(self)
+        other.counts = self.counts.copy()
+        return other
 
 
-class RepetitionPenalty(LogitsProcessor):
+class RepetitionPenalty(_Counting, LogitsProcessor):
     """Divides the logits of tokens that were seen, in prompt or output; multiplies negative ones (CTRL)."""
 
     stage = 1
 
     def __init__(self, penalty: float, prompt_token_ids: TokenIds) -> None:
+        super().__init__(_TokenCounts.of(prompt_token_ids))
         self.penalty = penalty
-        self.seen = _TokenCounts.of(prompt_token_ids)
-
-    @property
-    def is_active(self) -> bool:
-        return len(self.seen) > 0
 
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
-        tokens = [p.seen.tokens for p in processors]
+        tokens = [p.counts.tokens for p in processors]
         at, (penalties,) = _places(logits, rows, tokens, [p.penalty for p in processors])
         values = logits[at]
         logits[at] = torch.where(values > 0, values / penalties, values * penalties)
 
-    def accept(self, token_id: int) -> None:
-        self.seen.add(token_id)
 
-    def roll_back(self, count: int) -> None:
-        self.seen.remove(count)
-
-    def fork(self) -> Self:
-        return _with(self, seen=self.seen.copy())
-
-
-class CountPenalty(LogitsProcessor):
+class CountPenalty(_Counting, LogitsProcessor):
     """Lowers the logits of generated tokens: once for each, and for each time it was generated (OpenAI)."""
 
     stage = 2
 
     def __init__(self, presence: float, frequency: float) -> None:
+        super().__init__(_TokenCounts())
         self.presence, self.frequency = presence, frequency
-        self.generated = _TokenCounts()
-
-    @property
-    def is_active(self) -> bool:
-        return len(self.generated) > 0
 
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
         at, (counts, frequency, presence) = _places(
             logits,
             rows,
-            [p.generated.tokens for p in processors],
-            [p.generated.counts for p in processors],
+            [p.counts.tokens for p in processors],
+            [p.counts.counts for p in processors],
             [p.frequency for p in processors],
             [p.presence for p in processors],
         )
         logits[at] = logits[at] - frequency * counts - presence
-
-    def accept(self, token_id: int) -> None:
-        self.generated.add(token_id)
-
-    def roll_back(self, count: int) -> None:
-        self.generated.remove(count)
-
-    def fork(self) -> Self:
-        return _with(self, generated=self.generated.copy())
 
 
 class MinTokens(LogitsProcessor):
@@ -200,9 +186,6 @@ class MinTokens(LogitsProcessor):
 
     def roll_back(self, count: int) -> None:
         self.num_generated -= count
-
-    def fork(self) -> Self:
-        return _with(self)
 
 
 class AllowedTokens(LogitsProcessor):
@@ -234,15 +217,6 @@ class AllowedTokens(LogitsProcessor):
             most[[token for token in self.allowed if token < len(row)]] = np.inf
             self._most = torch.from_numpy(most).to(row.device)
         return self._most
-
-    def accept(self, token_id: int) -> None:
-        """Nothing to remember."""
-
-    def roll_back(self, count: int) -> None:
-        """Nothing to forget."""
-
-    def fork(self) -> Self:
-        return self
 
 
 class BadWords(LogitsProcessor):
@@ -299,7 +273,9 @@ class BadWords(LogitsProcessor):
         del self.generated[len(self.generated) - count :]
 
     def fork(self) -> Self:
-        return _with(self, generated=list(self.generated))
+        other = copy.copy(self)
+        other.generated = list(self.generated)
+        return other
 
 
 class GrammarState(Protocol):
@@ -341,17 +317,19 @@ def make_processors(
 
 def prepare_processors(processors: Sequence[Sequence[LogitsProcessor]]) -> None:
     """Let the active processors of a step's rows do what needs no logits, each kind at once."""
-    kinds: dict[type[Any], list[Any]] = {}
-    for own in processors:
-        for processor in own:
-            if processor.is_active:
-                kinds.setdefault(type(processor), []).append(processor)
-    for kind, members in kinds.items():
+    for kind, (_, members) in _by_kind(processors).items():
         kind.prepare(members)
 
 
 def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsProcessor]]) -> None:
     """Change float32 logits [R, V] in place, row i as `processors[i]` want; those not active are left out."""
+    kinds = _by_kind(processors)
+    for kind in sorted(kinds, key=lambda kind: kind.stage):
+        kind.apply(logits, *kinds[kind])
+
+
+def _by_kind(processors: Sequence[Sequence[LogitsProcessor]]) -> dict[type[Any], tuple[list[int], list[Any]]]:
+    """Kind -> the rows that have an active processor of it, and these."""
     kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
     for row, own in enumerate(processors):
         for processor in own:
@@ -359,8 +337,7 @@ def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsP
                 rows, members = kinds.setdefault(type(processor), ([], []))
                 rows.append(row)
                 members.append(processor)
-    for kind in sorted(kinds, key=lambda kind: kind.stage):
-        kind.apply(logits, *kinds[kind])
+    return kinds
 
 
 class _TokenCounts:
@@ -429,13 +406,6 @@ class _TokenCounts:
         other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
         other._size, other._where, other._history = self._size, dict(self._where), list(self._history)
         return other
-
-
-def _with(processor: Any, **changes: Any) -> Any:
-    """A copy of a processor with some fields changed."""
-    other = object.__new__(type(processor))
-    other.__dict__.update(processor.__dict__, **changes)
-    return other
 
 
 def _places(
