@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.progress import Progress
 from radixkv.errors import ConfigError
 from radixkv.tools.api_key_file import read_key
 from radixkv.tools.bench import options
-from radixkv.tools.output_files import check_writable
+from radixkv.tools.output_files import check_writable, write_json
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -55,8 +54,7 @@ def bench(
     """
     if url and server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
-    if json_file is not None:
-        check_writable("--json", json_file)
+    check_writable("--json", json_file)
     if load is not None and workloads is not None:
         raise ConfigError("--load and --workloads exclude each other")
     if load is None:
@@ -110,8 +108,7 @@ def _run_workloads(
         except httpx.HTTPError as error:
             raise _unreachable(url, error) from error
     show(medians(results), f"Serving workloads, medians of {rounds} round{'s' if rounds > 1 else ''}")
-    if json_file is not None:
-        _write(json_file, report(results))
+    write_json(json_file, report(results))
 
 
 def _sessions(
@@ -173,8 +170,7 @@ def _run_load(
             )
             outcomes = asyncio.run(run.run(work))
     show(figures(outcomes), f"{settings['load']}: {len(work)} sessions, model {name}")
-    if json_file is not None:
-        _write(json_file, report(outcomes, {**settings, "model": name}))
+    write_json(json_file, report(outcomes, {**settings, "model": name}))
     if all(outcome.error is not None for outcome in outcomes):
         raise ConfigError("every request failed: is it a chat model, and are the prompts within its context?")
 
@@ -182,7 +178,3 @@ def _run_load(
 def _unreachable(url: str | None, error: Exception) -> ConfigError:
     place = url or "the server that was started"
     return ConfigError(f"{place} does not answer: {error or type(error).__name__}")
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

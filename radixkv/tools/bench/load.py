@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from radixkv.tools.bench.scenarios import Session
+from radixkv.tools.openai_http import api_root, authorization, read_event, token_counts
 from radixkv.tools.replay.message_log import Message
 
 
@@ -63,12 +64,14 @@ class Load:
         exact_length: bool = False,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A connection a request: servers close idle ones when they like, also just as one is used again.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        base = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=None, limits=limits, trust_env=False
+            base_url=api_root(url),
+            headers=authorization(api_key),
+            timeout=None,
+            limits=limits,
+            trust_env=False,
         )
         self._options: dict[str, Any] = {"model": model, "temperature": temperature}
         if exact_length:
@@ -131,9 +134,9 @@ class Load:
     async def _read(self, outcome: Outcome, response: httpx.Response) -> None:
         latest, num_chunks = 0.0, 0
         async for line in response.aiter_lines():
-            if not line.startswith("data:") or line.endswith("[DONE]"):
+            event = read_event(line)
+            if event is None:
                 continue
-            event = json.loads(line[5:])
             if "error" in event:
                 outcome.error = "error event"
                 return
@@ -156,9 +159,6 @@ class Load:
 def _take_usage(outcome: Outcome, usage: Any) -> None:
     if not usage:
         return
-    outcome.prompt_tokens = usage.get("prompt_tokens") or 0
-    outcome.output_tokens = usage.get("completion_tokens") or 0
-    details = usage.get("prompt_tokens_details") or {}
-    outcome.cached_tokens = details.get("cached_tokens") or 0
+    outcome.prompt_tokens, outcome.cached_tokens, outcome.output_tokens = token_counts(usage)
     spoken = usage.get("completion_tokens_details") or {}
     outcome.accepted_tokens = spoken.get("accepted_prediction_tokens") or 0

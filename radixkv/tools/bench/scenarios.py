@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.tools.bench.server_process import WORDS
+from radixkv.tools.bench.server_process import words
 from radixkv.tools.replay.message_log import LoggedRequest, Message, MessageLog
 from radixkv.tools.replay.readers import read_json_lines
 
@@ -54,7 +54,7 @@ def make_sessions(
     unique: one prompt each, of `shared_words` words that nobody shares.
     """
     times = arrivals(rate, count, seed)
-    common = _words(random.Random(f"{seed}: shared"), shared_words)
+    common = words(random.Random(f"{seed}: shared"), shared_words)
     make = {"shared": _shared, "agent": _agent, "unique": _unique}[scenario]
     sessions = []
     for number, start in enumerate(times):
@@ -65,25 +65,21 @@ def make_sessions(
 
 def _shared(source: random.Random, common: str, turns: int, size: int) -> list[list[Message]]:
     system = {"role": "system", "content": common}
-    return [[system, {"role": "user", "content": _words(source, 30)}]]
+    return [[system, {"role": "user", "content": words(source, 30)}]]
 
 
 def _unique(source: random.Random, common: str, turns: int, size: int) -> list[list[Message]]:
-    return [[{"role": "user", "content": _words(source, size)}]]
+    return [[{"role": "user", "content": words(source, size)}]]
 
 
 def _agent(source: random.Random, common: str, turns: int, size: int) -> list[list[Message]]:
     steps: list[list[Message]] = [
-        [{"role": "system", "content": common}, {"role": "user", "content": _words(source, 60)}]
+        [{"role": "system", "content": common}, {"role": "user", "content": words(source, 60)}]
     ]
     for step in range(1, turns):
-        result = f"Result of step {step}:\n{_words(source, source.randint(50, 250))}"
+        result = f"Result of step {step}:\n{words(source, source.randint(50, 250))}"
         steps.append([{"role": "user", "content": result}])
     return steps
-
-
-def _words(source: random.Random, count: int) -> str:
-    return " ".join(source.choice(WORDS) for _ in range(count))
 
 
 def replayed(requests: Sequence[LoggedRequest], *, speed: float, max_tokens: int) -> list[Session]:

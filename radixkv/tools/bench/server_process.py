@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import random
 import re
 import signal
 import subprocess
@@ -21,6 +22,11 @@ mother area money story fact month lot right study book eye job word business is
 service friend father power hour game line end member law car city community name
 """
 WORDS = WORD_LIST.split()
+
+
+def words(source: random.Random, count: int) -> str:
+    """A text of random words."""
+    return " ".join(source.choice(WORDS) for _ in range(count))
 
 
 def processor_name() -> str:

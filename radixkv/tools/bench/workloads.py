@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import statistics
 import time
@@ -30,7 +29,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.tools.bench.server_process import WORDS, machine, started_server
+from radixkv.tools.bench.server_process import machine, started_server, words
+from radixkv.tools.openai_http import api_root, authorization, read_event
 
 OUTPUT_TOKENS = 32
 WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3", "single")
@@ -72,10 +72,6 @@ class Result:
         }
 
 
-def words(source: random.Random, count: int) -> str:
-    return " ".join(source.choice(WORDS) for _ in range(count))
-
-
 class Client:
     """Streams completions from one server."""
 
@@ -104,9 +100,9 @@ class Client:
             if response.status_code != 200:
                 raise SystemExit(f"HTTP {response.status_code}: {(await response.aread())[:500]!r}")
             async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                event = read_event(line)
+                if event is None:
                     continue
-                event = json.loads(line[6:])
                 usage = event.get("usage") or usage
                 if not event["choices"]:
                     continue
@@ -197,9 +193,8 @@ async def run_workload(client: Client, name: str, seed: int) -> Result:
 
 def served_model(url: str, api_key: str | None = None) -> str:
     """The first model that a server serves."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    address = url.rstrip("/").removesuffix("/v1") + "/v1/models"
-    answer = httpx.get(address, headers=headers, trust_env=False).raise_for_status()
+    address = api_root(url) + "/v1/models"
+    answer = httpx.get(address, headers=authorization(api_key), trust_env=False).raise_for_status()
     return str(answer.json()["data"][0]["id"])
 
 

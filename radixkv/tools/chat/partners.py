@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
 from radixkv.errors import ConfigError, RequestFailedError
 from radixkv.request import SamplingParams
+from radixkv.tools.openai_http import api_root, authorization, body_of, read_event, token_counts
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM
@@ -96,14 +96,14 @@ class RemotePartner:
     def __init__(
         self, url: str, *, model: str | None, api_key: str | None, max_tokens: int, temperature: float
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        base = url.rstrip("/").removesuffix("/v1")
-        self._url = base
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        self._url = api_root(url)
+        self._http = httpx.Client(
+            base_url=self._url, headers=authorization(api_key), timeout=httpx.Timeout(10.0, read=None)
+        )
         self._options = {"max_tokens": max_tokens, "temperature": temperature}
         try:
             found = self._http.get("/v1/models")
-            self.model = model or str(self._checked(found)["data"][0]["id"])
+            self.model = model or str(body_of(found)["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL, RequestFailedError, LookupError) as error:
             self._http.close()
             raise ConfigError(f"--url {url}: no server with OpenAI's API answers: {_said(error)}") from None
@@ -121,16 +121,12 @@ class RemotePartner:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    self._checked(response)
-                for event in _events(response):
+                    body_of(response)
+                for event in filter(None, map(read_event, response.iter_lines())):
                     if "error" in event:
                         raise RequestFailedError(str(event["error"].get("message")))
-                    usage = event.get("usage")
-                    if usage:
-                        details = usage.get("prompt_tokens_details") or {}
-                        turn.prompt_tokens = usage["prompt_tokens"]
-                        turn.cached_tokens = details.get("cached_tokens") or 0
-                        turn.output_tokens = usage["completion_tokens"]
+                    if usage := event.get("usage"):
+                        turn.prompt_tokens, turn.cached_tokens, turn.output_tokens = token_counts(usage)
                     for choice in event.get("choices", ()):
                         delta = choice.get("delta") or {}
                         text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
@@ -150,7 +146,7 @@ class RemotePartner:
             raise RequestFailedError(f"the server at {self._url} went away: {_said(error)}") from None
         if found.status_code == 404:
             return "this server does not explain its cache"
-        answer = self._checked(found)
+        answer = body_of(found)
         lines = [answer["detail"]]
         around = answer.get("around")
         if around:
@@ -164,28 +160,6 @@ class RemotePartner:
 
     def close(self) -> None:
         self._http.close()
-
-    @staticmethod
-    def _checked(response: httpx.Response) -> Any:
-        """The body of a good answer; an error in the server's own words otherwise."""
-        try:
-            body = response.json()
-        except ValueError:
-            body = None
-        if response.status_code < 400 and isinstance(body, dict):
-            return body
-        error = body.get("error") if isinstance(body, dict) else None
-        message = error.get("message") if isinstance(error, dict) else response.text[:200]
-        raise RequestFailedError(f"HTTP {response.status_code}: {message}")
-
-
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        if line.startswith("data:"):
-            data = line[5:].strip()
-            if data == "[DONE]":
-                return
-            yield json.loads(data)
 
 
 def _said(error: Exception) -> str:

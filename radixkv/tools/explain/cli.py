@@ -16,7 +16,7 @@ from radixkv.tools.cli_options import engine_options
 from radixkv.tools.explain.local import LocalCache
 from radixkv.tools.explain.prompt_file import read_prompt
 from radixkv.tools.explain.remote import explain_remotely
-from radixkv.tools.output_files import check_writable
+from radixkv.tools.output_files import check_writable, write_json
 
 SHOWN_CHARS = 160
 
@@ -59,8 +59,7 @@ def explain(
         raise ConfigError(
             "--url asks a server that runs with settings of its own: leave the engine's options"
         )
-    if json_file is not None:
-        check_writable("--json", json_file)
+    check_writable("--json", json_file)
     prompts = [read_prompt(path) for path in paths]
     if url is None:
         cache = LocalCache(config)
@@ -70,12 +69,9 @@ def explain(
         reports = [explain_remotely(url, key, prompt) for prompt in prompts]
     for path, report in zip(paths, reports, strict=True):
         print("\n".join(lines_of(path, report)))
-    if json_file is not None:
-        named = [{"file": str(path), **report} for path, report in zip(paths, reports, strict=True)]
-        try:
-            json_file.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file}: {error.strerror or error}") from error
+    write_json(
+        json_file, [{"file": str(path), **report} for path, report in zip(paths, reports, strict=True)]
+    )
 
 
 def lines_of(path: Path, report: dict[str, Any]) -> list[str]:

@@ -120,17 +120,8 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One prompt of a log: `line` is where its schedule (or log) line stands."""
+    """One prompt, or a whole session, of a log: `line` is where its schedule (or log) line stands."""
 
-    messages: list[Message]
-    tools: Any | None
-    arrival: float
-    max_tokens: int
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
     messages: list[Message]
     tools: Any | None
     arrival: float
@@ -141,7 +132,7 @@ class _Session:
 class MessageLog:
     """Conversations by session number, and the requests a schedule makes of them."""
 
-    def __init__(self, path: Path, sessions: dict[Any, _Session]) -> None:
+    def __init__(self, path: Path, sessions: dict[Any, LoggedRequest]) -> None:
         self._path = path
         self._sessions = sessions
 
@@ -154,7 +145,7 @@ class MessageLog:
                 that appears twice; a tools file that can't be read.
         """
         tools_by_key = _load_tools(tools_path)
-        sessions: dict[Any, _Session] = {}
+        sessions: dict[Any, LoggedRequest] = {}
         for line, record in lines:
             where = f"{path}, line {line}"
             messages = record.get("messages")
@@ -180,7 +171,7 @@ class MessageLog:
             if not isinstance(arrival, int | float) or isinstance(arrival, bool):
                 raise TraceError(f"{where}: timestamp must be a number of seconds")
             max_tokens = int(_amount(where, record, "max_tokens"))
-            sessions[key] = _Session(messages, tools, float(arrival), max_tokens, line)
+            sessions[key] = LoggedRequest(messages, tools, float(arrival), max_tokens, line)
         return cls(path, sessions)
 
     def requests(self, schedule: Path | None, lines: NumberedLines | None) -> Iterator[LoggedRequest]:
@@ -190,10 +181,7 @@ class MessageLog:
             TraceError: an unknown session, or `upto` outside the session's messages.
         """
         if lines is None:
-            for session in self._sessions.values():
-                yield LoggedRequest(
-                    session.messages, session.tools, session.arrival, session.max_tokens, session.line
-                )
+            yield from self._sessions.values()
             return
         for line, record in lines:
             where = f"{schedule}, line {line}"

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from radixkv.errors import ConfigError
-from radixkv.tools.output_files import check_writable
 from radixkv.tools.replay.readers import BlockIds, ReadOptions
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
@@ -51,13 +50,3 @@ def read_options(
         tokenizer=tokenizer,
         limit=limit,
     )
-
-
-def check_json(path: Path | None) -> None:
-    """So that a long run does not fail at its end.
-
-    Raises:
-        ConfigError: a file can't be written there.
-    """
-    if path is not None:
-        check_writable("--json", path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from radixkv.cache.eviction.registry import POLICIES, make_eviction_policy
 from radixkv.errors import ConfigError
+from radixkv.tools.output_files import check_writable, write_json
 from radixkv.tools.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.tools.replay.options import (
     BlockIdsOption,
@@ -21,13 +22,11 @@ from radixkv.tools.replay.options import (
     ScheduleOption,
     TokenizerOption,
     ToolsOption,
-    check_json,
-    check_writable,
     read_options,
 )
 from radixkv.tools.replay.plots import plot_hit_rates, require_matplotlib
 from radixkv.tools.replay.readers import ReadOptions, read_trace
-from radixkv.tools.replay.report import INFINITE, OPTIMUM, print_concurrent, print_hit_rates, write_json
+from radixkv.tools.replay.report import INFINITE, OPTIMUM, print_concurrent, print_hit_rates
 from radixkv.tools.replay.runner import Cell, run_cells
 from radixkv.tools.replay.trace import Trace
 
@@ -134,10 +133,10 @@ def replay_command(
     """
     policies = parse_policies(policy)
     wanted = parse_capacities(capacity) if capacity is not None else None
-    check_json(json_file)
+    check_writable("--json", json_file)
     if plot is not None:
         require_matplotlib(plot)
-        check_writable("--plot", plot)
+    check_writable("--plot", plot)
     options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
     traces = _read_traces(trace, options)
     cells = _cells(traces, policies, wanted)
@@ -159,8 +158,7 @@ def replay_command(
         f"{len(run.results)} replays in {run.wall_s:.1f} s ({run.cpu_s:.1f} s of processor time).",
         highlight=False,
     )
-    if json_file is not None:
-        write_json(run.results, json_file)
+    write_json(json_file, [asdict(result) for result in run.results])
     if plot is not None:
         plot_hit_rates(alone, plot)
 

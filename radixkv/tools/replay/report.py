@@ -1,11 +1,8 @@
-"""Report: hit rates as tables for people and as JSON for programs."""
+"""Report: hit rates as tables."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +12,6 @@ from radixkv.tools.replay.driver import ReplayResult
 
 INFINITE = "infinite"
 OPTIMUM = "opt-pin"
-
-
-def write_json(results: Sequence[ReplayResult], path: Path) -> None:
-    """Write results as a list of objects, one per trace, policy and capacity."""
-    path.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8")
 
 
 def _capacity(capacity: int | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.errors import ConfigError
+from radixkv.tools.output_files import check_writable, write_json
 from radixkv.tools.replay import workload as workloads
 from radixkv.tools.replay.options import (
     BlockIdsOption,
@@ -23,8 +23,6 @@ from radixkv.tools.replay.options import (
     ScheduleOption,
     TokenizerOption,
     ToolsOption,
-    check_json,
-    check_writable,
     read_options,
 )
 from radixkv.tools.replay.plots import plot_waste, require_matplotlib
@@ -145,10 +143,10 @@ def simulate_command(
     `python -m benchmarks.fragmentation` measures the same inside the running engine.
     """
     schemes = parse_schemes(scheme)
-    check_json(json_file)
+    check_writable("--json", json_file)
     if plot is not None:
         require_matplotlib(plot)
-        check_writable("--plot", plot)
+    check_writable("--plot", plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
     slots = int(parse_bytes(memory) / per_token)
     options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
@@ -169,8 +167,7 @@ def simulate_command(
         slab = max_len if is_recorded else max_len or 2048
         results += [simulate(load, one, slots, block_size, slab) for one in schemes]
     _print_schemes(results, per_token)
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    write_json(json_file, [asdict(result) for result in results])
     if plot is not None:
         plot_waste(results, plot)
 
