@@ -31,7 +31,7 @@ help:
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
-	@echo "                10,000 generated requests of the API"
+	@echo "                10,000 generated requests of the API, samples, beams and kernels, every cell of the recorded traces"
 	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
 	@echo "make install    the environment in .venv only"
 	@echo "make clean      remove the environment and caches"
@@ -116,6 +116,10 @@ fuzz: install-test
 	$(BIN)/python tests/cache/mutations.py
 	$(BIN)/python tests/engine/fuzz_small_pools.py --requests 5000
 	$(BIN)/python tests/server/fuzz_api.py --cases 10000
+	RADIXKV_FUZZ=20 $(BIN)/python -m pytest tests/engine/test_samples_and_beams.py tests/kernels/test_attention_contract.py \
+		tests/kernels/test_float_product.py
+	RADIXKV_FUZZ=20 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -k random
+	RADIXKV_ALL_CELLS=1 $(BIN)/python -m pytest tests/tools/test_replay_recorded.py
 
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)

@@ -12,6 +12,12 @@ from hypothesis import settings
 # Two threads that share two cores with a server under test only wait for each other.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Processes that share the cores compute on their part of them: threads that wait for each other's turn on a
+# core take many times as long as one alone. Set before torch is imported; servers under test inherit it.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _workers > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+
 # Every step of every engine, those of servers in other processes included, is proven before it runs.
 os.environ.setdefault("RADIXKV_CHECK_STEPS", "1")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
@@ -54,7 +55,7 @@ def test_more_samples_than_slots(slots):
     assert_nothing_held(engine)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     num_blocks=st.integers(8, 30),
     slots=st.integers(1, 8),
@@ -106,7 +107,7 @@ def beam_reference(p: list[int], params: BeamSearchParams, room: int) -> list[tu
     return [(hypothesis.tokens, hypothesis.score) for hypothesis in search.results()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     num_blocks=st.integers(7, 40),
     slots=st.integers(4, 8),

@@ -96,7 +96,9 @@ def test_threads(batch: Batch) -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_quantized(quantization: str) -> None:
-    batch = make_batch("cpu", LENGTHS, shared=SHARED, deterministic=True, quantization=quantization)
+    batch = make_batch(
+        "cpu", LENGTHS, head_size=16, shared=SHARED, deterministic=True, quantization=quantization
+    )
     whole = batch.attend()
     assert torch.equal(batch.rows([4, 1]).attend()[0], whole[batch.query_starts[4]])
     assert torch.equal(batch.chunk(0, 444, 700).attend(), whole[444:700])

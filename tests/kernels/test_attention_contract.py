@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attention_batches import assert_close, fill_nan, make_batch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def test_mixed_batch(dtype: torch.dtype, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "head_size"),
-    [((4, 4), 64), ((8, 1), 80), ((32, 8), 128), ((6, 2), 96), ((2, 1), 192), ((4, 2), 256)],
+    [((4, 4), 64), ((8, 1), 80), ((32, 8), 128), ((6, 2), 96), ((4, 2), 256)],
 )
 @pytest.mark.parametrize("path", PATHS)
 def test_head_shapes(heads: tuple[int, int], head_size: int, path: str) -> None:
@@ -59,17 +60,17 @@ def test_features(features: str, path: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("path", PATHS)
 def test_quantized(quantization: str, path: str) -> None:
-    batch = make_batch(path, MIXED, quantization=quantization)
+    batch = make_batch(path, MIXED, head_size=16, quantization=quantization)
     # The reference dequantises the same stored values: the error is arithmetic only.
     assert_close(batch.attend(), batch.reference())
-    exact = make_batch("cpu", MIXED)
+    exact = make_batch("cpu", MIXED, head_size=16)
     # Against the unquantised cache: a few units of the format's last place (2^-8, 2^-4, 2^-3 relative).
     limit = {"int8": 0.02, "fp8_e4m3": 0.06, "fp8_e5m2": 0.12}[quantization]
     relative = (batch.attend().double() - exact.reference()).norm() / exact.reference().norm()
     assert relative < limit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 280)), min_size=1, max_size=6),
     heads=st.sampled_from([(1, 1), (9, 3), (4, 2), (8, 1)]),

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, 
     assert float(((got.double() - expected).abs() / scale).max()) < TOLERANCE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     rows=st.integers(1, 140), inputs=st.integers(1, 400), outputs=st.integers(1, 210),
     with_bias=st.booleans(), add=st.booleans(), seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES),

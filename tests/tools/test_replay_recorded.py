@@ -1,6 +1,6 @@
 """The recorded traces: exact hit counts, the optimum, and what the adaptive order must reach.
 
-By default the adaptive order runs the cells that take a second or two; `RADIXKV_ALL_CELLS=1` runs all.
+By default policies run some of the cells; `RADIXKV_ALL_CELLS=1` (`make fuzz`) runs all.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TRACES = ("agent_a", "agent_a64", "chat_bytes64", "mooncake_conversation")
 ALL_CELLS = os.environ.get("RADIXKV_ALL_CELLS") == "1"
 # (trace, capacity) where LRU stays below 99.5 % of the optimum, cheap ones only unless ALL_CELLS
 CONTENDED = {
-    "agent_a": (1000, 3000, 10000),
-    "agent_a64": (4000, 8000, 16000),
+    "agent_a": (1000, 3000, 10000) if ALL_CELLS else (1000,),
+    "agent_a64": (4000, 8000, 16000) if ALL_CELLS else (8000,),
     "chat_bytes64": (400, 600, 1000, 1500),
     "mooncake_conversation": (1000, 3000, 10000, 30000, 50000, 100000) if ALL_CELLS else (1000,),
 }
@@ -59,7 +59,10 @@ def test_bounds_are_exact_in_every_cell(name: str) -> None:
 @pytest.mark.parametrize("name", TRACES)
 def test_lru_is_exact(name: str) -> None:
     trace = load(name)
-    for capacity, row in reference(name).items():
+    rows = reference(name)
+    # The smallest, one between, and no limit.
+    for capacity in rows if ALL_CELLS else [*list(rows)[:-1:3], "inf"]:
+        row = rows[capacity]
         expected = row.get("inf", row) if capacity == "inf" else row["leaf-lru"]
         found = replay(trace, "lru", None if capacity == "inf" else int(capacity))
         assert (found.hit_blocks, found.hit_tokens) == (expected["hit_blocks"], expected["hit_tokens"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_batches import Batch, assert_close, fill_nan, make_batch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ def test_quantized(quantization: str, dtype: torch.dtype) -> None:
     assert_close(batch.attend(), batch.reference(), factor=2.0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 150)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 2)]),
@@ -120,7 +121,7 @@ DECODES = [(1, 230), (2, 200), (1, 226), (1, 170), (1, 150), (12, 180)]
 
 @pytest.mark.parametrize("features", [{}, {"window": 100}, {"sinks": torch.linspace(-1, 2, 4)}])
 def test_shared_equals_plain_and_batch_order(features: dict[str, Any]) -> None:
-    batch = make_batch("triton", DECODES, heads=(4, 2), head_size=16, shared=SHARED, deterministic=True)
+    batch = make_batch("triton", DECODES, heads=(4, 1), head_size=16, shared=SHARED, deterministic=True)
     shared, plain = sharing(batch, True), sharing(batch, False)
     plan = shared.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
     assert plan.work(features.get("window")).num_groups > 1
@@ -166,9 +167,9 @@ def test_cold_equals_hit(window: int | None) -> None:
     batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
     cold = batch.attend(window=window)
     assert_close(cold, batch.reference(window=window))
-    for cut in (1, 16, 63, 64, 65, 112, 149):
+    for cut in (1, 63, 64, 112):
         assert torch.equal(batch.chunk(0, cut, 150).attend(window=window), cold[cut:]), f"cut at {cut}"
-    for size in (17, 64):
+    for size in (41, 64):
         for first in range(0, 150, size):
             end = min(first + size, 150)
             part = batch.chunk(0, first, end).attend(window=window)
@@ -237,7 +238,7 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
     """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well."""
     decodes = [(1, 230), (1, 200), (1, 226), (1, 170), (1, 150)]
     shared = {1: (0, 9), 3: (0, 9), 4: (2, 8)}
-    batch = make_batch("triton", decodes, heads=(4, 2), head_size=16, shared=shared)
+    batch = make_batch("triton", decodes, heads=(4, 1), head_size=16, shared=shared)
     backend, log = batch.backend, []
     lengths, order = batch.context_lengths, np.arange(5)
     tables = batch.block_tables
