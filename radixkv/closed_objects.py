@@ -60,6 +60,20 @@ def close_objects(schema: Any, *, is_closed: bool = False) -> Any:
         return schema
 
 
+def follow_pointer(root: Any, pointer: str) -> Any:
+    """What a JSON pointer within a schema (`#`, `#/$defs/a`) leads to; None: to nothing, or it is none."""
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    found = root
+    for part in unquote(pointer[2:]).split("/") if pointer != "#" else ():
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
 class _TooMany(Exception):
     """More copies than are worth it."""
 
@@ -250,18 +264,7 @@ class _Closing:
 
     def _referenced(self, pointer: Any) -> Any:
         """What a pointer within the schema leads to; None: it is none."""
-        if pointer == "#":
-            return self._root
-        if not isinstance(pointer, str) or not pointer.startswith("#/"):
-            return None
-        found: Any = self._root
-        for part in unquote(pointer[2:]).split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            else:
-                found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+        return follow_pointer(self._root, pointer) if isinstance(pointer, str) else None
 
     def _drop_unused(self, closed: dict[str, Any]) -> None:
         """Leave out the definitions that only their closed variants were made of."""

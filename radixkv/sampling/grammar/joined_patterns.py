@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from radixkv.closed_objects import follow_pointer
 
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 _ELSEWHERE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "additionalItems")
@@ -77,14 +78,7 @@ class _Schema:
             if self._named is None:
                 self._named = _by_name(self._root)
             return self._named.get(reference.rpartition("#")[2], [])
-        found = self._root
-        for part in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            else:
-                found = found.get(part) if isinstance(found, Mapping) else None
-        return [found]
+        return [follow_pointer(self._root, reference)]
 
 
 def _inside(schema: Mapping[str, Any]) -> Iterator[Any]:
