@@ -48,8 +48,29 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server-process", action="store_true", help="run each server in another process than its engine"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--server-process"):
+        import live_server
+
+        live_server.ALWAYS_ELSEWHERE = True
+
+
+#: What is asked for by tests that look at, or change, the process that their server runs in.
+IN_PROCESS = {"caplog", "capsys", "monkeypatch"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first; all others stay in their order."""
+    if config.getoption("--server-process"):
+        for item in items:
+            if IN_PROCESS & set(getattr(item, "fixturenames", ())):
+                item.add_marker(pytest.mark.skip("it looks at the process that its server runs in"))
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONGEST)))
 

@@ -101,6 +101,10 @@ class Tokenizer:
         # What asks for thousands of tokens' bytes has no time for a call of Python each.
         self.token_bytes = functools.cache(self._compute_bytes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process as what it was made of."""
+        return _rebuilt, (self._hf, self._chat_template, self.eos_token_ids)
+
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoders.types) or 'none'})"
 
@@ -316,6 +320,10 @@ class Tokenizer:
         if "WordPiece" in self._decoders.types:
             return (token[2:] if token.startswith("##") else " " + token).encode("utf-8")
         return token.replace("\u2581", " ").encode("utf-8")
+
+
+def _rebuilt(hf_tokenizer: Any, chat_template: str | None, eos_token_ids: tuple[int, ...]) -> Tokenizer:
+    return Tokenizer(hf_tokenizer, chat_template=chat_template, eos_token_ids=eos_token_ids)
 
 
 def _require_encodable(text: str, param: str) -> None:

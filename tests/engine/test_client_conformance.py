@@ -1,4 +1,4 @@
-"""What every `EngineClient` does: the same tests for this process's engine and for the server tests' one."""
+"""What every `EngineClient` does: one here, one in another process, and the server tests' own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from paged_language_model import LetterTokenizer, make_engine
+from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
 from radixkv.async_cache import CacheClient
-from radixkv.async_engine import AsyncEngine
 from radixkv.cache.insight.events import Residency
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
@@ -43,11 +42,13 @@ def prompt_of(engine: EngineClient) -> list[int]:
     return PROMPT if isinstance(engine, ScriptedEngine) else to_ids(engine, PROMPT)
 
 
-@pytest.fixture(params=["async", "scripted"])
+@pytest.fixture(params=["async", "process", "scripted"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     made: EngineClient
     if request.param == "async":
-        made = AsyncEngine(make_engine(num_blocks=128, block_size=16, tokenizer=LetterTokenizer())[0])
+        made = paged_engine(num_blocks=128, block_size=16)
+    elif request.param == "process":
+        made = paged_engine_elsewhere(num_blocks=128, block_size=16)
     else:
         made = ScriptedEngine(max_model_len=2048)
     yield made
@@ -254,7 +255,7 @@ async def test_pins(engine):
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_pins_are_set_with_the_request(streamed):
     for engine in (
-        AsyncEngine(make_engine(num_blocks=128, block_size=16, tokenizer=LetterTokenizer())[0]),
+        paged_engine(num_blocks=128, block_size=16),
         ScriptedEngine(max_model_len=2048, caches=True),
     ):
         owner = {"tenant": "a", "salt": "s"}
@@ -376,7 +377,7 @@ async def test_pins_have_ids_and_quotas_are_told(engine):
 
 async def test_ids_of_several_engines_do_not_collide():
     engines = [ScriptedEngine(max_model_len=2048, caches=True) for _ in range(3)]
-    engines += [AsyncEngine(make_engine(num_blocks=128, tokenizer=LetterTokenizer())[0]) for _ in range(3)]
+    engines += [make(num_blocks=128) for make in (paged_engine, paged_engine, paged_engine_elsewhere)]
     requests, nodes = set(), set()
     for engine in engines:
         requests |= {(await engine.generate(CACHED, PARAMS)).request_id for _ in range(2)}

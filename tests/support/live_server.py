@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
@@ -69,12 +70,34 @@ def read_all(sock: socket.socket) -> bytes:
     return data
 
 
+#: Set by `pytest --server-process`: every server runs in another process than its engine.
+ALWAYS_ELSEWHERE = False
+
+
 @contextlib.contextmanager
 def live_server(
-    engine: Any, *, apis: Sequence[Api] = APIS, port: int = 0, **options: Any
+    engine: Any, *, apis: Sequence[Api] = APIS, port: int = 0, elsewhere: bool = False, **options: Any
 ) -> Iterator[LiveServer]:
-    """Serve `engine` while the block runs; the server has ended when it is left. Port 0: a free one."""
+    """Serve `engine` while the block runs; the server has ended when it is left.
+
+    Args:
+        port: 0: a free one.
+        elsewhere: in another process, which asks for everything over a connection.
+    """
     settings = ServerSettings(port=0, **{"shutdown_grace_s": 5, "access_log": False, **options})
+    if elsewhere or ALWAYS_ELSEWHERE:
+        if apis is not APIS:
+            pytest.skip("its routes are made in this process")
+        from engine_process import server_elsewhere
+
+        sock = bind_socket("127.0.0.1", port)
+        with sock, server_elsewhere(engine, sock, settings):
+            try:
+                yield LiveServer(sock.getsockname()[1], engine)
+            finally:
+                if hasattr(engine, "release"):
+                    engine.release()
+        return
     sock = bind_socket("127.0.0.1", port)
     ready = threading.Event()
     server = make_server(engine, settings, on_ready=lambda host, port: ready.set(), apis=apis)

@@ -72,8 +72,8 @@ class LetterTokenizer:
     def __init__(
         self,
         *,
-        on_encode: Callable[[str], object] = lambda text: None,
-        on_decode: Callable[[int], object] = lambda token_id: None,
+        on_encode: Callable[[str], object] = id,
+        on_decode: Callable[[int], object] = id,
     ) -> None:
         self.on_encode = on_encode
         self.on_decode = on_decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -363,3 +364,13 @@ class TestFacts:
         facts = Tokenizer(AutoTokenizer.from_pretrained(tmp_path)).facts
         assert str(tmp_path) not in json.dumps(facts)
         assert facts["chat_template"] == Tokenizer(byte_level_tokenizer()).facts["chat_template"]
+
+
+@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_a_copy_for_another_process_does_the_same(make: Any) -> None:
+    own = Tokenizer(make(), chat_template="{{ messages[0].content }}", eos_token_ids=[3])
+    copy = pickle.loads(pickle.dumps(own))
+    ids = own.encode("a héllo 世界")
+    assert copy.encode("a héllo 世界") == ids
+    assert copy.decode(ids) == own.decode(ids)
+    assert (copy.eos_token_ids, copy.vocab_size, copy.facts) == (own.eos_token_ids, own.vocab_size, own.facts)

@@ -223,11 +223,18 @@ def test_the_access_log_names_the_request_and_the_error(caplog: pytest.LogCaptur
     assert broken.endswith(" error=nan_logits id=broken")
 
 
+def learn_how_the_engine_is(server: LiveServer) -> None:
+    """An engine in another process tells how it is with every answer."""
+    with server.http() as client:
+        client.post("/tokenize", json={"prompt": "x"}).raise_for_status()
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/v1/messages"])
 def test_a_full_queue_refuses_before_the_body_is_there(
     server: LiveServer, engine: ScriptedEngine, path: str
 ) -> None:
     engine.is_full = True
+    learn_how_the_engine_is(server)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         "X-Request-Id: mine\r\nContent-Length: 1000000\r\n\r\n"
@@ -244,6 +251,7 @@ def test_a_full_queue_refuses_before_the_body_is_there(
         assert line in client.get("/metrics").text
         # What the client sends nevertheless is thrown away, and the connection serves on.
         engine.is_full = False
+        learn_how_the_engine_is(server)
         sock.sendall(b"x" * 1_000_000 + raw_request(TEXT, {"prompt": "say:fine"}))
         received = b""
         while b'"text":"fine"' not in received:
@@ -256,6 +264,7 @@ def test_unhealthy_engine(server: LiveServer, engine: ScriptedEngine) -> None:
     with server.http() as client:
         assert client.get("/health").json() == {"status": "ok"}
         engine.is_healthy = False
+        learn_how_the_engine_is(server)
         assert client.get("/health").status_code == 503
         assert client.head("/health").status_code == 503
         assert client.get("/health/ready").status_code == 503

@@ -14,9 +14,10 @@ from scripted_engine import ScriptedEngine
 MESSAGES = [{"role": "user", "content": "say:hello"}]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with live_server(ScriptedEngine()) as running:
+@pytest.fixture(scope="module", params=["together", "apart"])
+def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """Server and engine in one process, and in two; `--server-process` has all servers apart."""
+    with live_server(ScriptedEngine(), elsewhere=request.param == "apart") as running:
         yield running
 
 

@@ -1,0 +1,1 @@
+"""An engine in another process: what `EngineClient` offers, as pickled messages over a connection."""

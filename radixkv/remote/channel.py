@@ -1,0 +1,187 @@
+"""Channel: messages between two processes, pickled, in order; sending holds up no event loop.
+
+A client asks for calls by name, and gets one answer for a call, items and an end for a stream:
+
+    client to host: Ask, Took, Cancel, AskStatus
+    host to client: Facts first, then Answer, Item, End, Failed, Status
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from radixkv.client import TextTokenizer
+from radixkv.config import EngineConfig
+from radixkv.engine.counters import EngineStats
+from radixkv.errors import InvalidRequestError
+
+#: Items of a stream that may be on their way.
+WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a method; with `streams` read on what it yields. `id` is the client's, and new."""
+
+    id: int
+    name: str
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    streams: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for an answer any more: end the call."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """So many items of a stream have been read; the host is never more than `WINDOW` ahead."""
+
+    id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Send a `Status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call returned."""
+
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a stream yielded."""
+
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A stream has come to its end."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a call raised."""
+
+    id: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of an engine never changes; the fields are `EngineClient`'s."""
+
+    config: EngineConfig
+    model_name: str
+    model_fingerprint: str
+    max_model_len: int
+    context_length: int
+    default_sampling: Mapping[str, Any]
+    tokenizer: TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What of an engine is known without asking it."""
+
+    is_healthy: bool
+    is_full: bool
+    stats: EngineStats
+
+
+class Channel:
+    """One end of a connection, with a thread that reads it and one that writes it.
+
+    Args:
+        on_message: called for each message on the reading thread.
+        on_end: called there when the other end has gone, or this one was closed.
+    """
+
+    def __init__(
+        self, connection: Connection, on_message: Callable[[Any], None], on_end: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._on_message = on_message
+        self._on_end = on_end
+        self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=f"radixkv-channel-{work.__name__.strip('_')}", daemon=True)
+            for work in (self._read, self._write)
+        ]
+
+    def receive(self) -> Any:
+        """The next message, waited for; before `start`.
+
+        Raises:
+            EOFError: the other end has gone.
+        """
+        return pickle.loads(self._connection.recv_bytes())
+
+    def start(self) -> None:
+        """Begin to read and to write."""
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Any) -> None:
+        """Send a message after those before; nothing happens if nobody is there any more.
+
+        Raises:
+            InvalidRequestError: something in it can't be sent to another process.
+        """
+        try:
+            data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # of whatever object in it
+            raise InvalidRequestError(f"this can't be sent to another process: {error}") from error
+        self._to_send.put(data)
+
+    def close(self) -> None:
+        """Send what waits, then end; does not wait for that."""
+        self._to_send.put(None)
+
+    def join(self) -> None:
+        """Wait until both threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._on_message(self.receive())
+        except (EOFError, OSError):
+            self._on_end()
+        finally:
+            self._to_send.put(None)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # the other end has gone: the reading thread says so
+            while (data := self._to_send.get()) is not None:
+                self._connection.send_bytes(data)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        """End what waits to read, at either end."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,78 @@
+"""Engines and servers in processes of their own, for tests; one starts in a tenth of a second.
+
+An engine over the paged model runs elsewhere and its tests here. Server tests hold and look at their engine:
+it stays here, and the server runs elsewhere. What goes between the two is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from typing import Any
+
+from paged_language_model import LetterTokenizer, make_engine
+
+from radixkv.async_engine import AsyncEngine
+from radixkv.client import EngineClient
+from radixkv.remote.engine import connect
+from radixkv.remote.host import serve_engine
+from radixkv.remote.process import start_engine
+from radixkv_server.app import make_server
+from radixkv_server.settings import ServerSettings
+
+# What takes seconds to import is imported once, in the process that the others are copies of.
+multiprocessing.set_forkserver_preload(
+    ["radixkv.async_engine", "radixkv.remote.process", "radixkv.model.cpu_paths", "radixkv_server.app"]
+)
+
+
+def paged_engine(**options: Any) -> AsyncEngine:
+    """An engine over the paged model, with text."""
+    return AsyncEngine(make_engine(tokenizer=LetterTokenizer(), **options)[0])
+
+
+def paged_engine_elsewhere(**options: Any) -> EngineClient:
+    """The same in another process."""
+    return start_engine(partial(paged_engine, **options), method="forkserver")
+
+
+@contextlib.contextmanager
+def server_elsewhere(engine: EngineClient, sock: socket.socket, settings: ServerSettings) -> Iterator[None]:
+    """An HTTP server of `engine` in another process, on this socket, until the block is left."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    ready, go_on = context.Event(), context.Event()
+    process = context.Process(target=_serve, args=(theirs, sock, settings, ready, go_on), daemon=True)
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, ours)), name="engine-host")
+    process.start()
+    theirs.close()
+    host.start()
+    try:
+        assert ready.wait(30), "the server did not start"
+        yield
+    finally:
+        go_on.set()
+        process.join(30)
+        host.join(30)
+        assert process.exitcode == 0, "the server did not stop"
+        assert not host.is_alive(), "the server's end was not noticed"
+
+
+def _serve(
+    connection: Connection, sock: socket.socket, settings: ServerSettings, ready: Event, go_on: Event
+) -> None:
+    server = make_server(connect(connection), settings, on_ready=lambda host, port: ready.set())
+
+    def end() -> None:
+        go_on.wait()
+        server.should_exit = True
+
+    threading.Thread(target=end, daemon=True).start()
+    asyncio.run(server.serve(sockets=[sock]))
