@@ -36,7 +36,7 @@ def _check_structure(parts: CacheParts, nodes: list[Node]) -> None:
         assert space.is_public or space.seed == tree.identities.seed(space.key), f"{space!r} has another seed"
         assert root.ids == space.seed, f"the root of {space!r} does not begin with its seed"
         assert not len(root.blocks), f"the root of {space!r} holds blocks"
-        assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left behind"
+        assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left"
     for computes, space in parts.namespaces.publics.items():
         assert space.seed == tree.identities.public_seed(computes), (
             f"public text of {computes} has another seed"

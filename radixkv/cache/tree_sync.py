@@ -13,7 +13,7 @@ One block at a time, the next tokens either join the tree (`_insert`), or are th
 A partial block is its lease's own while it grows: it joins the tree beside others that hold the same tokens,
 and is deduped when it is full.
 
-Usually tree_tokens == num_committed. It is behind while copies have not run, and while a block is shared with
+Usually tree_tokens == num_committed. It lags while copies have not run, and while a block is shared with
 a fork that can't follow; the lease's next call tries again. It is ahead when the tokens of a fully cached
 prompt, or of a fork's sibling, were in the tree before this lease committed them.
 """

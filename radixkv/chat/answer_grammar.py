@@ -24,7 +24,7 @@ from radixkv.closed_objects import close_objects
 
 #: Between the tokens of arguments: none is needed, one is what most models are used to.
 _WHITESPACE = " ?"
-#: What may follow a backslash: one spelling for each character, so that no key can be hidden behind another.
+#: What may follow a backslash: one spelling for each character, so that no key can be hidden as another.
 _ESCAPES = '"\\bfnrt'
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 #: So many characters more than other marks begin with tell that a call begins, where no special token does.

@@ -388,7 +388,7 @@ class Engine:
             failure = self._output.add_tokens(request, run, now)
             if request in outcome.drafts:
                 # Of a run that ends early, by a stop string, say, the rest is no part of the request.
-                self.scheduler.settle(
+                self.scheduler.accept(
                     outcome.drafts[request], min(request.num_tokens - num_tokens, len(run) - 1)
                 )
             if failure is not None:

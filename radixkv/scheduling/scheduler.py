@@ -13,7 +13,7 @@ The life of a request in here:
     step writes K and V before it attends.
  5. What is left of the budget is for longer chunks, and then for drafts: guesses of the tokens
     that follow, computed in the same step and shareable only once they have proved right.
- 6. `complete` advances the computed lengths after the model has run, and `settle` by the drafts that were
+ 6. `complete` advances the computed lengths after the model has run, and `accept` by the drafts that were
     right; `rollback` takes a failed step back.
  7. `finish` releases the lease: the tokens stay cached, evictable.
 
@@ -367,7 +367,7 @@ class Scheduler:
     # ------------------------------------------------------------------ after the step
 
     def complete(self, batch: Batch) -> None:
-        """The model has run: the step's tokens have their K/V. Drafts are left to `settle`."""
+        """The model has run: the step's tokens have their K/V. Drafts are left to `accept`."""
         for entry in batch.entries:
             request = entry.request
             request.num_computed = entry.start + entry.count - len(entry.draft)
@@ -375,7 +375,7 @@ class Scheduler:
             if lease is not None and lease.has_pending_copies:
                 lease.copies_done()
 
-    def settle(self, entry: Entry, num_accepted: int) -> None:
+    def accept(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.
 
         What was computed of the right ones is shareable from now on. To be called once a step for each entry

@@ -68,7 +68,7 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
         scheduler.complete(batch)
         for entry in batch.entries:
             if entry.draft:
-                scheduler.settle(entry, 0)
+                scheduler.accept(entry, 0)
             if entry.samples:
                 entry.request.tokens.append(1)
         cache.check()

@@ -5,7 +5,7 @@ The order
 Candidates are leaves. What a leaf's last blocks are worth is read from `ReuseStatistics` by their age and
 their class, and a class is made of two things the tree knows:
 
-- how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left behind, a
+- how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left, a
   conversation that was continued, a system prompt;
 - the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
   when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where the
@@ -144,7 +144,7 @@ class _Run:
 
 
 class Adaptive(EvictionPolicy):
-    """The leaf whose last blocks are worth least by what was learned; never far behind LRU."""
+    """The leaf whose last blocks are worth least by what was learned; never much worse than LRU."""
 
     name = "adaptive"
     tracks_path = True

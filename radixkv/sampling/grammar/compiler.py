@@ -117,7 +117,7 @@ class GrammarCompiler:
             except BaseException as error:
                 result = error
             with self._lock:
-                self._tenants.settle(tenant, task, result)
+                self._tenants.finish(tenant, task, result)
             tenant.compiling.charge(max(0.0, time.thread_time() - started - _FREE_COMPILE_S))
             if isinstance(result, Grammar):
                 task.future.set_result(result)

@@ -158,7 +158,7 @@ class Tenants:
                 return tenant, tenant.waiting.popleft()
         return None
 
-    def settle(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
+    def finish(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
         """A job that was taken is done. A refusal is kept if it took long to come to it."""
         tenant.is_served = False
         if isinstance(result, BaseException) and not _took_long(result):

@@ -113,7 +113,7 @@ class ChatSession:
             del self.messages[0]
         if text != "-":
             self.messages.insert(0, {"role": "system", "content": text})
-        self._note("the system prompt has changed: nothing behind its first new token will be found cached")
+        self._note("the system prompt has changed: nothing after its first new token will be found cached")
 
     def _clear(self) -> None:
         self.messages = [message for message in self.messages[:1] if message["role"] == "system"]

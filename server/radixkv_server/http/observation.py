@@ -86,7 +86,7 @@ class ObserveMiddleware:
             finish()
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
-        record.settle()
+        record.end()
         route = getattr(scope.get("route"), "path", "unmatched")
         self.metrics.observe_request(route, record)
         if self.tracing is not None:

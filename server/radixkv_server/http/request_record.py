@@ -50,7 +50,7 @@ class RequestRecord:
         return self.caller.name
 
     def enter(self, limiter: Limiter) -> RateReservation:
-        """The request begins to count for the caller's limits; until `settle`.
+        """The request begins to count for the caller's limits; until `end`.
 
         Raises:
             ApiError: 429; a limit has been reached.
@@ -59,11 +59,11 @@ class RequestRecord:
         self._reservation = limiter.enter()
         return self._reservation
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """The request has ended: it counts with the tokens that it used, as far as they are known."""
         if self._reservation is not None:
             used = self.usage.prompt_tokens + self.usage.completion_tokens
-            self._reservation.settle(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
+            self._reservation.end(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
 
     def limits(self) -> list[LimitState]:
         """The limits that the request counts for, and what is left of them."""

@@ -5,7 +5,7 @@ The life of a request in here:
 1. `Limiter.enter` counts it, or says no, before its body is read.
 2. `RateReservation.expect`, when its prompt is known, takes the tokens of the prompt and of the longest
    answer it asks for from the tenant's bucket, or says no.
-3. `RateReservation.settle`, when it has ended, gives back what it did not use, or takes what it used beyond.
+3. `RateReservation.end`, when it has ended, gives back what it did not use, or takes what it used beyond.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Limiter:
         bucket.take(wanted)
         return wanted
 
-    def settle(self, unused_tokens: int) -> None:
+    def end(self, unused_tokens: int) -> None:
         """A request has ended; some of its tokens were not used, or more than expected if negative."""
         self._running -= 1
         if self._tokens is not None:
@@ -198,11 +198,11 @@ class RateReservation:
         """See `Limiter.expect`."""
         self._expected = self._limiter.expect(prompt_tokens, answer_tokens)
 
-    def settle(self, used_tokens: int | None) -> None:
+    def end(self, used_tokens: int | None) -> None:
         """It has ended; None: nobody knows what it used, so that it keeps what was expected."""
         if not self._has_left:
             self._has_left = True
-            self._limiter.settle(0 if used_tokens is None else self._expected - used_tokens)
+            self._limiter.end(0 if used_tokens is None else self._expected - used_tokens)
 
     def state(self) -> list[LimitState]:
         """See `Limiter.state`."""

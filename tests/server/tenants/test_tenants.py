@@ -79,7 +79,7 @@ def test_requests_a_minute() -> None:
     clock = Clock()
     limiter = Limiter(Limits(requests_per_minute=2), clock)
     for _ in range(2):
-        limiter.enter().settle(0)
+        limiter.enter().end(0)
     assert refused(limiter).headers["Retry-After"] == "30"
     clock.now += 29.5
     assert refused(limiter).headers["Retry-After"] == "1"
@@ -91,8 +91,8 @@ def test_requests_at_a_time() -> None:
     limiter = Limiter(Limits(concurrency=1), Clock())
     visit = limiter.enter()
     assert refused(limiter).code == "concurrency_limit_exceeded"
-    visit.settle(5)
-    visit.settle(5)  # told twice, counted once
+    visit.end(5)
+    visit.end(5)  # told twice, counted once
     limiter.enter()
     refused(limiter)
 
@@ -104,19 +104,19 @@ def test_tokens_are_estimated_before_and_corrected_after() -> None:
     visit.expect(100, 200)
     (state,) = limiter.state()
     assert (state.limit, state.remaining, state.reset_s) == (600, 300, 30.0)
-    visit.settle(150)
+    visit.end(150)
     assert limiter.state()[0].remaining == 450
     error = refused(limiter, 400, 100)
     assert error.headers["Retry-After"] == "5"
     assert "450 are left" in error.message
     unknown = limiter.enter()
     unknown.expect(50, 50)
-    unknown.settle(None)
+    unknown.end(None)
     assert limiter.state()[0].remaining == 350
     clock.now += 60
     long = limiter.enter()
     long.expect(10, 10_000)  # longer than a minute's tokens: it takes them all
-    long.settle(1800)
+    long.end(1800)
     assert refused(limiter).headers["Retry-After"] == "121", "what was used beyond is owed"
     clock.now += 1000
     assert refused(limiter, 601, 1).headers == {"x-should-retry": "false"}
@@ -329,7 +329,7 @@ def test_quotas_reach_the_cache_and_change_on_a_signal(
             await change(text, logging.WARNING)
             limiter.enter()
             refused(limiter)
-            visit.settle(0)
+            visit.end(0)
 
     with caplog.at_level(logging.WARNING, logger="radixkv.server"):
         asyncio.run(main())

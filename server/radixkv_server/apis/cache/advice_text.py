@@ -132,7 +132,7 @@ def prompt_group_advice(found: Divergence) -> str:
     """The same of all prompts of a group that break there: `recoverable` is their sum."""
     if not found.recoverable:
         return (
-            f"{_what_breaks(found)}; nothing behind it was the same, so there is nothing to win by moving it."
+            f"{_what_breaks(found)}; nothing after it was the same, so there is nothing to win by moving it."
         )
     return (
         f"{_what_breaks(found)}: move it to the end of the prompt, and about {_tokens(found.recoverable)} "
