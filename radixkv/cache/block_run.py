@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,16 @@ class BlockRun:
             start=self.start + first * size,
             identities=self.identities[first:stop],
         )
+
+    def shared_end(self, other: BlockRun) -> int:
+        """Tokens at the beginning that both texts share, up to a block's end; 0: they are not one owner's.
+
+        O(tokens).
+        """
+        if self.namespace != other.namespace or self.is_public != other.is_public:
+            return 0
+        shared = shared_bytes(self.tokens, other.tokens) // TOKEN_BYTES
+        return shared - shared % self.block_size
 
     def is_same_text(self, other: BlockRun, num_tokens: int) -> bool:
         """Whether the first `num_tokens` tokens of both are the same, and the same namespace's. O(tokens)."""

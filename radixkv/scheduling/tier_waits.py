@@ -52,14 +52,9 @@ class TierWaits:
         self.next_lookup = None
 
     @property
-    def may_make_room(self) -> bool:
-        """Whether there may be more room for blocks once transfers have ended."""
-        return self._transfers.hold_blocks
-
-    @property
     def somebody_waits(self) -> bool:
         """Whether a request of this step was put off, or may be able to run when transfers have ended."""
-        return self.next_lookup is not None or self.may_make_room
+        return self.next_lookup is not None or self._transfers.hold_blocks
 
     def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
         """A request that runs needs blocks: give up a load that has not arrived; False: there is none.
@@ -82,6 +77,9 @@ class TierWaits:
             wait.load = None
         if now >= wait.deadline or (wait.is_over and not transfers.num_loads):
             return False
+        if now < wait.ask_at and not transfers.num_loads:
+            self._note_lookup(wait.ask_at)
+            return True
         run = self._cache.block_leases.missing(match)
         if not len(run):
             return False

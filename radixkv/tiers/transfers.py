@@ -205,21 +205,19 @@ class Transfers:
         """What the tier says of a run; MISS where it fails."""
         try:
             state, count = self.tier.lookup(run)
+            if state in (TierState.HIT, TierState.PENDING) and count > 0:
+                return state, min(count, len(run))
         except Exception as error:
-            self.note_failure("look up", error)
+            self._note_failure("look up", error)
             return TierState.MISS, 0
-        has_some = state in (TierState.HIT, TierState.PENDING) and count > 0
-        return state, min(count, len(run)) if has_some else 0
+        return (state if state is TierState.RETRY else TierState.MISS), 0
 
     def load_of(self, run: BlockRun) -> tuple[Load, int] | None:
         """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
         load = self._by_identity.get(run.identities[0]) if self._by_identity else None
         if load is None:
             return None
-        size = run.block_size
-        end = min(load.run.end, run.end)
-        while end > run.start and not load.run.is_same_text(run, end):
-            end -= size
+        end = load.run.shared_end(run)
         return (load, end) if end > max(run.start, load.run.start) else None
 
     def start_load(self, run: BlockRun, match: Match, deadline: float) -> Load | None:
@@ -229,17 +227,17 @@ class Transfers:
         except OutOfBlocks:
             return None
         self.counts.loads += 1
+        number = self._next_number()
         try:
             future = self.tier.load(run)
+            self._arrivals.expect(number, future, self.on_arrival)
         except Exception as error:
             lease.release()
             self.counts.failed_loads += 1
-            self.note_failure("load", error)
+            self._note_failure("load", error)
             return None
-        load = Load(self._next_number(), run, lease, future, deadline)
-        self._loads[load.number] = load
+        load = self._loads[number] = Load(number, run, lease, future, deadline)
         self._by_identity.update(dict.fromkeys(run.identities, load))
-        self._arrivals.expect(load.number, future, self.on_arrival)
         return load
 
     def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
@@ -268,7 +266,7 @@ class Transfers:
             except Exception as malformed:
                 error = malformed
         if error is not None:
-            self.note_failure("load", error)
+            self._note_failure("load", error)
         self._to_write.append(load)
 
     def _write(self) -> None:
@@ -285,7 +283,7 @@ class Transfers:
                 try:
                     self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
                 except Exception as error:
-                    self.note_failure("load", error)
+                    self._note_failure("load", error)
                     rows.clear()
                 else:
                     load.num_written += len(some)
@@ -329,12 +327,11 @@ class Transfers:
             for run in self._cache.block_leases.cached_runs(token_ids, namespace):
                 try:
                     wanted = self.tier.wants(run)
+                    for first in wanted[::MAX_COPIED_BLOCKS]:
+                        stop = min(first + MAX_COPIED_BLOCKS, wanted.stop)
+                        self._to_save.append((run.part(first, stop), token_ids, namespace))
                 except Exception as error:
-                    self.note_failure("save", error)
-                    continue
-                for first in wanted[::MAX_COPIED_BLOCKS]:
-                    stop = min(first + MAX_COPIED_BLOCKS, wanted.stop)
-                    self._to_save.append((run.part(first, stop), token_ids, namespace))
+                    self._note_failure("save", error)
 
     def _start_save(self) -> None:
         """Copy the next blocks out, one piece at a time, if they are still cached."""
@@ -369,7 +366,7 @@ class Transfers:
 
     def _save_failed(self, error: BaseException) -> None:
         self.counts.failed_saves += 1
-        self.note_failure("save", error)
+        self._note_failure("save", error)
 
     # ------------------------------------------------------------------ both
 
@@ -377,7 +374,7 @@ class Transfers:
         self._last_number += 1
         return self._last_number
 
-    def note_failure(self, what: str, error: BaseException) -> None:
+    def _note_failure(self, what: str, error: BaseException) -> None:
         """The tier, or the copy, has failed: say so, not too often."""
         self._num_failures += 1
         now = self._clock()

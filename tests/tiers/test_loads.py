@@ -252,11 +252,14 @@ def test_a_tier_that_can_not_cancel_may_answer_too_late():
 
 
 @pytest.mark.parametrize("what", ["lookup", "load"])
-def test_a_tier_that_raises_is_as_one_that_has_nothing(what, monkeypatch):
+@pytest.mark.parametrize("answer", ["raises", None, (TierState.HIT, None), (TierState.HIT, -3), ("HIT", 2)])
+def test_a_tier_that_raises_or_talks_nonsense_is_as_one_that_has_nothing(what, answer, monkeypatch):
     tier = filled(PROMPT)
 
     def fail(run: Any) -> Any:
-        raise OSError("no such disk")
+        if answer == "raises":
+            raise OSError("no such disk")
+        return answer
 
     monkeypatch.setattr(tier, what, fail)
     engine, _, _ = engine_with(tier)

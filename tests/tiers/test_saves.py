@@ -106,12 +106,14 @@ def test_a_copy_that_fails_saves_nothing_and_holds_nothing():
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("what", ["wants", "save"])
-def test_a_tier_that_fails_to_save_harms_nobody(what, monkeypatch):
+@pytest.mark.parametrize(("what", "answer"), [("wants", "raises"), ("wants", [7]), ("save", "raises")])
+def test_a_tier_that_fails_to_save_harms_nobody(what, answer, monkeypatch):
     tier = ScriptedTier()
 
     def fail(*arguments: Any) -> Any:
-        raise OSError("the disk is full")
+        if answer == "raises":
+            raise OSError("the disk is full")
+        return answer
 
     monkeypatch.setattr(tier, what, fail)
     engine, _, _ = engine_with(tier)
