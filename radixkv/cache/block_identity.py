@@ -12,7 +12,7 @@ pinned or in flight on their word alone. Only of what is gone, and has no tokens
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import concat
+from operator import add
 from struct import Struct
 
 import xxhash
@@ -100,7 +100,7 @@ class BlockIdentities:
             return chained
         # The list grows by what is made of its own last item: the chain without Python's loop.
         ids = [before]
-        ids.extend(map(self._digest, map(concat, ids, self._cut[count](key))))
+        ids.extend(map(self._digest, map(add, ids, self._cut[count](key))))
         del ids[0]
         return bytearray().join(ids)
 

@@ -25,13 +25,14 @@ from radixkv.cache.retention.pins import PinBoard
 def invalidate_subtree(
     capacity: Capacity, pins: PinBoard, leases: Collection[Lease], top: Node, owner: Lease
 ) -> None:
-    """Take the subtree that begins at `top` out of the tree. O(leases * depth + blocks below).
+    """Take the subtree that begins at `top` out of the tree. O(leases * depth + pins + blocks below).
 
     Args:
         owner: the lease that may share again from there; all others that hold something below lose the right.
     """
     below = _subtree(top)
-    pins.drop_within(below)
+    for pin in [pin for pin in pins if pin.node in below]:
+        pins.drop(pin)
     moved: Moved = {}
     for lease in leases:
         if _leave(lease, below, moved) and lease is not owner:
@@ -48,7 +49,8 @@ def invalidate_subtree(
 
 def invalidate_all(capacity: Capacity, pins: PinBoard, leases: Collection[Lease]) -> InvalidatedTree:
     """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
-    pins.drop_all()
+    for pin in list(pins):
+        pins.drop(pin)
     tree = capacity.tree
     moved: Moved = {}
     for lease in leases:

@@ -291,7 +291,7 @@ class Children:
         block = bytes(node.key[: self._size])
         order = self._order
         i = self._place(block)
-        same = self.partial.get(block, ())
+        same = self.partial.get(block) or []
         if len(same) > 1 and not same[0].refs and same[0] is not node:
             return same[0]  # the others joined beside it: only the oldest can be unheld
         if i and len(order[i - 1]) < self._size and block.startswith(order[i - 1]):

@@ -67,6 +67,10 @@ class PendingCopies:
         self.outlasts_commit = self.outlasts_commit or until_done
         return copies
 
+    def forget_into(self, blocks: Container[int]) -> None:
+        """These blocks are no longer the lease's: nothing is to be copied into them any more. O(copies)."""
+        self.copies = [copy for copy in self.copies if copy[1] not in blocks]
+
     def for_fork(self) -> PendingCopies:
         """The same for a fork: it waits for them, too, and keeps what they read. O(copies)."""
         fork = PendingCopies(self._capacity, self._group)

@@ -193,5 +193,7 @@ def _follow(lease: Lease, leader: Lease, num_blocks: int) -> None:
     duplicates = array("i", [own for own, theirs in pairs if own != theirs])
     node = lease.tree.split_after(leader.node, num_blocks * size)
     lease.replace_blocks(0, leader.blocks(0, num_blocks))
+    if lease.pending is not None:
+        lease.pending.forget_into(duplicates)
     lease.move(node)
     lease.capacity.free_private(duplicates, lease.space.group)

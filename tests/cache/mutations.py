@@ -99,7 +99,7 @@ MUTATIONS = [
         "None",
     ),
     Mutation("share again after a reset", "invalidate_all", "_.shares = False", "pass"),
-    Mutation("identities ignore the prefix", "BlockIdentities.chain", "map(concat, ids, _a)", "_a"),
+    Mutation("identities ignore the prefix", "BlockIdentities.chain", "map(add, ids, _a)", "_a"),
     Mutation(
         "ghosts ignore the prefix", "Explainer._removal", "_.identities.next(before, following)", "following"
     ),

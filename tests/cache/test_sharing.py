@@ -189,3 +189,22 @@ def test_what_is_left_of_a_cached_block_is_copied_before_it_is_written() -> None
     cache.check()
     assert cache.match(list(range(12))).num_tokens == 12
     assert cache.match([*range(11), 50]).num_tokens == 12
+
+
+def test_a_fork_that_follows_into_the_tree_copies_nothing_into_a_block_that_it_no_longer_has() -> None:
+    cache = PrefixCache(16, 4)
+    store(cache, [0, 1, 9, 9])
+    parent = cache.acquire([0, 1, 1, 1, 2, 2, 2, 2, 3])
+    child = parent.fork()
+    ((_, target, _),) = child.copies
+    store(cache, [0, 1, 1, 1])  # somebody else computed the block that both copied to
+    assert parent.take_copies()
+    parent.commit(8)
+    assert target not in child.block_table.tolist(), "it follows its parent"
+    assert not child.copies, "the block may be anybody's by now"
+    cache.check()
+    child.commit(9)
+    assert child.block_table.tolist()[:2] == parent.block_table.tolist()[:2]
+    child.release()
+    parent.release()
+    cache.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from radixkv.cache.block_identity import each_identity
 from radixkv.cache.invalidated_tree import InvalidatedTree
@@ -16,6 +17,7 @@ _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
 
 
+@dataclass(eq=False, slots=True)
 class GhostRecord:
     """When, why and by what a run of blocks was removed; shared by the blocks of one removal.
 
@@ -27,17 +29,11 @@ class GhostRecord:
         tail: the tokens of a partial block that was removed at the end.
     """
 
-    __slots__ = ("at", "by", "number", "reason", "tail")
-
-    def __init__(self, reason: str, at: float, by: str, number: int, tail: bytes = b"") -> None:
-        self.reason = reason
-        self.at = at
-        self.by = by
-        self.number = number
-        self.tail = tail
-
-    def __repr__(self) -> str:
-        return f"GhostRecord({self.reason} by {self.by} at {self.at:g})"
+    reason: str
+    at: float
+    by: str
+    number: int
+    tail: bytes = b""
 
 
 class GhostIndex:

@@ -7,7 +7,7 @@ Expired pins are taken off when the cache is next used: `expire` costs one compa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isinf
 
@@ -32,6 +32,7 @@ class _PinnedNode:
         self.renewed_at = float("-inf")
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Pin:
     """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed.
 
@@ -41,29 +42,15 @@ class Pin:
         space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
     """
 
-    __slots__ = ("identity", "key", "length", "node", "num_tokens", "place", "set_at", "space", "ttl")
-
-    def __init__(
-        self,
-        key: PinKey,
-        identity: bytes,
-        length: int,
-        space: Namespace,
-        node: Node,
-        num_tokens: int,
-        ttl: float,
-        set_at: float,
-        place: _PinnedNode,
-    ) -> None:
-        self.key = key
-        self.identity = identity
-        self.length = length
-        self.space = space
-        self.node = node
-        self.num_tokens = num_tokens
-        self.ttl = ttl
-        self.set_at = set_at
-        self.place = place
+    key: PinKey
+    identity: bytes
+    length: int
+    space: Namespace
+    node: Node
+    num_tokens: int
+    ttl: float
+    set_at: float
+    place: _PinnedNode
 
     @property
     def expires(self) -> float:
@@ -148,7 +135,7 @@ class PinBoard:
         return [
             PinInfo(
                 pin.key[0],
-                self._tokens_of(pin, most_tokens),
+                tuple(decode_tokens(self._tokens_of(pin, most_tokens))),
                 pin.num_tokens,
                 None if isinf(pin.expires) else pin.expires - now,
                 pin.key[1],
@@ -157,17 +144,16 @@ class PinBoard:
             for pin in self
         ]
 
-    def _tokens_of(self, pin: Pin, most: int | None) -> tuple[int, ...]:
-        count = pin.num_tokens if most is None else min(most, pin.num_tokens)
-        if not count:
-            return ()
-        parts, length = [], 0
+    def _tokens_of(self, pin: Pin, most: int | None) -> bytes:
+        """The leading tokens of what is pinned, at most so many, four bytes each. O(those)."""
+        left = (pin.num_tokens if most is None else min(most, pin.num_tokens)) * TOKEN_BYTES
+        parts = []
         for node in self._tree.path(pin.node):
-            parts.append(node.key[: (count - length) * TOKEN_BYTES])
-            length += len(parts[-1]) // TOKEN_BYTES
-            if length >= count:
+            parts.append(bytes(node.key[:left]))
+            left -= len(parts[-1])
+            if not left:
                 break
-        return tuple(decode_tokens(b"".join(parts)))
+        return b"".join(parts)
 
     def of_id(self, wanted: str, namespace: NamespaceKey) -> Pin | None:
         """The pin of that id in a namespace, or None. O(1)."""
@@ -178,18 +164,10 @@ class PinBoard:
 
     def get(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
         """The pin that was set with these tokens, of which a lookup found `walk`; or None. O(tokens)."""
-        same = self._by_identity.get((space.key, self._identity(data, space, walk)), ())
-        return next((pin for pin in same if pin.length == len(data) and self._begins(pin, data)), None)
-
-    def _begins(self, pin: Pin, data: bytes) -> bool:
-        """Whether some tokens begin with what is pinned: identities propose, tokens decide."""
-        start = 0
-        for node in self._tree.path(pin.node):
-            key = node.key[: pin.num_tokens * TOKEN_BYTES - start]
-            if not data.startswith(key, start):
-                return False
-            start += len(key)
-        return True
+        for pin in self._by_identity.get((space.key, self._identity(data, space, walk)), ()):
+            if pin.length == len(data) and data.startswith(self._tokens_of(pin, None)):  # tokens decide
+                return pin
+        return None
 
     def _identity(self, data: bytes, space: Namespace, walk: Walk | None) -> bytes:
         """Of tokens in a namespace, whatever of them is public or cached. O(tokens that were not found)."""
@@ -295,17 +273,6 @@ class PinBoard:
         while node is not None and not node.pins:
             node.lapsed = self.any_lapsed = True
             node = node.parent
-
-    def drop_all(self) -> None:
-        """End all pins."""
-        for pin in list(self.by_key.values()):
-            self.drop(pin)
-
-    def drop_within(self, nodes: Container[Node]) -> None:
-        """End the pins that end at one of these nodes. O(pinned nodes)."""
-        for node in [node for node in self._by_node if node in nodes]:
-            for pin in list(self._by_node[node].pins):
-                self.drop(pin)
 
     def _soonest(self) -> Pin | None:
         """The pin that expires first, or None. Amortised O(log pins)."""
