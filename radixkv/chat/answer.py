@@ -99,11 +99,12 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, put together from its events."""
+    """A whole answer, put together from its events; `calls_are_cut`: the last call is not whole."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    calls_are_cut: bool = False
 
     @classmethod
     def of(cls, events: Iterable[AnswerEvent]) -> Answer:
@@ -123,6 +124,8 @@ class Answer:
                 self.tool_calls.append(ToolCall(event.id, event.name))
             elif isinstance(event, ToolCallArguments):
                 self.tool_calls[event.index].arguments += event.text
+            else:
+                self.calls_are_cut = event.cut
 
 
 def new_call_id() -> str:

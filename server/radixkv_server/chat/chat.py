@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin
+from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin, ToolCallEnd
 from radixkv.chat.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.chat.format import TAIL_TOKENS, ChatFormat
 from radixkv.chat.hints import divergence_hint
@@ -130,12 +130,15 @@ class AnswerReaders:
         events = parser.push(delta.text)
         if delta.finish_reason is not None:
             events = events + parser.finish(cut=_is_cut(delta))
-        if any(isinstance(event, ToolCallBegin) for event in events):
-            self._called.add(delta.index)
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                self._called.add(delta.index)
+            elif isinstance(event, ToolCallEnd) and event.cut:
+                self._called.discard(delta.index)
         return events
 
     def has_called(self, sample: int) -> bool:
-        """Whether what has been read of a sample has tool calls."""
+        """Whether what has been read of a sample has tool calls, the last of them whole."""
         return sample in self._called
 
     def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:

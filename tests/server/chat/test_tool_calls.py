@@ -149,6 +149,22 @@ def test_a_free_call_that_is_cut_is_no_markup(name: str, said: str) -> None:
             assert "".join(piece["arguments"] for piece in pieces) == "".join(c["arguments"] for c in told)
 
 
+@pytest.mark.parametrize(
+    ("stop", "told", "reason"), [("P", '{"city": "', "stop"), ("L", ARGUMENTS, "tool_calls")]
+)
+def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(
+    server: LiveServer, stop: str, told: str, reason: str
+) -> None:
+    body = says(CALL + "Look", stop=stop)
+    with server.http() as http:
+        choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+        streamed = http.post("/v1/chat/completions", json={**body, "stream": True}).text
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == told
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, reason)
+    assert f'"finish_reason":"{reason}"' in streamed
+
+
 def test_logprobs_are_those_of_the_content_and_of_nothing_else(server: LiveServer) -> None:
     """Not of reasoning, of calls, of marks, or of the white space between them."""
     text = f"<think>\nHm, né.\n</think>\n\nLe voilà: \U0001f600.\n{CALL}\n and more\n{CALL}"

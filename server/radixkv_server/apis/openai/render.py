@@ -148,7 +148,9 @@ class ChatRenderer(Renderer):
             "index": index,
             "message": {"role": "assistant", **_message(answer, self._readers.forced), "refusal": None},
             "logprobs": None if sample.logprobs is None else self._logprobs.chat(said),
-            "finish_reason": _finish_reason(sample.finish_reason, bool(answer.tool_calls)),
+            "finish_reason": _finish_reason(
+                sample.finish_reason, bool(answer.tool_calls) and not answer.calls_are_cut
+            ),
             "stop_reason": sample.stop_reason,
             **self._details.of_answer(sample.token_ids),
         }
