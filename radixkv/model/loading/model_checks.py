@@ -196,77 +196,63 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             architecture,
             f"a trial run through the paged attention failed ({detail or type(error).__name__})",
         ) from error
-    _check_calls(name, architecture, config, step)
-    _check_windows(name, architecture, config, step, max_model_len)
+    reason = _wrong_calls(config, step) or _wrong_windows(config, step, max_model_len)
+    if reason is not None:
+        raise unsupported(name, architecture, reason)
     if not torch.isfinite(logits).all():
         raise ModelLoadError(
             f"{name} computes infinite or undefined logits in {str(model.dtype).removeprefix('torch.')} for "
             "a trial input; its weights may be damaged, or need --dtype float32."
         )
     rows = torch.tensor(_SHUFFLED_ROWS, device=model.device)
-    shuffled = model(
-        **model_inputs(ids[rows], positions[rows], None, PlainCausalStep(positions[rows]))
-    ).logits[0]
+    shuffled_step = PlainCausalStep(positions[rows])
+    shuffled = model(**model_inputs(ids[rows], positions[rows], None, shuffled_step)).logits[0]
     if _deviation(shuffled, logits[rows]) > _tolerance(logits.dtype):
-        raise unsupported(
-            name, architecture, "its tokens are not independent of each other but for attention"
-        )
-    if config.model_type not in TESTED_MODEL_TYPES:
-        reference = _eager_logits(model, ids, positions)
-        deviation = _deviation(logits, reference)
+        reason = "its tokens are not independent of each other but for attention"
+    elif config.model_type not in TESTED_MODEL_TYPES:
+        deviation = _deviation(logits, _eager_logits(model, ids, positions))
         if not deviation <= _tolerance(logits.dtype):
-            raise unsupported(
-                name,
-                architecture,
-                f"its logits differ from transformers' own by {deviation:.1%} of their spread",
-            )
+            reason = f"its logits differ from transformers' own by {deviation:.1%} of their spread"
+    if reason is not None:
+        raise unsupported(name, architecture, reason)
     _, query_heads, kv_heads, head_size, _, _ = step.calls[0]
     return AttentionShape(len(step.calls), query_heads, kv_heads, head_size)
 
 
-def _check_calls(name: str, architecture: str, config: Any, step: PlainCausalStep) -> None:
+def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
+    """What the paged cache can't do of what the layers asked for; None: it can do all."""
     expected = int(config.num_hidden_layers)
     if not step.calls:
-        raise unsupported(name, architecture, "it ignores the attention setting, so its cache can't be paged")
+        return "it ignores the attention setting, so its cache can't be paged"
     if sorted(call[0] for call in step.calls) != list(range(expected)):
-        raise unsupported(
-            name, architecture, f"{len(step.calls)} calls of its attention were seen for {expected} layers"
-        )
-    shapes = {call[1:] for call in step.calls}
-    if len(shapes) > 1:
-        raise unsupported(name, architecture, "its layers differ in the number or size of their heads")
+        return f"{len(step.calls)} calls of its attention were seen for {expected} layers"
+    if len({call[1:] for call in step.calls}) > 1:
+        return "its layers differ in the number or size of their heads"
     _, query_heads, kv_heads, *sizes = step.calls[0]
     if len(set(sizes)) > 1:
-        raise unsupported(name, architecture, "its keys and values differ in size (latent attention)")
+        return "its keys and values differ in size (latent attention)"
     if sizes[0] > _LARGEST_HEAD or sizes[0] % 8:
-        raise unsupported(
-            name, architecture, f"its head size {sizes[0]} is not a multiple of 8 up to {_LARGEST_HEAD}"
-        )
+        return f"its head size {sizes[0]} is not a multiple of 8 up to {_LARGEST_HEAD}"
     if query_heads % kv_heads:
-        raise unsupported(
-            name, architecture, f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
-        )
+        return f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
+    return None
 
 
-def _check_windows(
-    name: str, architecture: str, config: Any, step: PlainCausalStep, max_model_len: int
-) -> None:
+def _wrong_windows(config: Any, step: PlainCausalStep, max_model_len: int) -> str | None:
     """A layer that is said to have a window must have passed it on, or it would see too much."""
-    num_layers = len(step.calls)
     window = getattr(config, "sliding_window", None)
     if window is not None and window >= max_model_len:
-        return
+        return None
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kinds = ["full_attention" if window is None else "sliding_attention"] * num_layers
-    for layer, kind in enumerate(kinds[:num_layers]):
+        kinds = ["full_attention" if window is None else "sliding_attention"] * len(step.calls)
+    for layer, kind in enumerate(kinds[: len(step.calls)]):
         expected = window if kind == "sliding_attention" else None
         if step.windows[layer] != expected:
-            raise unsupported(
-                name,
-                architecture,
-                f"layer {layer} asks for a window of {step.windows[layer]}, its configuration for {expected}",
+            return (
+                f"layer {layer} asks for a window of {step.windows[layer]}, its configuration for {expected}"
             )
+    return None
 
 
 def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
