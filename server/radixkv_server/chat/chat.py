@@ -224,7 +224,6 @@ async def chat_request(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
         defaults=context.engine.default_sampling,
         room=context.engine.max_model_len - len(ids),
-        vocab_size=tokenizer.vocab_size,
         renamed=renamed,
     )
     forced = chat.tool_choice not in ("none", "auto")

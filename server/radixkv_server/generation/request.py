@@ -128,27 +128,21 @@ def sampling_params(
     *,
     defaults: Mapping[str, Any],
     room: int,
-    vocab_size: int,
     renamed: Mapping[str, str] | None = None,
 ) -> SamplingParams:
     """SamplingParams from the fields of a body; errors name the field as the client wrote it.
+
+    Whether the model has the tokens that they name is for the engine to say.
 
     Args:
         options: arguments of SamplingParams. `max_tokens` is clamped to `room`; a value below 1 is refused.
         defaults: arguments where `options` has none: the model's.
         room: tokens left of the context after the prompt.
-        vocab_size: token ids in `logit_bias`, `stop_token_ids` and `allowed_token_ids` must be below it.
         renamed: argument -> field of the body, where they differ.
 
     Raises:
         InvalidRequestError: a value is out of range.
     """
-    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-        ids = options.get(name, ())
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            wrong = next(token for token in ids if not 0 <= token < vocab_size)
-            message = f"{name}: token id {wrong} is outside the vocabulary of {vocab_size} tokens"
-            raise InvalidRequestError(message, param=name)
     wanted = options.get("max_tokens")
     try:
         max_tokens = None if wanted is None else min(wanted, room)

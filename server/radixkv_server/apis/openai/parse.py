@@ -116,7 +116,6 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
         options,
         defaults=context.engine.default_sampling,
         room=context.prompts.max_model_len - num_prompt_tokens,
-        vocab_size=context.engine.tokenizer.vocab_size,
     )
 
 
