@@ -18,11 +18,13 @@ from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
+from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id
 from radixkv_server.generation.serve_generation import respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
 from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.tenants.tenant import Tenant
 
 ASK = "/tiny/ask"
 
@@ -50,7 +52,7 @@ class Question(StrictModel):
     live: bool = False
 
 
-class TinyRenderer:
+class TinyRenderer(Renderer):
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> dict[str, Any]:
         return {
             "said": [output.outputs[0].text for output in outputs],
@@ -66,10 +68,12 @@ class TinyRenderer:
         return json.dumps({"wrote": usage.completion_tokens}).encode() + b"\n"
 
 
-async def parse_question(context: ServerContext, body: Question) -> tuple[GenerationRequest, TinyRenderer]:
+async def parse_question(
+    context: ServerContext, body: Question, caller: Tenant
+) -> tuple[GenerationRequest, TinyRenderer]:
     prompts = [await context.prompts.encode(text, param="words") for text in body.words]
     prompt_requests = tuple(PromptRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
-    wanted = GenerationRequest(new_id("tiny"), prompt_requests, stream=body.live, prompt_param="words")
+    wanted = GenerationRequest(new_id("tiny-"), prompt_requests, stream=body.live, prompt_param="words")
     return wanted, TinyRenderer()
 
 
