@@ -27,7 +27,8 @@ def start_engine(
     Raises:
         EngineStoppedError: the process ended too soon; and what `make` raises.
     """
-    context = multiprocessing.get_context(method)
+    get_context = multiprocessing.get_context
+    context = get_context("spawn") if method == "spawn" else get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(make, theirs), name="radixkv-engine", daemon=True)
     process.start()
