@@ -3,9 +3,9 @@
 The life of a request in here:
 1. `protocol` reads the headers within limits and a deadline; uvicorn starts the app.
 2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
-   `AuthMiddleware`, `AdmissionMiddleware` and `BodyLimitMiddleware` let it in or not.
-3. A route hands it to `respond`, which reads the JSON strictly and has the API parse it into a
-   `GenerationRequest`: token ids (`prompts`) and sampling parameters.
+   `AuthMiddleware` and `AdmissionMiddleware` let it in or not.
+3. A route hands it to `respond`, which reads the JSON strictly, within the limits of its size, and has the
+   API parse it into a `GenerationRequest`: token ids (`prompts`) and sampling parameters.
 4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
 5. The API's renderer says the answer, whole or as server-sent events; the record is logged and counted.
 
@@ -43,7 +43,6 @@ from radixkv_server.http.admission import AdmissionMiddleware
 from radixkv_server.http.auth import AuthMiddleware
 from radixkv_server.http.error_boundary import ErrorBoundary, raise_router_error
 from radixkv_server.http.hosts import HostOriginMiddleware
-from radixkv_server.http.limits import BodyLimitMiddleware
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
 from radixkv_server.http.observation import ObserveMiddleware
 from radixkv_server.openapi import add_openapi
@@ -107,7 +106,6 @@ async def _running(context: ServerContext) -> AsyncIterator[None]:
 def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) -> None:
     """What every request passes on its way to a route. The last one added is the outermost."""
     settings, dialects = context.settings, dialects_of(apis)
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     routes = [
         route for api in apis for route in api.router.routes if getattr(route, "path", "") in api.generating
     ]

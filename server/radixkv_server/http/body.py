@@ -106,8 +106,8 @@ class BodyReader:
         """Read, parse and validate the body of `request`; its record notes what of it is ignored.
 
         Raises:
-            ApiError: 415 without a JSON content type, 413 with a body over `max_bytes`, and what
-                `parse_json` or `model` refuses.
+            ApiError: 415 without a JSON content type, or compressed (it could be a bomb), 413 with a body
+                over `max_bytes`, and what `parse_json` or `model` refuses.
         """
         _check_media_type(request)
         body = await _read(request, max_bytes)
@@ -133,6 +133,10 @@ class BodyReader:
 
 
 def _check_media_type(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        message = f"Content-Encoding {encoding[:40]!r} is not supported: send the body uncompressed."
+        raise ApiError(415, message, code="unsupported_content_encoding")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -144,16 +148,16 @@ def _check_media_type(request: Request) -> None:
 async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large(max_bytes)
+        raise _too_large(max_bytes)
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
-            raise too_large(max_bytes)
+            raise _too_large(max_bytes)
     return bytes(body)
 
 
-def too_large(max_bytes: int) -> ApiError:
+def _too_large(max_bytes: int) -> ApiError:
     """The answer to a body over the limit."""
     message = f"The request body is larger than {max_bytes:,} bytes."
     return ApiError(413, message, code="request_too_large")
