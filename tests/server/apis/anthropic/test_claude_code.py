@@ -109,7 +109,7 @@ def test_tools_are_shown_where_they_were_found(server: LiveServer) -> None:
     for name in ("WebSearch", "TaskCreate"):
         assert text.index(f'"name": "{name}"') > found
     assert "DeferredToolPlaceholder" not in text
-    send(server, "2.1.330-tools-found", tool_choice={"type": "tool", "name": "TaskCreate"})
+    send(server, "2.1.330-tools-found", tool_choice={"type": "tool", "name": "TaskCreate"}, max_tokens=20)
     assert server.engine.requests[-1].params.structured is not None
 
 
