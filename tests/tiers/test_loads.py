@@ -305,6 +305,23 @@ def test_a_tier_that_never_knows_is_asked_until_the_deadline():
     assert_right(output, num_cached_tokens=0)
 
 
+def test_who_joins_a_load_brings_its_own_deadline():
+    tier = filled(PROMPT)
+    tier.answer = lambda run, count: TierState.RETRY
+    engine, _, clock = engine_with(tier)
+    engine.add_request(PROMPT, GREEDY)
+    steps(engine, 1)
+    clock.now += 0.198
+    steps(engine, 1)
+    tier.answer = lambda run, count: TierState.HIT
+    engine.add_request([*PROMPT, 1], GREEDY)  # it starts a load, and the first one joins
+    steps(engine, 2)
+    assert len(tier.loads) == 1
+    assert engine.idle_s == pytest.approx(0.002)
+    clock.now += 0.003
+    assert len(run_all(engine)) == 2
+
+
 def test_a_pool_without_room_for_the_blocks_computes():
     tier = filled(PROMPT)
     engine, _, _ = engine_with(tier, num_blocks=7)
@@ -520,10 +537,13 @@ def test_what_is_loaded_over_a_reset_is_dropped():
 
 @pytest.mark.injects_faults
 def test_a_rebuilt_cache_knows_nothing_of_loads_that_were_under_way():
-    tier = filled(PROMPT)
+    tier = filled(PROMPT, PROMPT[::-1])
     engine, model, _ = engine_with(tier)
     engine.add_request(PROMPT, GREEDY)
+    abandoned = engine.add_request(PROMPT[::-1], GREEDY)
     steps(engine, 1)
+    engine.abort(abandoned)
+    _, hanging = tier.loads.pop()
     run, future = tier.loads.pop()
     future.set_running_or_notify_cancel()
     complete = engine.scheduler.complete
@@ -531,6 +551,7 @@ def test_a_rebuilt_cache_knows_nothing_of_loads_that_were_under_way():
     other = engine.add_request([60] * 10, GREEDY)
     steps(engine, 1)
     assert engine.stats().num_rebuilds == 1
+    assert hanging.cancelled()
     future.set_result(tier.pieces(run))
     steps(engine, 1)  # what the old cache had asked for
     assert len(tier.loads) == 1
