@@ -72,6 +72,20 @@ def test_a_request_without_room_waits_for_the_end_of_the_copy():
     saved_prompt_is_right(tier)
 
 
+def test_a_request_at_its_tenants_ceiling_waits_for_the_end_of_the_copy():
+    model = SlowCopies(30, 8)
+    engine, _, _ = engine_with(ScriptedTier(), model=model, num_blocks=30)
+    engine.cache.set_quotas({"ada": (0, 8)})
+    engine.add_request(PROMPT, GREEDY, namespace="ada")
+    run_all(engine)
+    engine.add_request([70 - i for i in range(50)], GREEDY, namespace="ada")
+    assert not steps(engine, 10)
+    assert engine.stats().num_waiting == 1
+    model.finish_copy()
+    (output,) = run_all(engine).values()
+    assert_right(output)
+
+
 def test_a_running_request_without_room_waits_for_the_end_of_the_copy():
     engine, model, tier = saving(num_blocks=8)
     engine.add_request([60] * 10, SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
