@@ -10,7 +10,14 @@ import subprocess
 import sys
 
 import pytest
-from source_graph import PACKAGES, cycles, foreign_private_attributes, imports_of, modules
+from source_graph import (
+    PACKAGES,
+    cycles,
+    foreign_private_attributes,
+    imports_of,
+    modules,
+    private_attributes_in_tests,
+)
 
 #: What each package may import of ours.
 PACKAGE_IMPORTS = {
@@ -87,6 +94,12 @@ def test_no_import_cycles() -> None:
 def test_no_private_attributes_of_other_files() -> None:
     found = [f"{module}:{line} {text}" for module, line, text in foreign_private_attributes()]
     assert not found, "private attributes of other files"
+
+
+def test_tests_look_inside_by_one_object() -> None:
+    # `_request_id` is what Anthropic's SDK documents.
+    found = [where for where in private_attributes_in_tests() if not where.endswith("._request_id")]
+    assert not found, "see tests/support/inspection.py"
 
 
 def test_the_cache_works_without_torch() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 from cache_model import ModelledCache, Run
+from inspection import inside
 
 from radixkv import PrefixCache
 
@@ -164,16 +165,16 @@ class Fuzzer:
 
 
 def _lose_a_block(cache: PrefixCache) -> None:
-    pool = cache._capacity.pool
+    pool = inside(cache).parts.capacity.pool
     pool.num_free += -1 if pool.num_free else 1
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(cache._parts.leasing.leases.values())).node.refs += 1
+    next(iter(inside(cache).parts.leasing.leases.values())).node.refs += 1
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:
-    cache._groups.common.blocks += 1
+    inside(cache).parts.groups.common.blocks += 1
 
 
 DAMAGES = (_lose_a_block, _miscount_a_reference, _miscount_a_group)

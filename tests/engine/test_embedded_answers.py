@@ -245,11 +245,11 @@ class RecordingRunner:
     """Stands before the model runner and keeps the logits of every sampled position."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner = runner
+        self.runner = runner
         self.logits: dict[tuple[int, ...], torch.Tensor] = {}
 
     def execute(self, batch: Any) -> torch.Tensor:
-        logits = self._runner.execute(batch)
+        logits = self.runner.execute(batch)
         sampled = [entry.request for entry in batch.entries if entry.samples]
         for request, row in zip(sampled, logits, strict=True):
             self.logits[tuple(request.tokens.view().tolist())] = row.clone()
@@ -269,7 +269,7 @@ def test_deterministic_mode_gives_the_same_bits(prompts):
             recorder = RecordingRunner(engine.runner)
             engine.runner = recorder
             llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-            engine.runner = recorder._runner
+            engine.runner = recorder.runner
             recorded.append(recorder.logits)
         return engine.stats()
 

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inspection import inside
+
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.insight.events import Residency
 from radixkv.cache.keys import NamespaceName, decode_tokens, frame_namespace
@@ -82,7 +84,7 @@ class ModelledCache:
     def _verify_events(self) -> None:
         if self.residency is None:
             return
-        tree = self.cache._parts.tree
+        tree = inside(self.cache).parts.tree
         size = self.block_size
         expected = set()
         for node in tree.nodes():
@@ -211,11 +213,11 @@ class ModelledCache:
 
     def _recount_room(self, available: int, namespace: NamespaceName, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
-        cache = self.cache
-        own = cache._groups.of(frame_namespace(namespace))
-        left = {node: len(node.blocks) for node in cache._parts.tree.nodes()}
+        cache, parts = self.cache, inside(self.cache).parts
+        own = parts.groups.of(frame_namespace(namespace))
+        left = {node: len(node.blocks) for node in parts.tree.nodes()}
         children = Counter(node.parent for node in left)
-        used = {group: group.used for group in cache._capacity.groups}
+        used = {group: group.used for group in parts.capacity.groups}
         own_evicted = evicted = 0
         todo = [node for node in left if not children[node]]
         while True:
@@ -239,7 +241,7 @@ class ModelledCache:
         room = cache.stats.free_blocks + evicted
         if own.ceiling is not None:
             room = max(0, min(room, own.ceiling - own.used + own_evicted))
-        if self.public and any(group.floor for group in cache._capacity.groups):
+        if self.public and any(group.floor for group in parts.capacity.groups):
             assert available <= room, f"{available} blocks were called available, {room} are"
         else:
             assert available == room, f"{available} blocks were called available, {room} are"
@@ -394,9 +396,9 @@ class ModelledCache:
         assert fresh.stats.free_blocks == fresh.stats.total_blocks == self.num_blocks
         assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
-        assert fresh._pins.budget_blocks == old._pins.budget_blocks
+        assert inside(fresh).parts.pins.budget_blocks == inside(old).parts.pins.budget_blocks
         assert fresh.declared.public_prefixes == old.declared.public_prefixes
-        assert fresh._groups.quotas == old._groups.quotas
+        assert inside(fresh).parts.groups.quotas == inside(old).parts.groups.quotas
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()
         self.matches.clear()

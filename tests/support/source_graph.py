@@ -93,3 +93,16 @@ def foreign_private_attributes() -> Iterator[tuple[str, int, str]]:
                 continue
             if node.attr in elsewhere - owned[module]:
                 yield module, node.lineno, ast.unparse(node)
+
+
+def private_attributes_in_tests() -> Iterator[str]:
+    """file:line expression of each `thing._name` in tests that our sources define, and the file does not."""
+    ours = set().union(*map(_owned, modules().values()))
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = _owned(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or _is_own(node) or not re.match(r"_[a-z]", node.attr):
+                continue
+            if node.attr in ours - own:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspection import inside
 from trace_tools import build, plain_lru, random_paths
 
 from radixkv import PrefixCache
@@ -167,4 +168,4 @@ def test_bookkeeping_follows_the_tree() -> None:
         lease = cache.acquire([*path, 2**20])
         lease.commit(len(path))
         lease.release()
-        assert policy._statistics.num_blocks == cache.stats.cached_blocks + len(policy._history)
+        assert inside(policy).statistics.num_blocks == cache.stats.cached_blocks + len(inside(policy).history)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspection import inside
 from trace_tools import build, traces_folder
 
 from radixkv.errors import ConfigError
@@ -86,7 +87,7 @@ def test_buddies_never_overlap_and_merge_again(orders: list[int], seed: int) -> 
             gone = int(rng.choice(list(held)))
             buddy.release(gone)
             del held[gone]
-        spans = sorted((address, address + (1 << order)) for order, address in buddy._held.values())
+        spans = sorted((address, address + (1 << order)) for order, address in inside(buddy).held.values())
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
     for index in held:
         buddy.release(index)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from inspection import inside
 from live_server import LiveServer, live_server
 from openai import OpenAI
 from response_prompts import asked_text, last_asked, messages_in
@@ -210,7 +211,7 @@ def test_a_damaged_response_is_an_error(tmp_path: Any) -> None:
 async def test_a_full_store_is_an_error_and_can_be_read(tmp_path: Any) -> None:
     store = SqliteStore(str(tmp_path / "responses.db"), 100, 10**9)
     await store.put("ada", "one", b"1")
-    await store._writer.run(lambda db: db.execute("PRAGMA max_page_count = 1"))
+    await inside(store).writer.run(lambda db: db.execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreError, match="full") as caught:
         await store.put("ada", "two", b"2" * 10**6)
     assert not caught.value.may_pass
