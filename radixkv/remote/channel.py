@@ -3,7 +3,7 @@
 A client asks for calls by name, and gets one answer for a call, items and an end for a stream:
 
     client to host: Ask, Took, Cancel, AskStatus
-    host to client: Facts first, then Answer, Item, End, Failed, Status
+    host to client: Facts first, then Reply, Item, End, Failed, Status
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AskStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """What a call returned."""
 
     id: int

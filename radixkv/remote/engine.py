@@ -23,7 +23,6 @@ from radixkv.engine.counters import EngineStats
 from radixkv.errors import EngineStoppedError
 from radixkv.remote.channel import (
     WINDOW,
-    Answer,
     Ask,
     AskStatus,
     Cancel,
@@ -32,13 +31,14 @@ from radixkv.remote.channel import (
     Facts,
     Failed,
     Item,
+    Reply,
     Status,
     Took,
 )
 
 T = TypeVar("T")
 
-Event = Answer | Item | End | Failed
+Event = Reply | Item | End | Failed
 
 
 class _Pending:
@@ -102,7 +102,7 @@ class Link:
             event = await pending.events.get()
             if isinstance(event, Failed):
                 raise event.error
-            assert isinstance(event, Answer)
+            assert isinstance(event, Reply)
             return event.value
 
     async def iterate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> AsyncGenerator[Any]:

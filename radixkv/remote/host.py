@@ -15,7 +15,6 @@ from radixkv.client import EngineClient
 from radixkv.errors import RadixKVError
 from radixkv.remote.channel import (
     WINDOW,
-    Answer,
     Ask,
     AskStatus,
     Cancel,
@@ -24,6 +23,7 @@ from radixkv.remote.channel import (
     Facts,
     Failed,
     Item,
+    Reply,
     Status,
     Took,
 )
@@ -110,7 +110,7 @@ class _Host:
 
     async def _answer(self, ask: Ask, window: asyncio.Semaphore) -> None:
         """Make a call; after what it gave comes how the engine is then."""
-        last: Answer | End | Failed
+        last: Reply | End | Failed
         try:
             method: Callable[..., Any] = attrgetter(ask.name)(self._engine)
             if ask.streams:
@@ -120,7 +120,7 @@ class _Host:
                         self.channel.send(Item(ask.id, item))
                 last = End(ask.id)
             else:
-                last = Answer(ask.id, await method(*ask.args, **ask.options))
+                last = Reply(ask.id, await method(*ask.args, **ask.options))
         except Exception as error:
             last = Failed(ask.id, error)
         self.tell_status()  # before anybody can have seen what happened

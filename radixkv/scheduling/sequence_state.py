@@ -30,7 +30,7 @@ from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLog
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.prefix_cache import Lease, Match
-    from radixkv.tiers.load import Load, TierWait
+    from radixkv.tiers.load import TierLoad, TierWait
 
 NamespaceName = str | tuple[str, ...]
 
@@ -119,7 +119,7 @@ class SequenceState:
     was_added: bool = False
     lease: Lease | None = None
     match: Match | None = None
-    producer: SequenceState | Load | None = None  # who makes its next tokens, while it waits for them
+    producer: SequenceState | TierLoad | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
     tier_wait: TierWait | None = None  # what it has asked of a tier since it last ran
     num_scheduled: int = 0  # tokens computed once the step being built has run

@@ -10,7 +10,7 @@ from radixkv.cache.prefix_cache import Lease
 from radixkv.tiers.tier import Bytes, TierBlocks
 
 
-class Load:
+class TierLoad:
     """Blocks that are being loaded. To a request that waits for them it is who computes their tokens.
 
     Attributes:
@@ -48,7 +48,7 @@ class Load:
 
     def __repr__(self) -> str:
         state = "ended" if self.lease is None else "under way" if self.rows is None else "arrived"
-        return f"Load({self.run!r}, {state})"
+        return f"TierLoad({self.run!r}, {state})"
 
 
 class TierWait:
@@ -66,7 +66,7 @@ class TierWait:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.ask_at = -float("inf")
-        self.load: Load | None = None
+        self.load: TierLoad | None = None
         self.is_over = False
 
 

@@ -31,7 +31,7 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.tiers.load import Load, rows_of
+from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.tier import Bytes, Tier, TierState
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ class Transfers:
         self._arrivals = _Arrivals()
         self.on_arrival = on_arrival
         self._last_number = 0
-        self._loads: dict[int, Load] = {}  # under way, by number, the oldest first
-        self._by_identity: dict[bytes, Load] = {}  # of each of their blocks
-        self._to_write: deque[Load] = deque()  # those that have arrived
+        self._loads: dict[int, TierLoad] = {}  # under way, by number, the oldest first
+        self._by_identity: dict[bytes, TierLoad] = {}  # of each of their blocks
+        self._to_write: deque[TierLoad] = deque()  # those that have arrived
         self._offers: deque[tuple[TokenIds, NamespaceName]] = deque(maxlen=MAX_OFFERS)
         self._to_save: deque[tuple[BlockRun, TokenIds, NamespaceName]] = deque()
         self._saves: dict[int, _Save] = {}
@@ -212,7 +212,7 @@ class Transfers:
             return TierState.MISS, 0
         return (state if state is TierState.RETRY else TierState.MISS), 0
 
-    def load_of(self, run: BlockRun) -> tuple[Load, int] | None:
+    def load_of(self, run: BlockRun) -> tuple[TierLoad, int] | None:
         """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
         load = self._by_identity.get(run.identities[0]) if self._by_identity else None
         if load is None:
@@ -220,7 +220,7 @@ class Transfers:
         end = load.run.shared_end(run)
         return (load, end) if end > max(run.start, load.run.start) else None
 
-    def start_load(self, run: BlockRun, match: Match, deadline: float) -> Load | None:
+    def start_load(self, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
         """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
         try:
             lease = self._cache.block_leases.reserve(run, match)
@@ -236,7 +236,7 @@ class Transfers:
             self.counts.failed_loads += 1
             self._note_failure("load", error)
             return None
-        load = self._loads[number] = Load(number, run, lease, future, deadline)
+        load = self._loads[number] = TierLoad(number, run, lease, future, deadline)
         self._by_identity.update(dict.fromkeys(run.identities, load))
         return load
 
@@ -252,7 +252,7 @@ class Transfers:
                 return True
         return False
 
-    def _give_up(self, load: Load) -> None:
+    def _give_up(self, load: TierLoad) -> None:
         load.future.cancel()
         self._end_load(load)
 
@@ -293,7 +293,7 @@ class Transfers:
             self._to_write.popleft()
             self._end_load(load)
 
-    def _end_load(self, load: Load) -> None:
+    def _end_load(self, load: TierLoad) -> None:
         """Commit what was written, and let go of the rest."""
         lease, run = load.lease, load.run
         assert lease is not None

@@ -127,7 +127,7 @@ async def test_quotas_and_public_prefixes_outlive_a_restart(factory: Factory) ->
         await engine.cache.set_quotas({"ada": Quota(floor=5, ceiling=20)})
         await kill(engine, factory)
         await until(lambda: engine.is_healthy)
-        assert [(q.owner, q.floor, q.ceiling) for q in await engine.cache.quotas()] == [(("ada",), 5, 20)]
+        assert [(q.namespace, q.floor, q.ceiling) for q in await engine.cache.quotas()] == [(("ada",), 5, 20)]
         await engine.generate([*public, 1], GREEDY, tenant="ada")
         other = await engine.generate([*public, 2], GREEDY, tenant="ben")
         assert other.num_cached_tokens == 16
