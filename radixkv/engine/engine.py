@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_o
 from radixkv.engine.runner import Runner
 from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
+from radixkv.engine.tier_use import TierUse
 from radixkv.errors import (
     ENDS_PROCESS,
     ContextLengthExceededError,
@@ -53,11 +53,9 @@ from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
-from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.tier import Tier
-from radixkv.tiers.transfers import Transfers
 
 if TYPE_CHECKING:
     import torch
@@ -68,10 +66,6 @@ logger = logging.getLogger("radixkv")
 
 #: Set to 1, every step's plan is proven before it runs; a few per cent of a small model's step.
 CHECK_STEPS = "RADIXKV_CHECK_STEPS"
-
-
-def _nobody_sleeps() -> None:
-    """What is called at the end of transfers while nobody waits for them."""
 
 
 class Engine:
@@ -161,12 +155,7 @@ class Engine:
             max_overtake=config.max_overtake,
             drafter=self._speculation,
         )
-        self._tier = tier if cache.enabled else None
-        self._load_deadline_s = load_deadline_s
-        self._wake: Callable[[], None] = _nobody_sleeps
-        self._transfers: Transfers | None = None
-        self._tier_waits: TierWaits | None = None
-        self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
+        self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
         self.scheduler = self._make_scheduler()
         self._groups: dict[str, RequestGroup] = {}
         self._output = OutputProcessor(tokenizer, clock)
@@ -174,10 +163,7 @@ class Engine:
         self._counters = Counters()
 
     def _make_scheduler(self) -> Scheduler:
-        if self._tier is not None:
-            self._transfers = Transfers(self._tier, self.cache, self.runner, self.clock, self._wake)
-            self._tier_waits = TierWaits(self.cache, self._transfers, self.clock, self._load_deadline_s)
-        return self._scheduler_over(self.cache, tier_waits=self._tier_waits)
+        return self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache))
 
     # ------------------------------------------------------------------ requests in
 
@@ -234,7 +220,7 @@ class Engine:
         if group.request_id in self._groups:
             raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
         self._groups[group.request_id] = group
-        self._is_blocked = False
+        self._tier.requests_changed()
         self.scheduler.add(group.samples[0])
         return group.request_id
 
@@ -243,7 +229,7 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return
-        self._is_blocked = False
+        self._tier.requests_changed()
         for request in list(group.unfinished()):
             with self._repairing():  # each by itself: if one breaks something, the others still end
                 self._counters.aborted += 1
@@ -257,7 +243,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or is waited for."""
-        return self.scheduler.has_work or (self._transfers is not None and self._transfers.is_due)
+        return self.scheduler.has_work or self._tier.is_due
 
     @property
     def idle_s(self) -> float | None:
@@ -265,31 +251,21 @@ class Engine:
 
         0.0: there is something to do now. None: there is no limit.
         """
-        if self.scheduler.has_work and not self._is_blocked:
-            return 0.0
-        if self._transfers is None or self._tier_waits is None:
-            return None
-        if self._transfers.is_due:
-            return 0.0
-        times = [when for when in (self._transfers.next_deadline, self._tier_waits.next_lookup) if when]
-        return max(0.0, min(times) - self.clock()) if times else None
+        return 0.0 if self.scheduler.has_work and not self._tier.is_blocked else self._tier.idle_s()
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on any thread, when a transfer has ended: there is something to do."""
-        self._wake = wake
-        if self._transfers is not None:
-            self._transfers.on_arrival = wake
+        self._tier.wake_with(wake)
 
     def wait(self) -> None:
         """Sleep until a step would do something; for who has nothing else to do."""
         idle_s = self.idle_s
-        if idle_s != 0.0 and self._transfers is not None:
-            self._transfers.wait(idle_s)
+        if idle_s != 0.0:
+            self._tier.wait(idle_s)
 
     def close(self) -> None:
         """Give up what is under way between tier and cache; the engine is not used any more."""
-        if self._transfers is not None:
-            self._transfers.close()
+        self._tier.close()
 
     @property
     def groups(self) -> list[RequestGroup]:
@@ -306,8 +282,7 @@ class Engine:
         """
         outcome = None
         with self._repairing():
-            if self._transfers is not None:
-                self._transfers.collect()
+            self._tier.begin_step()
             batch = self._schedule()
             if batch is not None:
                 started = self.clock()
@@ -317,9 +292,8 @@ class Engine:
                     self._process(batch, outcome)
                 else:
                     self._rollback(batch, outcome.error)
-            if self._transfers is not None:
-                self._transfers.start_saves()
-        if self._is_blocked or not self.has_work:
+            self._tier.end_step()
+        if self._tier.is_blocked or not self.has_work:
             self._counters.pause()
         if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
             raise outcome.error
@@ -337,8 +311,7 @@ class Engine:
             check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
             self._end_stuck(sample_of(request))
-        waits = self._tier_waits is not None and self._tier_waits.somebody_waits
-        self._is_blocked = waits and alone is None and result.batch is None and not result.stuck
+        self._tier.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
         return result.batch
@@ -449,8 +422,8 @@ class Engine:
     def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         request.finish_reason = reason
         self.scheduler.finish(request, discard=discard)
-        if self._transfers is not None and not discard:
-            self._transfers.offer(request.tokens.encoded, request.namespace)
+        if not discard:
+            self._tier.offer(request.tokens.encoded, request.namespace)
         self._counters.finished += reason in ("stop", "length")
         if self._speculation is not None:
             self._speculation.ended(request)
@@ -532,7 +505,7 @@ class Engine:
             self._output.num_generated,
             self.cache.stats,
             counts,
-            None if self._transfers is None else replace(self._transfers.counts),
+            self._tier.counts,
         )
 
     def check(self) -> None:

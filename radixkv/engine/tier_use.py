@@ -1,0 +1,119 @@
+"""TierUse: what an engine does with the tier below its cache, step by step; without a tier, nothing.
+
+It also knows when a step would do nothing before a transfer ends or time passes, so that whoever steps the
+engine can sleep until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from radixkv.cache.keys import TokenIds
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.engine.runner import Runner
+from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.scheduling.tier_waits import TierWaits
+from radixkv.tiers.tier import Tier
+from radixkv.tiers.transfers import TransferCounts, Transfers
+
+
+def _nobody_sleeps() -> None:
+    """What is called at the end of transfers while nobody waits for them."""
+
+
+class TierUse:
+    """One engine's use of a tier. Not thread-safe.
+
+    Args:
+        tier: None: there is none.
+        clock: seconds.
+        load_deadline_s: longest that a request waits for blocks of the tier.
+    """
+
+    def __init__(
+        self, tier: Tier | None, runner: Runner, clock: Callable[[], float], load_deadline_s: float
+    ) -> None:
+        self._tier = tier
+        self._runner = runner
+        self._clock = clock
+        self._load_deadline_s = load_deadline_s
+        self._wake: Callable[[], None] = _nobody_sleeps
+        self._transfers: Transfers | None = None
+        self._waits: TierWaits | None = None
+        self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
+
+    def attach(self, cache: PrefixCache) -> TierWaits | None:
+        """Begin anew with this cache; what the scheduler asks who waits, None: nobody ever does."""
+        if self._tier is None:
+            return None
+        self._transfers = Transfers(self._tier, cache, self._runner, self._clock, self._wake)
+        self._waits = TierWaits(cache, self._transfers, self._clock, self._load_deadline_s)
+        return self._waits
+
+    # ------------------------------------------------------------------ around a step
+
+    def begin_step(self) -> None:
+        """Take in what has arrived."""
+        if self._transfers is not None:
+            self._transfers.collect()
+
+    def scheduled(self, *, anything: bool) -> None:
+        """The step has been scheduled, with work in it or without: without, only transfers may help."""
+        self._is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
+
+    def end_step(self) -> None:
+        """Begin to copy out what the tier wants of the texts that were offered."""
+        if self._transfers is not None:
+            self._transfers.start_saves()
+
+    def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
+        """A request has ended; the tier may want what is cached of its tokens."""
+        if self._transfers is not None:
+            self._transfers.offer(token_ids, namespace)
+
+    def requests_changed(self) -> None:
+        """A request has come or gone: the next step may do something."""
+        self._is_blocked = False
+
+    # ------------------------------------------------------------------ between steps
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the latest step could do nothing before a transfer ends, or time passes."""
+        return self._is_blocked
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step has something to do for a transfer."""
+        return self._transfers is not None and self._transfers.is_due
+
+    def idle_s(self) -> float | None:
+        """For how many seconds nothing is to be done, unless a transfer ends; None: there is no limit."""
+        if self._transfers is None or self._waits is None:
+            return None
+        if self._transfers.is_due:
+            return 0.0
+        times = [when for when in (self._transfers.next_deadline, self._waits.next_lookup) if when]
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, on any thread, when a transfer has ended."""
+        self._wake = wake
+        if self._transfers is not None:
+            self._transfers.on_arrival = wake
+
+    def wait(self, timeout: float | None) -> None:
+        """Sleep until a transfer ends, at most so many seconds; returns at once where there is no tier."""
+        if self._transfers is not None:
+            self._transfers.wait(timeout)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        if self._transfers is not None:
+            self._transfers.close()
+
+    @property
+    def counts(self) -> TransferCounts | None:
+        """What was loaded and saved so far; None: there is no tier."""
+        return None if self._transfers is None else replace(self._transfers.counts)
