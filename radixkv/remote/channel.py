@@ -22,7 +22,7 @@ from typing import Any
 from radixkv.client import TextTokenizer
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import InvalidRequestError, RadixKVError
 
 #: Items of a stream that may be on their way.
 WINDOW = 64
@@ -112,6 +112,15 @@ class Status:
     stats: EngineStats
 
 
+def as_sent(error: BaseException, stand_in: type[RadixKVError]) -> BaseException:
+    """An error, or if it can't be pickled and read again, a `stand_in` that tells what it is."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of whatever object in it
+        return stand_in(f"{type(error).__name__}: {error}")
+    return error
+
+
 class Channel:
     """One end of a connection, with a thread that reads it and one that writes it.
 
@@ -168,11 +177,11 @@ class Channel:
 
     def _read(self) -> None:
         try:
-            while True:
-                self._on_message(self.receive())
-        except (EOFError, OSError):
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._on_message(self.receive())
+        finally:  # also where a message can't be read: nobody may wait for an answer for ever
             self._on_end()
-        finally:
             self._to_send.put(None)
 
     def _write(self) -> None:

@@ -20,7 +20,7 @@ from radixkv.async_cache import CacheClient
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.client import EngineClient
 from radixkv.engine.counters import EngineStats
-from radixkv.errors import EngineStoppedError
+from radixkv.errors import EngineStoppedError, InvalidRequestError
 from radixkv.remote.channel import (
     WINDOW,
     Ask,
@@ -127,8 +127,12 @@ class Link:
         with self._lock:
             if self._ended is not None:
                 raise EngineStoppedError(str(self._ended))
-            self._channel.send(Ask(pending.id, name, args, options, streams))
-            self._pending[pending.id] = pending
+            self._pending[pending.id] = pending  # first: the answer may be here before this thread goes on
+            try:
+                self._channel.send(Ask(pending.id, name, args, options, streams))
+            except InvalidRequestError:
+                del self._pending[pending.id]
+                raise
         try:
             yield pending
         finally:

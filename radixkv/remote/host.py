@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from radixkv.client import EngineClient
-from radixkv.errors import RadixKVError
+from radixkv.errors import ENDS_PROCESS, RadixKVError, RequestFailedError
 from radixkv.remote.channel import (
     WINDOW,
     Ask,
@@ -26,6 +26,7 @@ from radixkv.remote.channel import (
     Reply,
     Status,
     Took,
+    as_sent,
 )
 
 STATUS_S = 0.25  # how often the client hears of an engine that nobody asks for anything
@@ -121,8 +122,10 @@ class _Host:
                 last = End(ask.id)
             else:
                 last = Reply(ask.id, await method(*ask.args, **ask.options))
-        except Exception as error:
-            last = Failed(ask.id, error)
+        except (*ENDS_PROCESS, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            last = Failed(ask.id, as_sent(error, RequestFailedError))
         self.tell_status()  # before anybody can have seen what happened
         try:
             self.channel.send(last)

@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 from radixkv.client import EngineClient
-from radixkv.remote.channel import Channel, Failed
+from radixkv.errors import EngineStoppedError
+from radixkv.remote.channel import Channel, Failed, as_sent
 from radixkv.remote.engine import connect
 from radixkv.remote.host import serve_engine
 
@@ -47,7 +48,7 @@ def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
         engine = make()
     except BaseException as error:
         channel = Channel(connection, lambda message: None, lambda: None)
-        channel.send(Failed(-1, error))
+        channel.send(Failed(-1, as_sent(error, EngineStoppedError)))
         channel.start()
         channel.close()
         channel.join()

@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
-from scripted_engine import ScriptedEngine
+from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.client import EngineClient
 from radixkv.engine.counters import EngineStats
@@ -26,6 +26,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
+from radixkv.remote.channel import Ask, Channel, Reply
 from radixkv.remote.engine import connect
 from radixkv.remote.host import serve_engine
 from radixkv.remote.process import start_engine
@@ -197,6 +198,82 @@ def test_an_engine_that_can_not_be_made_says_why():
         start_engine(no_engine, method="forkserver")
     with pytest.raises(EngineStoppedError, match="before its engine was ready"):
         start_engine(ends_at_once, method="forkserver")
+
+
+class OddError(Exception):
+    """One that can be pickled, but not read again: as those of many libraries are."""
+
+    def __init__(self, what: str, *, status: int) -> None:
+        super().__init__(f"{what}: {status}")
+
+
+def oddly_no_engine() -> EngineClient:
+    raise OddError("the hub says no", status=418)
+
+
+def test_an_engine_that_can_not_be_made_says_why_whatever_its_error_is():
+    with pytest.raises(EngineStoppedError, match="OddError: the hub says no: 418"):
+        start_engine(oddly_no_engine, method="forkserver")
+
+
+@contextlib.asynccontextmanager
+async def served_in_a_thread(scripted: ScriptedEngine) -> AsyncIterator[EngineClient]:
+    ours, theirs = multiprocessing.Pipe()
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
+    host.start()
+    engine = await asyncio.to_thread(connect, ours)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.to_thread(host.join)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("not this one")
+
+
+@pytest.mark.parametrize("error", [OddError("full", status=7), Unpicklable("full: 7")])
+async def test_an_error_that_can_not_be_read_here_fails_its_own_call_alone(error):
+    def fail(asked: Asked, so_far: int) -> BaseException | None:
+        return error if so_far == 2 else None
+
+    async with served_in_a_thread(ScriptedEngine(max_model_len=1000, fail=fail)) as engine:
+        with pytest.raises(RequestFailedError, match=f"{type(error).__name__}: full: 7"):
+            await asyncio.wait_for(engine.generate("say:abcdef", SamplingParams()), 20)
+        answer = await asyncio.wait_for(engine.generate("say:a", SamplingParams()), 20)
+        assert answer.outputs[0].text == "a"
+
+
+async def test_an_answer_may_be_there_before_the_question_is_sent_on(monkeypatch):
+    """However late the thread that asks goes on."""
+    answered = threading.Event()
+    messages: list[object] = []
+    send, receive = Channel.send, Channel.receive
+
+    def send_and_wait(channel: Channel, message: object) -> None:
+        send(channel, message)
+        if isinstance(message, Ask):
+            assert answered.wait(20)
+
+    def note(channel: Channel) -> object:
+        if messages and isinstance(messages[-1], Reply):
+            answered.set()  # it was taken
+        messages.append(receive(channel))
+        return messages[-1]
+
+    async with elsewhere() as engine:
+        monkeypatch.setattr(Channel, "receive", note)
+        await engine.cache.match([1])  # the thread that reads waited in the old one
+        answered.clear()
+        messages.clear()
+        monkeypatch.setattr(Channel, "send", send_and_wait)
+        answer = asyncio.ensure_future(engine.cache.match([1]))
+        await asyncio.wait([answer], timeout=20)
+        monkeypatch.undo()
+        assert answer.done()
+        assert answer.result() == 0
 
 
 async def test_nothing_runs_further_ahead_than_it_is_read():
