@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 
 import torch
 
 from radixkv_kernels.interface import AttentionBackend, BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("cpu", "triton")
 #: Other names that are accepted: `torch` is what the CPU backend was called first.
@@ -15,8 +18,15 @@ ALIASES = {"torch": "cpu"}
 
 
 def numba_available() -> bool:
-    """Whether the compiled CPU kernels can be used (the `cpu` extra)."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether the compiled CPU kernels can be used: numba (the `cpu` extra) is there and can be imported."""
+    if importlib.util.find_spec("numba") is None:
+        return False
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:  # as where numpy is newer than it knows
+        logger.warning("numba is installed, but can't be imported, so CPU kernels are torch's: %s", error)
+        return False
+    return True
 
 
 def make_backend(

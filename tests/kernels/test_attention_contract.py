@@ -3,6 +3,9 @@ writes."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend
+from radixkv_kernels.cpu.torch_backend import TorchBackend
 
 MIXED = [(1, 300), (33, 113), (0, 40), (1, 1), (20, 20), (7, 290), (1, 17), (64, 200)]
 #: The numba kernel, and torch's operators, which serve where numba is not installed.
@@ -236,6 +240,27 @@ def test_the_cpu_backend_answers_to_its_first_name() -> None:
     limits = {"max_num_tokens": 1, "max_num_seqs": 1, "max_model_len": 16}
     backends = [make_backend(name, **options, **limits) for name in ("cpu", "torch")]  # type: ignore[arg-type]
     assert type(backends[0]) is type(backends[1])
+
+
+def test_a_numba_that_can_not_be_imported_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that does not know the numpy which is installed."""
+    (tmp_path / "numba.py").write_text('raise ImportError("Numba needs NumPy 2.2 or less")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    spec = KVSpec(1, 4, 16, 1, 16, torch.float32, torch.device("cpu"))
+    backend = make_backend(
+        "cpu",
+        num_query_heads=1,
+        spec=spec,
+        compute_dtype=torch.float32,
+        max_num_tokens=1,
+        max_num_seqs=1,
+        max_model_len=16,
+    )
+    assert isinstance(backend, TorchBackend)
+    assert "Numba needs NumPy 2.2 or less" in caplog.text
 
 
 def test_errors_name_what_is_wrong() -> None:

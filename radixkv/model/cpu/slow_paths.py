@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import nn
+
+from radixkv_kernels.registry import numba_available
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -44,6 +44,6 @@ def torch_is_fast(dtype: torch.dtype) -> bool:
 
 
 def _missing(instructions: str) -> str:
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed (the extra `cpu` brings it)"
+    if not numba_available():
+        return "numba can't be used (the extra `cpu` installs it)"
     return f"this processor has {instructions}"
