@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import live_server as servers
 import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
@@ -22,6 +23,8 @@ async def request_with_readers(*args: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
+    if servers.ALWAYS_ELSEWHERE:
+        pytest.skip("it changes the process that its server runs in")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parse, "chat_request", request_with_readers)
         with live_server(ScriptedEngine(), api_keys=("ada=key-a", "bob=key-b")) as running:

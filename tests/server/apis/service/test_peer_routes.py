@@ -44,14 +44,14 @@ def test_a_key_is_needed(shared: LiveServer, method: str, path: str) -> None:
         assert client.request(method, path, json=body, headers={"x-api-key": "b"}).status_code == 200
 
 
-def test_ping_needs_none_and_follows_health() -> None:
+def test_ping_needs_none_and_follows_health(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine()
     with live_server(engine, **KEYS) as server, server.http() as client:
         for method in ("GET", "POST", "HEAD"):
             answer = client.request(method, "/ping")
             assert (answer.status_code, answer.content) == (200, b"")
         assert client.delete("/ping").status_code == 405
-        engine.is_healthy = False
+        monkeypatch.setattr(engine, "is_healthy", False)
         assert client.get("/ping").status_code == client.post("/ping").status_code == 503
 
 
