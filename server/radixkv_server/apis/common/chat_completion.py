@@ -184,7 +184,7 @@ class ChatCompletionRequest(MessageFields, CacheFields, CommonFields):
     @model_validator(mode="after")
     def _only_what_works(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None:
-            if not self.logprobs:
+            if self.top_logprobs and not self.logprobs:
                 raise ParamError("top_logprobs needs logprobs to be true.", "top_logprobs")
             check_logprobs(self.top_logprobs, "top_logprobs")
         newer, older = self.max_completion_tokens, self.max_tokens

@@ -119,6 +119,17 @@ def test_chat_logprobs(server: LiveServer) -> None:
     assert streamed == content
 
 
+def test_no_alternatives_may_be_asked_for_without_logprobs(server: LiveServer) -> None:
+    with server.openai() as client:
+        options = {"model": "scripted", "messages": MESSAGES, "top_logprobs": 0}
+        answers = [
+            client.chat.completions.create(**options, **more)
+            for more in ({}, {"logprobs": False}, {"logprobs": True})
+        ]
+    assert [answer.choices[0].logprobs is None for answer in answers] == [True, True, False]
+    assert not any(entry.top_logprobs for entry in answers[2].choices[0].logprobs.content)
+
+
 def test_chat_fields_reach_the_engine(server: LiveServer) -> None:
     extra = {
         "top_k": 5,
