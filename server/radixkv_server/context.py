@@ -76,6 +76,15 @@ class ServerContext:
         """The server is about to end: take no more requests, finish those that run."""
         self.is_draining = True
 
+    def check_serving(self) -> None:
+        """Whether the server goes on; what has no end of its own asks this now and then.
+
+        Raises:
+            ApiError: 503; the server is about to end.
+        """
+        if self.is_draining:
+            raise shutting_down()
+
     def check_admission(self) -> None:
         """Whether a request to generate may begin.
 
@@ -83,8 +92,7 @@ class ServerContext:
             ApiError: 503; the server is about to end.
             EngineOverloadedError: the engine's queue is full.
         """
-        if self.is_draining:
-            raise shutting_down()
+        self.check_serving()
         if self.engine.is_full:
             raise EngineOverloadedError("the queue is full (--max-queue); try again later")
 

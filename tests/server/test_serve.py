@@ -231,3 +231,16 @@ def test_a_port_is_free_again_after_a_check() -> None:
         port = sock.getsockname()[1]
     check_port_is_free("127.0.0.1", port)
     check_port_is_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("process", [{"grace": 300.0}], indirect=True)
+@pytest.mark.parametrize("path", ["/v1/cache/events", "/v1/cache/requests"])
+def test_streams_without_an_end_do_not_hold_up_the_servers(process: Process, path: str) -> None:
+    headers = {"accept": "text/event-stream"}
+    with httpx.stream("GET", f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=30) as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("event:")) == "event: snapshot"
+        process.popen.send_signal(signal.SIGTERM)
+        assert any("shutting_down" in line for line in lines)
+    process.errors()
+    assert process.popen.returncode == 0

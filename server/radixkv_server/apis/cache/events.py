@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from radixkv_server.apis.cache.caller import Caller
+from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.insight.cache_feed import CacheFeed, Change
 from radixkv_server.insight.node_names import NodeNames
@@ -22,18 +23,18 @@ _ID = re.compile(r"([0-9a-f]{12})-([0-9]{1,15})")
 
 
 async def event_frames(
-    feed: CacheFeed,
+    context: ServerContext,
     caller: Caller,
-    names: NodeNames,
     snapshot: Callable[[], Awaitable[Json]],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Frames until the client leaves, the engine ends, or the client is too far behind.
+    """Frames until the client leaves, the server or the engine ends, or the client is too far behind.
 
     Raises:
+        ApiError: the server is about to end.
         EngineStoppedError: the engine has been closed or has failed.
     """
-    owner = (caller.tenant, caller.salt)
+    feed, owner = context.cache_feed, (caller.tenant, caller.salt)
     await feed.join()
     try:
         found = _ID.fullmatch(last_id or "")
@@ -42,6 +43,7 @@ async def event_frames(
             cursor = feed.cursor(owner, caller.is_admin)
             yield _frame("snapshot", epoch, cursor, await snapshot())
         while True:
+            context.check_serving()
             if feed.error is not None:
                 raise feed.error
             changes = feed.since(cursor, owner, caller.is_admin, EVENT_CHANGES)
@@ -51,7 +53,7 @@ async def event_frames(
             if changes:
                 last = changes[-1]
                 cursor = last.number if caller.is_admin else last.cursor
-                yield _frame("changes", epoch, cursor, _changes(changes, caller, names))
+                yield _frame("changes", epoch, cursor, _changes(changes, caller, context.names))
             if len(changes) < EVENT_CHANGES:
                 await asyncio.sleep(LOOK_S)
     finally:

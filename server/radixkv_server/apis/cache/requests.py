@@ -116,6 +116,7 @@ async def request_frames(context: ServerContext, caller: Caller, limit: int) -> 
     version = activity.version
     yield _frame("snapshot", requests_json(context, caller, limit))
     while True:
+        context.check_serving()
         if activity.version != version:
             changed = requests_json(context, caller, limit, after=version)
             version = activity.version

@@ -79,7 +79,7 @@ async def get_events(request: Request) -> Response:
         return await _tree(context, caller, limit, MAX_DEPTH)
 
     last_id = request.headers.get("last-event-id")
-    return _stream(request, event_frames(context.cache_feed, caller, context.names, snapshot, last_id))
+    return _stream(request, event_frames(context, caller, snapshot, last_id))
 
 
 def _stream(request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
