@@ -558,16 +558,17 @@ def test_who_has_used_up_the_time_for_compiling_waits() -> None:
 
 
 def test_a_tenants_queue_is_bounded() -> None:
-    made = threading.Event()
+    begun, made = threading.Event(), threading.Event()
 
     def make() -> Vocabulary:
+        begun.set()
         assert made.wait(60)
         return Vocabulary(ByteTokenizer(), {END})
 
     compiler = GrammarCompiler(make, tenants=Tenants(max_waiting=3))
-    futures = [compiler.submit(StructuredOutputs(regex=f"a{i}"), "loud") for i in range(3)]
-    with contextlib.suppress(EngineOverloadedError):  # unless the first is no longer waiting
-        futures.append(compiler.submit(StructuredOutputs(regex="b"), "loud"))
+    futures = [compiler.submit(StructuredOutputs(regex="b"), "loud")]
+    assert begun.wait(60)  # from here on it is under way, and does not wait
+    futures += [compiler.submit(StructuredOutputs(regex=f"a{i}"), "loud") for i in range(3)]
     with pytest.raises(EngineOverloadedError, match="wait to be compiled"):
         compiler.submit(StructuredOutputs(regex="c"), "loud")
     futures.append(compiler.submit(StructuredOutputs(regex="a"), "quiet"))
