@@ -233,6 +233,7 @@ def test_a_port_is_free_again_after_a_check() -> None:
     check_port_is_free("127.0.0.1", port)
 
 
+@pytest.mark.timeout(120)  # well before the grace is over
 @pytest.mark.parametrize("process", [{"grace": 300.0}], indirect=True)
 @pytest.mark.parametrize("path", ["/v1/cache/events", "/v1/cache/requests"])
 def test_streams_without_an_end_do_not_hold_up_the_servers(process: Process, path: str) -> None:
