@@ -245,9 +245,15 @@ class PromptCacheOptions(StrictModel):
     ] = None
     ttl: Literal["30m", "12h"] | None = None
     prewarm: Annotated[Any, Refused("a request without an answer (max 1 token)")] = None
-    comparison_response_id: Annotated[
-        Any, Refused("comparing (usage says as cache_miss why tokens were not cached)")
-    ] = None
+    comparison_response_id: str | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As a response echoes them."""
+        return {
+            "mode": self.mode or "implicit",
+            "ttl": self.ttl or "30m",
+            "comparison_response_id": self.comparison_response_id,
+        }
 
 
 class CacheFields(StrictModel):

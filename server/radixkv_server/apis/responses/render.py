@@ -42,6 +42,8 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
     """What of a response is known before its answer begins."""
     reasoning = body.reasoning
     text_format = body.text.format if body.text is not None else None
+    options = body.prompt_cache_options
+    compares = options is not None and options.comparison_response_id is not None
     return {
         "id": response_id,
         "object": "response",
@@ -61,6 +63,8 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "prompt_cache_retention": body.prompt_cache_retention,
+        "prompt_cache_diagnostics": {"type": "unavailable"} if compares else None,
+        "prompt_cache_options": options and options.told(),
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",

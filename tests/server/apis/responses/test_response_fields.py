@@ -42,6 +42,14 @@ def test_retention_is_a_pin_within_the_budget(server: LiveServer, ada: OpenAI) -
     assert not cache.pins()
 
 
+def test_cache_options_are_told(ada: OpenAI) -> None:
+    options: Any = {"ttl": "12h", "comparison_response_id": "resp_1"}
+    answer = ada.responses.create(model="scripted", input="x", prompt_cache_options=options)
+    assert answer.prompt_cache_options is not None
+    assert answer.prompt_cache_options.to_dict() == {"mode": "implicit", **options}
+    assert ada.responses.create(model="scripted", input="x").prompt_cache_options is None
+
+
 def test_a_cache_key_names_the_family_of_a_request(server: LiveServer, ada: OpenAI) -> None:
     ada.responses.create(model="scripted", input="x", prompt_cache_key="agent-7")
     assert last_asked(server).cache_key_hint == "agent-7"
