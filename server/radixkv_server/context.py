@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from radixkv.client import EngineClient
 from radixkv.errors import EngineOverloadedError
+from radixkv_server.chat.applied_rules import AppliedRules
 from radixkv_server.chat.call_memory import CallMemory
 from radixkv_server.chat.templates import ChatTemplates
 from radixkv_server.errors import ApiError, shutting_down
@@ -46,6 +47,7 @@ class ServerContext:
     activity: Activity = field(default_factory=Activity)
     names: NodeNames = field(default_factory=NodeNames)
     calls: CallMemory = field(default_factory=CallMemory)
+    applied_rules: AppliedRules = field(default_factory=AppliedRules)
     is_draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
 

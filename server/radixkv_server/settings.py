@@ -58,6 +58,10 @@ class ServerSettings:
         chat_format: how the model writes reasoning and tool calls: `auto` (by its chat template), `hermes`,
             `smollm2`, `smollm3`, `llama3`, `mistral`, `mistral-args`, `deepseek`, `harmony`, or `plain`
             (all text is content).
+        normalize_clients: `on`: what clients write about themselves into prompts (Claude Code's billing
+            header) is held constant, so that the rest is found in the cache; `off`: it stays as it is.
+        canonical_tools: show models the tools sorted by name, and the keys of their schemas sorted, so that
+            clients that list them in changing orders find them in the cache.
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
         structured_additional_properties: whether objects of a JSON Schema that lists properties and says
@@ -102,6 +106,8 @@ class ServerSettings:
     shutdown_delay_s: float = 1.0
     shutdown_grace_s: float = 30.0
     chat_format: str = AUTO
+    normalize_clients: str = "on"
+    canonical_tools: bool = False
     trust_request_chat_template: bool = False
     structured_additional_properties: str = "closed"
     response_store: str | None = None
@@ -158,6 +164,7 @@ class ServerSettings:
         require(
             self.unknown_fields in UNKNOWN_FIELDS, "unknown_fields", "one of " + ", ".join(UNKNOWN_FIELDS)
         )
+        require(self.normalize_clients in ("on", "off"), "normalize_clients", "on or off")
         for name in ("shutdown_delay_s", "shutdown_grace_s"):
             value = getattr(self, name)
             require(_is_number(value) and value >= 0, name, "a number of seconds of at least 0")

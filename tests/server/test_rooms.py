@@ -16,7 +16,13 @@ FLOORS = (
     ("settings", "response_file"),
     (
         "dialect",
-        *("chat.call_memory", "chat.message_places", "chat.structured", "chat.templates"),
+        *(
+            "chat.applied_rules",
+            "chat.call_memory",
+            "chat.message_places",
+            "chat.structured",
+            "chat.templates",
+        ),
         *("generation.concurrency", "generation.grammar_places", "generation.prompts"),
         *("generation.progress", "generation.request", "generation.usage"),
     ),
@@ -41,6 +47,8 @@ ENGINE = {
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.chat.answer_grammar",
+    "radixkv.chat.canonical_tools",
+    "radixkv.chat.client_rules",
     "radixkv.chat.format",
     "radixkv.chat.formats",
     "radixkv.chat.hints",

@@ -35,6 +35,7 @@ _RENAMED = {
     "trust_request_chat_template": "--trust-request-chat-template",
     "console": "--console/--no-console",
     "access_log": "--access-log/--no-access-log",
+    "canonical_tools": "--canonical-tools",
     "vllm_metrics": "--vllm-metrics",
     # Times are in seconds, by name and not by letter.
     **{

@@ -31,7 +31,8 @@ SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 _OTHER_TEXT = " another text"
 _STUB = "0"
-_OTHER_TOOL = {"type": "function", "function": {"name": "another_tool", "parameters": {"type": "object"}}}
+# Its name comes after all others where tools are sorted.
+_OTHER_TOOL = {"type": "function", "function": {"name": "~another_tool", "parameters": {"type": "object"}}}
 
 
 class CacheControl(StrictModel):

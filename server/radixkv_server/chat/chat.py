@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.chat.answer import Answer, AnswerEvent, AnswerParser, PlainParser, ToolCallBegin, ToolCallEnd
 from radixkv.chat.answer_grammar import AnswerGrammar, MarkToken
+from radixkv.chat.canonical_tools import canonical_tools
+from radixkv.chat.client_rules import ClientRule, normalized
 from radixkv.chat.format import TAIL_TOKENS, ChatFormat
 from radixkv.chat.hints import divergence_hint
 from radixkv.chat.history import reasoning_of, template_messages, template_tools
@@ -96,12 +98,14 @@ class ChatPrompt:
         format: how the answer will be written.
         messages: as the template got them.
         reasoning_sent: the messages carry the reasoning of earlier turns.
+        client_rule: what held its client's own text constant; None: nothing.
     """
 
     ids: list[int]
     format: ChatFormat
     messages: Sequence[Message]
     reasoning_sent: bool
+    client_rule: ClientRule | None
 
 
 class AnswerReaders:
@@ -165,14 +169,20 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     if len(chat.source) > context.settings.max_messages:
         raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
     template = await context.templates.find(chat.options.get("chat_template"))
+    settings = context.settings
     tools = chat.tools  # shown whatever the choice is: the next turn, with another choice, finds the prompt
+    if settings.canonical_tools:
+        tools = canonical_tools(tools)  # as shown; what may be called, and how, is as the client says
     given, more = template_tools(tools, template.format, template.traits)
     reasoning_sent = False
     messages: list[Message] = []
+    rule: ClientRule | None = None
 
     def convert() -> list[Message]:
-        nonlocal messages, reasoning_sent
+        nonlocal messages, reasoning_sent, rule
         messages = chat.convert()
+        if settings.normalize_clients == "on":
+            messages, rule = normalized(messages)
         reasoning_sent = any(reasoning_of(message) for message in messages)
         return template_messages(messages, tools, template.format, template.traits)
 
@@ -184,7 +194,9 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
         options={**chat.options, **more},
         param=chat.param,
     )
-    return ChatPrompt(ids, template.format, messages, reasoning_sent)
+    if rule is not None:
+        context.applied_rules.note(rule)
+    return ChatPrompt(ids, template.format, messages, reasoning_sent, rule)
 
 
 async def chat_request(
@@ -241,6 +253,7 @@ async def chat_request(
         hint=_hint(tokenizer, prompt),
         place_name=_place_name(tokenizer, chat, prompt),
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
+        client_rule=prompt.client_rule,
         grammar_places=places,
     )
     return prompt_request, AnswerReaders(make_parser, forced=forced)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from radixkv.chat.client_rules import ClientRule
 from radixkv.errors import InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv_server.errors import bad_request
@@ -32,6 +33,7 @@ class PromptRequest:
         place_name: names the message that a place of the prompt lies in.
         last_message: how a chat's last message begins; "" is no chat.
         grammar_places: what the body calls that which the answer must look like, for errors.
+        client_rule: what held text of the client's own constant; None: nothing.
     """
 
     prompt_ids: list[int]
@@ -41,6 +43,7 @@ class PromptRequest:
     place_name: PlaceName | None = None
     last_message: str = ""
     grammar_places: GrammarPlaces = _AS_GIVEN
+    client_rule: ClientRule | None = None
 
     @property
     def tells_much(self) -> bool:

@@ -67,6 +67,7 @@ class SeenRequest:
         before, after: those on both sides of the first one that missed.
         prompt: all of them, while there is room; else empty.
         place: whose text the first one that missed is in; None: not known.
+        client_rule: what held its client's own text constant; None: nothing.
         cause: what is known of the miss beyond the report; None: nothing.
         version: of the whole activity when it last changed.
     """
@@ -77,6 +78,7 @@ class SeenRequest:
         "before",
         "beginning",
         "cause",
+        "client_rule",
         "duration_s",
         "error_code",
         "id",
@@ -111,6 +113,7 @@ class SeenRequest:
         self.error_code: str | None = None
         self.beginning = array("i", prompt_request.prompt_ids[:KEPT_TOKENS])
         self.last_message = prompt_request.last_message
+        self.client_rule = prompt_request.client_rule
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None

@@ -10,11 +10,13 @@ import numpy as np
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.similarity import same_later
+from radixkv.chat.client_rules import ClientRule
 from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, divergence_advice, miss_advice
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.prompt_ids import Prompt
 from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.chat.applied_rules import in_words
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
@@ -54,6 +56,11 @@ def report_json(report: MissReport) -> Json:
     }
 
 
+def normalized_json(rule: ClientRule | None) -> Json | None:
+    """What of a prompt its client wrote about itself, and was held constant; None: nothing."""
+    return None if rule is None else {"client": rule.client, "what": rule.what, "detail": in_words(rule)}
+
+
 def _explanation(
     texts: TokenTexts, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
 ) -> Json:
@@ -79,6 +86,7 @@ def _explanation(
         **report_json(report),
         "detail": _detail(report),
         "place": None if report.reason == "hit" else found.place,
+        "normalized": normalized_json(prompt.client_rule),
         "recoverable_tokens": recoverable,
         "family": prompt_group_json(point),
         "around": around,

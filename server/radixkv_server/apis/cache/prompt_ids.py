@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.chat.client_rules import ClientRule
 from radixkv_server.apis.cache.schemas import CachePromptFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.context import ServerContext
@@ -17,6 +18,7 @@ class Prompt:
     ids: list[int]
     hint: Hint | None = None
     place_name: PlaceName | None = None
+    client_rule: ClientRule | None = None
 
 
 async def prompt_ids(
@@ -45,4 +47,4 @@ async def prompt_of(
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, _ = await completion_request(context, body)
-    return Prompt(request.prompt_ids, request.hint, request.place_name)
+    return Prompt(request.prompt_ids, request.hint, request.place_name, request.client_rule)

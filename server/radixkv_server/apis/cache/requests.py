@@ -9,7 +9,7 @@ from radixkv.cache.insight.explain import MissReport
 from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, miss_advice
 from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.apis.cache.explain import report_json
+from radixkv_server.apis.cache.explain import normalized_json, report_json
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
@@ -100,6 +100,7 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
     return {
         **report_json(report),
         "place": one.place,
+        "normalized": normalized_json(one.client_rule),
         "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
         "family": prompt_group_json(point),
         "around": around,
