@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,6 +13,23 @@ EMBEDDED_MODEL = "smollm2-135m-instruct"
 
 #: The orders of admission that `radixkv.scheduling.policy` has, and `auto`.
 SCHEDULING_POLICIES = ("auto", "prefix", "fcfs", "priority", "fair", "lpm")
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `2g`, `512MiB`, `1.5 GB` or a plain number; units are powers of 1024.
+
+    >>> parse_size("2g"), parse_size("1.5MiB"), parse_size("4096")
+    (2147483648, 1572864, 4096)
+
+    Raises:
+        ConfigError: not a size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ConfigError(f"{text!r} is not a size; write bytes, or a number with k, m, g or t (as 2g)")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,8 @@ class EngineConfig:
             tokens to compute; None: half the budget.
         max_queue: most waiting requests before new ones are refused.
         enable_prefix_caching: False computes every prompt in full.
+        kv_tier: memories below the KV cache, which keep what it has no room for, the quickest first:
+            `host:SIZE`; see the guide to tiers.
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
@@ -81,6 +101,7 @@ class EngineConfig:
     max_tokens_per_request: int | None = None
     max_queue: int = 10_000
     enable_prefix_caching: bool = True
+    kv_tier: tuple[str, ...] = ()
     eviction_policy: str = "lru"
     ghost_blocks: int | None = None
     pin_budget: float = 0.5
@@ -114,6 +135,10 @@ class EngineConfig:
             good = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= low)
             require(good, name, f"an integer of at least {low}")
 
+        tiers = (self.kv_tier,) if isinstance(self.kv_tier, str) else tuple(self.kv_tier)
+        object.__setattr__(self, "kv_tier", tiers)
+        require(all(isinstance(tier, str) for tier in tiers), "kv_tier", "one text for each tier")
+        require(not tiers or self.enable_prefix_caching, "kv_tier", "empty without prefix caching")
         require(bool(self.model) and isinstance(self.model, str), "model", "a name, path or hub id")
         one_of("dtype", "auto", "float32", "bfloat16", "float16")
         one_of("device", "auto", "cpu", "cuda")

@@ -102,6 +102,16 @@ class LLM:
         """What `generate` and `chat` use where no parameters are given: the model's own recommendations."""
         return SamplingParams(**self.engine.default_sampling)
 
+    def close(self) -> None:
+        """End the engine: what its tiers were given is written. May be called again."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -78,11 +78,11 @@ class BlockIdentities:
 
         Each part is framed by its length, and each half by its number of parts.
         """
-        return self._digest(_framed(what_computes(key)) + _framed(key[:_OWNER_PARTS]))
+        return self._digest(framed(what_computes(key)) + framed(key[:_OWNER_PARTS]))
 
     def public_seed(self, computes: NamespaceKey) -> bytes:
         """What the first block of public text follows, see `what_computes`."""
-        return self._digest(_framed(computes))
+        return self._digest(framed(computes))
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
         """What the first private block after public text follows."""
@@ -116,7 +116,8 @@ class BlockIdentities:
         return self._digest(before + block)
 
 
-def _framed(parts: tuple[str, ...]) -> bytes:
+def framed(parts: tuple[str, ...]) -> bytes:
+    """Strings as bytes that no other strings have: each after its length, all after their number."""
     framed = [len(parts).to_bytes(8, "little")]
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -6,6 +6,8 @@ import atexit
 import gc
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixkv.cache.eviction.registry import make_eviction_policy
@@ -15,11 +17,15 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
+from radixkv.model.computed_by import computed_by
 from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.open_tiers import check_tiers, open_tiers
+from radixkv.tiers.record import BlockKind
+from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.tier import Tier
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
@@ -31,7 +37,8 @@ def build_engine(
     """Load the model and build everything around it.
 
     Args:
-        step_costs, tier: see `Engine`.
+        step_costs: see `Engine`.
+        tier: see `Engine`; instead of those that `config.kv_tier` names.
 
     Raises:
         ConfigError: settings that do not fit the model or the machine.
@@ -41,6 +48,9 @@ def build_engine(
     # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
     make_eviction_policy(config.eviction_policy)
     check_instruction_set()
+    check_tiers(parse_tiers(config.kv_tier))
+    if tier is not None and config.kv_tier:
+        raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with phases.phase("model"):
@@ -101,6 +111,10 @@ def engine_for_model(
         max_draft_tokens=config.max_draft_tokens if config.speculation == "auto" else 0,
         before_step=make_thread_control() if adapts else None,
     )
+    specs = parse_tiers(config.kv_tier)
+    if specs:
+        allocate = _pinned if device.type == "cuda" else None
+        tier = open_tiers(specs, _block_kind(config, loaded, runner), allocate)
     return engine_on_runner(
         config,
         runner,
@@ -116,6 +130,22 @@ def engine_for_model(
         tier=tier,
         default_sampling=loaded.default_sampling,
     )
+
+
+def _block_kind(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner) -> BlockKind:
+    return BlockKind(
+        model=loaded.fingerprint,
+        kv_format=runner.kv_format,
+        block_size=runner.block_size,
+        block_bytes=runner.bytes_per_block,
+        computed_by=computed_by(loaded.device, runner.backend_name) if config.deterministic else "",
+    )
+
+
+def _pinned(size: int) -> npt.NDArray[np.uint8]:
+    """Memory that a GPU copies from and to without a detour."""
+    memory: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> Engine:

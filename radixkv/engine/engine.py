@@ -264,7 +264,10 @@ class Engine:
             self._tier.wait(idle_s)
 
     def close(self) -> None:
-        """Give up what is under way between tier and cache; the engine is not used any more."""
+        """Give up what is under way between tier and cache; the engine is not used any more.
+
+        A tier that was opened for it, from `config.kv_tier`, ends with it. May be called again.
+        """
         self._tier.close()
 
     @property

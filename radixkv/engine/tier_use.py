@@ -14,6 +14,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.runner import Runner
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.scheduling.tier_waits import TierWaits
+from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.transfers import TransferCounts, Transfers
 
@@ -109,9 +110,11 @@ class TierUse:
             self._transfers.wait(timeout)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is under way; end a tier that was opened for this engine."""
         if self._transfers is not None:
             self._transfers.close()
+        if isinstance(self._tier, TierStack):
+            self._tier.close()
 
     @property
     def counts(self) -> TransferCounts | None:

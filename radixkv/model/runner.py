@@ -112,6 +112,14 @@ class ModelRunner:
         return self.spec.bytes_per_block
 
     @property
+    def kv_format(self) -> str:
+        """Type, shape and order of what `save` gives of a block."""
+        spec = self.spec
+        dtype = str(spec.storage_dtype).removeprefix("torch.")
+        scaled = "" if spec.quantization is None else " scaled"
+        return f"{dtype}{scaled} {spec.num_layers}x{spec.num_kv_heads}x{spec.block_size}x{spec.head_size}"
+
+    @property
     def dtype_name(self) -> str:
         return self._dtype_name
 

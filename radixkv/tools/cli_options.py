@@ -14,10 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from radixkv.config import EMBEDDED_MODEL, SCHEDULING_POLICIES, EngineConfig
+from radixkv.config import EMBEDDED_MODEL, SCHEDULING_POLICIES, EngineConfig, parse_size
 from radixkv.errors import ConfigError
-
-_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 # Settings that are not options under their own name.
 _NOT_OPTIONS = ("model",)
@@ -31,21 +29,6 @@ _RENAMED = {
     "request_timeout_s": "--request-timeout",
     "namespace_weights": "--namespace-weight",
 }
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `2g`, `512MiB`, `1.5 GB` or a plain number; units are powers of 1024.
-
-    >>> parse_size("2g"), parse_size("1.5MiB"), parse_size("4096")
-    (2147483648, 1572864, 4096)
-
-    Raises:
-        ConfigError: not a size.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if found is None:
-        raise ConfigError(f"{text!r} is not a size; write bytes, or a number with k, m, g or t (as 2g)")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:
@@ -183,6 +166,7 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
         if settings["namespace_weights"] is not None:
             settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
+        settings["kv_tier"] = tuple(settings["kv_tier"] or ())
         if settings["chat_template"] is not None:
             settings["chat_template"] = _read_template(settings["chat_template"])
         return command(config=EngineConfig(model=values.pop("model"), **settings), **values)

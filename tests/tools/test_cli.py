@@ -11,10 +11,10 @@ import pytest
 from tiny_models import save_tiny_model
 from typer.testing import CliRunner
 
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, parse_size
 from radixkv.errors import ConfigError
 from radixkv.tools import cli
-from radixkv.tools.cli_options import parse_size, setting_helps
+from radixkv.tools.cli_options import setting_helps
 
 COMMANDS = ("serve", "keys", "chat", "pull", "explain", "bench", "replay", "simulate")
 

@@ -1,0 +1,41 @@
+"""What the last bits of K/V depend on beside the model: the machine and the libraries that compute."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+import radixkv
+
+_CPU_FIELDS = (
+    *("vendor_id", "cpu family", "model", "model name", "flags"),
+    *("CPU implementer", "CPU part", "Features"),  # as ARM's are described
+)
+
+
+def computed_by(device: torch.device, backend: str) -> str:
+    """One line that is the same where the same batch gives the same bits.
+
+    Args:
+        backend: of the attention.
+    """
+    parts = [f"radixkv {radixkv.__version__}", f"torch {torch.__version__}", backend, platform.machine()]
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        parts += [properties.name, f"{properties.major}.{properties.minor}", f"CUDA {torch.version.cuda}"]
+    else:
+        capability = torch.backends.cpu.get_cpu_capability()
+        parts += [capability, f"{torch.get_num_threads()} threads", *_processor()]
+    return "; ".join(parts)
+
+
+def _processor() -> list[str]:
+    """Its maker, model and instructions, as Linux knows them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return [platform.processor()]
+    first, _, _ = text.partition("\n\n")
+    return [line for line in first.splitlines() if line.partition(":")[0].strip() in _CPU_FIELDS]

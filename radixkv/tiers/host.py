@@ -1,0 +1,131 @@
+"""HostTier: blocks in the memory of the process, for an engine whose pool is a GPU's."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.thread_priority import yield_to_steps
+from radixkv.tiers.tier import TierBlocks, TierState
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+#: Makes room for so many bytes: uint8 [bytes].
+Allocate = Callable[[int], "npt.NDArray[np.uint8]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A block, and which one of which run it is."""
+
+    run: BlockRun
+    place: int
+    data: npt.NDArray[np.uint8]
+
+
+class HostTier:
+    """Keeps the blocks that were used last, by their identities and the tokens they were saved with.
+
+    A thread copies what is saved, block by block, so that each one's memory is free when it goes; a load
+    hands out the memory itself, which lives on for as long as somebody reads it.
+
+    Args:
+        max_bytes: of blocks.
+        allocate: how memory is had, such as pinned memory.
+    """
+
+    def __init__(self, max_bytes: int, allocate: Allocate | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._allocate = allocate or (lambda size: np.empty(size, np.uint8))
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
+        self._num_bytes = 0
+        self._coming: set[bytes] = set()  # those that are being copied
+        self._lock = threading.Lock()
+        self._copier = ThreadPoolExecutor(1, "radixkv-host-tier", initializer=yield_to_steps)
+
+    def __repr__(self) -> str:
+        return f"HostTier({len(self._kept)} blocks, {self._num_bytes / 2**20:.0f} MiB)"
+
+    def lookup(self, run: BlockRun) -> tuple[TierState, int]:
+        """See `radixkv.tiers.tier.Tier`. O(blocks)."""
+        count = 0
+        while count < len(run) and run.identities[count] in self._kept:
+            count += 1
+        return (TierState.HIT, count) if count else (TierState.MISS, 0)
+
+    def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
+        """See `radixkv.tiers.tier.Tier`; done when it returns. The tail counts as used first."""
+        found: list[_Kept] = []
+        with self._lock:
+            for identity in run.identities:
+                kept = self._kept.get(identity)
+                if kept is None:
+                    break
+                found.append(kept)
+            for identity in reversed(run.identities[: len(found)]):
+                self._kept.move_to_end(identity)
+        pieces: list[TierBlocks] = []
+        first = 0
+        for place in range(1, len(found) + 1):
+            begin = found[first]
+            is_next = (
+                place < len(found)
+                and found[place].run is begin.run
+                and found[place].place - begin.place == place - first
+            )
+            if not is_next:
+                part = begin.run.part(begin.place, begin.place + place - first)
+                pieces.append(TierBlocks(part, [kept.data for kept in found[first:place]]))
+                first = place
+        done: Future[Sequence[TierBlocks]] = Future()
+        done.set_result(pieces)
+        return done
+
+    def wants(self, run: BlockRun) -> range:
+        """See `radixkv.tiers.tier.Tier`: what it lacks."""
+        missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
+        return range(missing[0], missing[-1] + 1) if missing else range(0)
+
+    def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
+        """See `radixkv.tiers.tier.Tier`."""
+        missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
+        self._coming.update(run.identities[i] for i in missing)
+        self._copier.submit(self._copy, run, data, missing)
+
+    def close(self) -> None:
+        """Forget all."""
+        self._copier.shutdown(cancel_futures=True)
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
+
+    def _lacks(self, identity: bytes) -> bool:
+        return identity not in self._kept and identity not in self._coming
+
+    def _copy(self, run: BlockRun, data: npt.NDArray[np.uint8], places: Sequence[int]) -> None:
+        """On the thread: keep some blocks of a run."""
+        for place in reversed(places):  # the tail is used first, and goes first
+            identity = run.identities[place]
+            try:
+                if data[place].nbytes <= self.max_bytes:
+                    memory = self._allocate(data[place].nbytes)
+                    memory[:] = data[place]
+                    self._keep(identity, _Kept(run, place, memory))
+            finally:
+                self._coming.discard(identity)
+
+    def _keep(self, identity: bytes, kept: _Kept) -> None:
+        with self._lock:
+            self._kept[identity] = kept
+            self._num_bytes += kept.data.nbytes
+            while self._num_bytes > self.max_bytes:
+                _, oldest = self._kept.popitem(last=False)
+                self._num_bytes -= oldest.data.nbytes

@@ -1,0 +1,189 @@
+"""Block records: what a block is called, and how it is written, in a memory that outlives the process.
+
+    name     blake2b of what computes, whose it is and all tokens up to the block's end, keyed by a secret:
+             16 bytes by which it is filed, and 32 more that are compared
+    record   header (with its own checksum) | the block's tokens | its bytes (one checksum for both)
+
+The identities of `radixkv.cache.block_identity` are quick and fit for one process and for routing. A store
+that lives on, or that others can write to, is asked by names: nobody can make two texts of one name, and who
+does not know the secret can neither tell which text a name is of nor ask for one. Names propose too: what is
+found under one is believed if its digest and its tokens are those asked for, and its checksums hold.
+
+All numbers are little-endian; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
+
+import xxhash
+
+from radixkv.cache.block_identity import framed
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.tiers.tier import Bytes
+
+#: Raised when what a record says, or how a name is made, changes: others are not found any more.
+FORMAT_VERSION = 1
+KEY_BYTES = 16
+_DIGEST_BYTES = 32
+_MAGIC = b"radixkv\x01"
+# magic, version, bytes of the tokens, bytes of the block, key, digest, checksum of tokens and block
+_HEADER = struct.Struct(f"<8sIIQ{KEY_BYTES}s{_DIGEST_BYTES}s16s")
+_CHECKSUM = struct.Struct("<Q")
+#: Bytes of a header.
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What must be the same for two blocks' bytes to mean the same.
+
+    Attributes:
+        model: fingerprint over all bytes of the weights, and of what else computes.
+        kv_format: type, shape and order of the elements.
+        block_size: tokens of a block.
+        block_bytes: bytes of a block.
+        tensor_parallel: processes that compute it together.
+        computed_by: what the last bits depend on, such as the processor; empty: these do not matter.
+    """
+
+    model: str
+    kv_format: str
+    block_size: int
+    block_bytes: int
+    tensor_parallel: int = 1
+    computed_by: str = ""
+
+
+class BlockName(NamedTuple):
+    """What a block is called.
+
+    Attributes:
+        key: what it is filed by.
+        digest: what is compared.
+    """
+
+    key: bytes
+    digest: bytes
+
+
+class BlockNames:
+    """Names blocks of one kind.
+
+    Args:
+        secret: at most 64 bytes; without it names can neither be made nor be guessed.
+    """
+
+    def __init__(self, kind: BlockKind, secret: bytes = b"") -> None:
+        self._kind = kind
+        parts = (str(FORMAT_VERSION), *map(str, astuple(kind)))
+        self._begun = hashlib.blake2b(
+            framed(parts), digest_size=KEY_BYTES + _DIGEST_BYTES, key=secret, person=b"radixkv block"
+        )
+
+    def of(self, run: BlockRun) -> Iterator[BlockName]:
+        """The names of a run's blocks, in order, each when it is asked for. O(tokens)."""
+        text = self._begun.copy()
+        text.update(framed(run.namespace) + (b"public" if run.is_public else b"private"))
+        tokens, start = memoryview(run.tokens), run.start * TOKEN_BYTES
+        text.update(tokens[:start])
+        size = self._kind.block_size * TOKEN_BYTES
+        for _ in range(len(run)):
+            text.update(tokens[start : start + size])
+            start += size
+            name = text.digest()
+            yield BlockName(name[:KEY_BYTES], name[KEY_BYTES:])
+
+
+class RecordError(Exception):
+    """A record that is not believed.
+
+    Attributes:
+        reason: `header`, `checksum`, or `other text`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RecordHeader(NamedTuple):
+    """What a record says of itself."""
+
+    key: bytes
+    digest: bytes
+    token_bytes: int
+    block_bytes: int
+    checksum: bytes
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the whole record."""
+        return HEADER_BYTES + self.token_bytes + self.block_bytes
+
+
+def pack_record(name: BlockName, tokens: Bytes, block: Bytes) -> tuple[bytes, memoryview]:
+    """A record as header with tokens, and the block's bytes; it is the two one after the other.
+
+    Args:
+        tokens: those of the block, four bytes each.
+    """
+    text, data = _view(tokens), _view(block)
+    header = _HEADER.pack(
+        _MAGIC, FORMAT_VERSION, text.nbytes, data.nbytes, name.key, name.digest, _checksum(text, data)
+    )
+    return b"".join((header, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)), text)), data
+
+
+def read_header(data: Bytes) -> RecordHeader:
+    """The header that the bytes begin with.
+
+    Raises:
+        RecordError: there is none, or it is damaged.
+    """
+    start = bytes(data[:HEADER_BYTES])
+    if len(start) < HEADER_BYTES:
+        raise RecordError("header")
+    header, (checksum,) = start[: _HEADER.size], _CHECKSUM.unpack(start[_HEADER.size :])
+    magic, version, *fields = _HEADER.unpack(header)
+    if xxhash.xxh3_64_intdigest(header) != checksum or magic != _MAGIC or version != FORMAT_VERSION:
+        raise RecordError("header")
+    token_bytes, block_bytes, key, digest, of_contents = fields
+    return RecordHeader(key, digest, token_bytes, block_bytes, of_contents)
+
+
+def unpack_record(data: Bytes, name: BlockName, tokens: Bytes) -> memoryview:
+    """The block's bytes, a view of the record's.
+
+    Args:
+        data: a record, exactly.
+        name, tokens: what was asked for.
+
+    Raises:
+        RecordError: it is damaged, or of another text.
+    """
+    header = read_header(data)
+    view = _view(data)
+    if header.record_bytes != view.nbytes:
+        raise RecordError("header")
+    end = HEADER_BYTES + header.token_bytes
+    if _checksum(view[HEADER_BYTES:end], view[end:]) != header.checksum:
+        raise RecordError("checksum")
+    if (header.key, header.digest) != name or view[HEADER_BYTES:end] != _view(tokens):
+        raise RecordError("other text")
+    return view[end:]
+
+
+def _view(data: Any) -> memoryview:
+    return memoryview(data).cast("B")
+
+
+def _checksum(tokens: memoryview, block: memoryview) -> bytes:
+    digest = xxhash.xxh3_128(tokens)
+    digest.update(block)
+    return digest.digest()

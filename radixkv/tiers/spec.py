@@ -1,0 +1,80 @@
+"""Tiers as they are written: `disk:PATH,max=20GiB`, `host:4GiB`.
+
+    KIND:WHERE[,OPTION=VALUE...]
+
+What may contain commas or colons is the place; options are taken from the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from radixkv.config import parse_size
+from radixkv.errors import ConfigError
+
+#: Kind -> what a spec of it looks like, and the options that it takes.
+_KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "host": ("host:SIZE, as host:4GiB", ()),
+}
+_OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """One tier, as it was asked for.
+
+    Attributes:
+        kind: such as `disk`.
+        where: what follows the kind, without the options: a path, a size, an address.
+        options: option -> value.
+    """
+
+    kind: str
+    where: str
+    options: Mapping[str, str]
+
+    def size(self, text: str) -> int:
+        """Bytes that `text`, a part of this spec, says.
+
+        Raises:
+            ConfigError: it is no size, or zero.
+        """
+        try:
+            size = parse_size(text)
+        except ConfigError as error:
+            raise ConfigError(f"--kv-tier {self.kind}: {error}") from None
+        if not size:
+            raise ConfigError(f"--kv-tier {self.kind}: a size of {text} holds nothing")
+        return size
+
+
+def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
+    """What `--kv-tier` says, each time.
+
+    Raises:
+        ConfigError: unknown kind or option, an option twice, or no place.
+    """
+    return [_parse(text) for text in texts]
+
+
+def _parse(text: str) -> TierSpec:
+    kind, colon, where = text.partition(":")
+    known = ", or ".join(form for form, _ in _KINDS.values())
+    if not colon or kind not in _KINDS:
+        raise ConfigError(f"--kv-tier {text[:80]!r}: {kind[:80]!r} is no kind of tier; write {known}")
+    form, names = _KINDS[kind]
+    options: dict[str, str] = {}
+    while found := _OPTION.search(where):
+        name, value = found.groups()
+        if name not in names:
+            expected = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise ConfigError(f"--kv-tier {kind}: option {name!r} is not known; {expected} ({form})")
+        if name in options:
+            raise ConfigError(f"--kv-tier {kind}: option {name!r} is given twice")
+        options[name] = value
+        where = where[: found.start()]
+    if not where:
+        raise ConfigError(f"--kv-tier {text[:80]!r} says nothing after {kind}; write {form}")
+    return TierSpec(kind, where, options)
