@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-import radixkv
-
 _CPU_FIELDS = (
     *("vendor_id", "cpu family", "model", "model name", "flags"),
     *("CPU implementer", "CPU part", "Features"),  # as ARM's are described
@@ -21,7 +19,7 @@ def computed_by(device: torch.device, backend: str) -> str:
     Args:
         backend: of the attention.
     """
-    parts = [f"radixkv {radixkv.__version__}", f"torch {torch.__version__}", backend, platform.machine()]
+    parts = [f"torch {torch.__version__}", backend, platform.machine()]
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         parts += [properties.name, f"{properties.major}.{properties.minor}", f"CUDA {torch.version.cuda}"]

@@ -27,7 +27,8 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.tiers.tier import Bytes
 
-#: Raised when what a record says, or how a name is made, changes: others are not found any more.
+#: Raised when what a record says, how a name is made, or what our own kernels compute changes: others are not
+#: found any more.
 FORMAT_VERSION = 1
 KEY_BYTES = 16
 _DIGEST_BYTES = 32
