@@ -60,7 +60,8 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Immutable; checked on construction.
 
     Args:
-        max_tokens: most tokens to generate (>= 1); None: up to the model's context limit.
+        max_tokens: most tokens to generate; None: up to the model's context limit. 0: none: the prompt is
+            computed, so that it is in the cache, and nothing is sampled.
         min_tokens: no stop token or stop string ends the output before this many tokens.
         temperature: [0, 100]; 0 (and what is below 1e-5) is greedy (argmax).
         top_p: nucleus share in (0, 1].
@@ -139,9 +140,9 @@ class SamplingParams:
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
             _require(
-                _is_int(self.max_tokens) and self.max_tokens >= 1,
+                _is_int(self.max_tokens) and self.max_tokens >= 0,
                 "max_tokens",
-                f"max_tokens must be an integer of at least 1, not {self.max_tokens!r}",
+                f"max_tokens must be an integer of at least 0, not {self.max_tokens!r}",
             )
         _require(
             _is_int(self.min_tokens) and self.min_tokens >= 0,
@@ -205,6 +206,11 @@ class SamplingParams:
                 "best_of",
                 f"best_of must be an integer from n ({self.n}) to {MAX_N}, not {self.best_of!r}",
             )
+        _require(
+            self.max_tokens != 0 or self.num_samples == 1,
+            "n",
+            f"n and best_of must be 1 where max_tokens is 0, which samples nothing, not {self.num_samples}",
+        )
         if self.seed is not None:
             _require(
                 _is_int(self.seed) and -(2**63) <= self.seed < 2**63,
@@ -314,6 +320,11 @@ class SamplingParams:
     def ignores_eos(self) -> bool:
         """Whether the model's end tokens don't end the output."""
         return self.ignore_eos and self.structured is None
+
+    @property
+    def samples_nothing(self) -> bool:
+        """Whether the prompt is all there is to compute."""
+        return self.max_tokens == 0
 
     @property
     def is_greedy(self) -> bool:

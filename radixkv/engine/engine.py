@@ -158,7 +158,7 @@ class Engine:
         self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
         self.scheduler = self._make_scheduler()
         self._groups: dict[str, RequestGroup] = {}
-        self._output = OutputProcessor(tokenizer, clock)
+        self._output = OutputProcessor(tokenizer)
         self._faults = FaultRecovery()
         self._counters = Counters()
 
@@ -388,7 +388,7 @@ class Engine:
         request.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
-        """Note when requests began, and take the logprobs of prompts."""
+        """Note when requests began, take the logprobs of prompts, and end those who wanted no more."""
         for entry, first, end in batch.logit_spans():
             request = entry.request
             if request.times.first_scheduled is None:
@@ -398,6 +398,19 @@ class Engine:
                 failure = self._output.add_prompt_logits(sample_of(request), start, logits[first:end])
                 if failure is not None:
                     self._fail(sample_of(request), failure)
+            if request.params.samples_nothing and not (request.num_to_compute or request.is_finished):
+                self._end_prompt(sample_of(request), logits[end - 1], now)
+
+    def _end_prompt(self, request: Sample, logits: torch.Tensor, now: float) -> None:
+        """The prompt has been computed, and is all that was asked for."""
+        failure = self._output.check_logits(logits)
+        if failure is not None:
+            self._fail(request, failure)
+            return
+        if request.group.pins:
+            self._pin(request)
+        self._output.end(request, "length", now)
+        self._finish(request, "length")
 
     # ------------------------------------------------------------------ the end of a request
 
@@ -419,7 +432,7 @@ class Engine:
 
     def _end(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
-        self._output.end(request, reason)
+        self._output.end(request, reason, self.clock())
         self._finish(request, reason, discard=discard)
 
     def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("radixkv")
 
+_NOT_NUMBERS = Failure("the model's logits are not numbers (NaN) for this request", "nan_logits")
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -48,15 +50,13 @@ class OutputProcessor:
 
     Args:
         tokenizer: names tokens in logprobs; None: by their ids.
-        clock: seconds, monotonic.
 
     Attributes:
         num_generated: tokens that requests have got.
     """
 
-    def __init__(self, tokenizer: TextSource | None, clock: Callable[[], float]) -> None:
+    def __init__(self, tokenizer: TextSource | None) -> None:
         self._tokenizer = tokenizer
-        self._clock = clock
         self._result = StepResult()
         self.num_generated = 0
 
@@ -105,7 +105,7 @@ class OutputProcessor:
                     "bad_words, allowed_token_ids, min_tokens and the grammar together; loosen one of them"
                 )
                 return Failure(message, "no_token_left")
-            return Failure("the model's logits are not numbers (NaN) for this request", "nan_logits")
+            return _NOT_NUMBERS
         try:
             request.sampling_state.accept(token.token_id)
         except ENDS_PROCESS:
@@ -155,9 +155,14 @@ class OutputProcessor:
         request.prompt_logprobs.extend(named)
         return None
 
-    def end(self, request: Sample, reason: FinishReason) -> None:
-        """End a sample from outside the model, by abort, timeout or failure: its last delta goes out."""
-        request.times.finished = self._clock()
+    @staticmethod
+    def check_logits(row: torch.Tensor) -> Failure | None:
+        """Why a prompt can't be trusted of which the last token's logits are these; None: it can. Waits."""
+        return None if bool(row.max().isfinite()) else _NOT_NUMBERS
+
+    def end(self, request: Sample, reason: FinishReason, now: float) -> None:
+        """End a sample without another token: its last delta goes out."""
+        request.times.finished = now
         try:
             request.output.abort(reason)
         except ENDS_PROCESS:

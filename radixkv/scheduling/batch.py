@@ -33,8 +33,9 @@ class Entry:
         redundant: leading tokens of the range whose K/V is already in the cache (another request computed
             the same tokens): they are computed for their logits only, and not written.
         samples: whether the last token's logits choose the request's next token.
-        num_logits: of how many of its last rows the logits are needed: 1 to sample and one more for each
-            token of the draft, all of them for the logprobs of a prompt, 0 inside a prompt.
+        num_logits: of how many of its last rows the logits are needed: 1 to sample (or, where nothing is, to
+            see that they are numbers) and one more for each token of the draft, all of them for the logprobs
+            of a prompt, 0 inside a prompt.
         copies: copy-on-write of this entry's lease, to run before its tokens are written.
         draft: the last tokens of the range when they are a guess: the request has not got them, their K/V is
             not committed, and the step's logits tell which of them are right.

@@ -84,7 +84,7 @@ class StepPlan:
     @property
     def num_chunks(self) -> int:
         """Entries whose prompts go on after this step. O(entries)."""
-        return sum(not entry.samples for entry in self.entries.values())
+        return sum(entry.start + entry.count < entry.request.num_tokens for entry in self.entries.values())
 
     def set_reserve(self) -> None:
         """Keep a quarter of what is left for waiting prompts, at least a worthwhile chunk, at most half."""
@@ -140,8 +140,9 @@ class StepPlan:
         assert not redundant or not entry.count, "an entry's slots changed within the step"
         entry.redundant += redundant
         entry.count += count
-        entry.samples = entry.start + entry.count == request.num_tokens
-        entry.num_logits = entry.count if request.needs_prompt_logits else int(entry.samples)
+        is_last = entry.start + entry.count == request.num_tokens
+        entry.samples = is_last and not request.params.samples_nothing
+        entry.num_logits = entry.count if request.needs_prompt_logits else int(is_last)
         self.budget -= count
         self.leases_changed()
         request.last_scheduled_step = self.number
