@@ -59,7 +59,9 @@ def test_the_sampler_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = model_step.sample_runs
     monkeypatch.setattr(
-        model_step, "sample_runs", lambda logits, rows, *rest: sampled.append(len(rows)) or real(logits, rows, *rest)
+        model_step,
+        "sample_runs",
+        lambda logits, rows, *rest: sampled.append(len(rows)) or real(logits, rows, *rest),
     )
     engine, _ = make_engine(num_blocks=40, block_size=8)
     llm = LLM.from_engine(engine)
@@ -97,7 +99,9 @@ def test_it_pins_once_its_prompt_is_computed() -> None:
 
 def test_scores_of_the_prompt_come_without_a_token() -> None:
     engine, _ = make_engine(num_blocks=20, block_size=8)
-    [output] = LLM.from_engine(engine).generate([prompt(4, 20)], SamplingParams(max_tokens=0, prompt_logprobs=1))
+    [output] = LLM.from_engine(engine).generate(
+        [prompt(4, 20)], SamplingParams(max_tokens=0, prompt_logprobs=1)
+    )
     assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == 20
     assert output.outputs[0].token_ids == []

@@ -349,6 +349,19 @@ class ScriptedEngine:
 
     async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
         params = asked.params
+        if params.samples_nothing:
+            times = RequestTimes(first_scheduled=0.0, finished=0.0)
+            yield OutputDelta(
+                asked.request_id,
+                0,
+                "",
+                [],
+                finish_reason="length",
+                prompt=asked.outcome,
+                times=times,
+                is_last=True,
+            )
+            return
         answer = self._script(asked.text).encode()
         samples = range(params.num_samples)
         given = 0

@@ -205,12 +205,14 @@ async def chat_request(
     sampling: Mapping[str, Any],
     *,
     renamed: Mapping[str, str] | None = None,
+    prompt_only: bool = False,
 ) -> tuple[PromptRequest, AnswerReaders]:
     """The prompt of a chat with its sampling parameters, and what reads its answers.
 
     Args:
         sampling: arguments of SamplingParams; `max_tokens` is clamped to the room that the prompt leaves.
         renamed: argument -> field of the body, where they differ, for errors.
+        prompt_only: no answer is to be generated.
 
     Raises:
         ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
@@ -237,6 +239,7 @@ async def chat_request(
         defaults=context.engine.default_sampling,
         room=context.engine.max_model_len - len(ids),
         renamed=renamed,
+        prompt_only=prompt_only,
     )
     forced = chat.tool_choice not in ("none", "auto")
     make_parser = functools.partial(

@@ -31,11 +31,8 @@ class Meter:
             PromptProgress(len(prompt_request.prompt_ids), prompt_request.params.n)
             for prompt_request in request.prompt_requests
         ]
-        self.usage = Usage(
-            self._prompts,
-            [prompt_request.hint for prompt_request in request.prompt_requests],
-            not request.scores_only,
-        )
+        hints = [prompt_request.hint for prompt_request in request.prompt_requests]
+        self.usage = Usage(self._prompts, hints)
         self._metrics = metrics
         self._record = record
         self._activity = activity

@@ -70,7 +70,6 @@ class GenerationRequest:
         cache_key_hint: what requests share that come back together: a hint for eviction; empty: nothing.
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
-        scores_only: it is about its prompts: what the engine generates is not shown, and counts for nothing.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -85,7 +84,6 @@ class GenerationRequest:
     cache_key_hint: str = ""
     priority: int = 0
     operation: str = "chat"
-    scores_only: bool = False
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None:
@@ -132,6 +130,7 @@ def sampling_params(
     defaults: Mapping[str, Any],
     room: int,
     renamed: Mapping[str, str] | None = None,
+    prompt_only: bool = False,
 ) -> SamplingParams:
     """SamplingParams from the fields of a body; errors name the field as the client wrote it.
 
@@ -142,12 +141,17 @@ def sampling_params(
         defaults: arguments where `options` has none: the model's.
         room: tokens left of the context after the prompt.
         renamed: argument -> field of the body, where they differ.
+        prompt_only: nothing is to be generated, whatever `max_tokens` and `min_tokens` say.
 
     Raises:
         InvalidRequestError: a value is out of range.
     """
     wanted = options.get("max_tokens")
     try:
+        if prompt_only:
+            return SamplingParams(**{**defaults, **options, "max_tokens": 0, "min_tokens": 0})
+        if wanted == 0:
+            raise InvalidRequestError("max_tokens must be at least 1, not 0", param="max_tokens")
         max_tokens = None if wanted is None else min(wanted, room)
         return SamplingParams(**{**defaults, **options, "max_tokens": max_tokens})
     except InvalidRequestError as error:

@@ -24,12 +24,10 @@ class Usage:
     Attributes:
         prompts: what they are read from.
         hints: what finds a hint for each prompt's report.
-        counts_answers: False: what is generated is not shown, and counts for nothing.
     """
 
     prompts: Sequence[PromptProgress] = ()
     hints: Sequence[Hint | None] = ()
-    counts_answers: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -51,8 +49,6 @@ class Usage:
 
     @property
     def completion_tokens(self) -> int:
-        if not self.counts_answers:
-            return 0
         return sum(prompt.num_generated_tokens for prompt in self.prompts)
 
     @property

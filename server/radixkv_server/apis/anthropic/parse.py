@@ -39,7 +39,9 @@ async def parse_messages(
     whole = await threads.whole(body)
     body, context_management = await _edited(context, whole, caller)
     chat, conversation = _chat_of(context, body, caller)
-    prompt_request, readers = await chat_request(context, chat, _sampling(body), renamed=_RENAMED)
+    prompt_request, readers = await chat_request(
+        context, chat, _sampling(body), renamed=_RENAMED, prompt_only=body.prewarms
+    )
     if conversation.breakpoints:
         prompt_request = replace(
             prompt_request,
@@ -55,7 +57,6 @@ async def parse_messages(
         functools.partial(context.calls.remember, caller.name),
         functools.partial(threads.keep, request.id, whole),
         hides_thinking=hidden,
-        prewarms=body.max_tokens == 0,
         more=more,
     )
 
@@ -145,5 +146,4 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
         options["stop"] = tuple(body.stop_sequences)
     if body.answer_format is not None:
         options["structured"] = grammar_of({"json": body.answer_format["schema"]}, _FORMAT)
-    # Without any token there would be no step that computes the prompt.
-    return {**options, "max_tokens": body.max_tokens or 1}
+    return {**options, "max_tokens": body.max_tokens}

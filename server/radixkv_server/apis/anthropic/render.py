@@ -85,7 +85,6 @@ class MessageRenderer(Renderer):
         remember: called with the id and the arguments of every tool call.
         keep_thread: called with the blocks of the answer, once it is whole.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
-        prewarms: the answer has no content: its prompt should only be in the cache.
         more: further fields of the answer.
     """
 
@@ -98,7 +97,6 @@ class MessageRenderer(Renderer):
         keep_thread: KeepThread,
         *,
         hides_thinking: bool = False,
-        prewarms: bool = False,
         more: Json | None = None,
     ) -> None:
         self._answered: list[Json] = []
@@ -108,17 +106,16 @@ class MessageRenderer(Renderer):
         self._remember = remember
         self._keep_thread = keep_thread
         self._hides_thinking = hides_thinking
-        self._prewarms = prewarms
         self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         (sample,) = outputs[0].outputs
-        answer = Answer() if self._prewarms else self._readers.answer(sample)
+        answer = self._readers.answer(sample)
         for call in answer.tool_calls:
             self._remember(call.id, call.arguments)
-        stop = self._stop_of(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
+        stop = stop_json(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
         self._answered = self._content(answer)
         return self._message(self._answered, stop, usage)
 
@@ -128,12 +125,11 @@ class MessageRenderer(Renderer):
             self._blocks = _BlockEvents(self._remember, self._hides_thinking)
             stop = {"stop_reason": None, "stop_sequence": None}
             frames.append(event("message_start", message=self._message([], stop, usage)))
-        if not self._prewarms:
-            frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
+        frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
         if delta.finish_reason is not None:
             frames += self._blocks.close()
             self._answered = self._blocks.content
-            self._stop = self._stop_of(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
+            self._stop = stop_json(delta.finish_reason, delta.stop_reason, self._blocks.has_calls)
         return b"".join(frames)
 
     def ending(self, usage: Usage) -> bytes:
@@ -155,12 +151,8 @@ class MessageRenderer(Renderer):
             **self._more,
         }
 
-    def _stop_of(self, finish_reason: str | None, stop_reason: int | str | None, has_calls: bool) -> Json:
-        return stop_json("length" if self._prewarms else finish_reason, stop_reason, has_calls)
-
     def _usage(self, usage: Usage) -> Json:
-        counts = usage_json(usage, self._request.prompt_requests[0].pins)
-        return {**counts, "output_tokens": 0} if self._prewarms else counts
+        return usage_json(usage, self._request.prompt_requests[0].pins)
 
     def _content(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []

@@ -237,6 +237,7 @@ class MessagesRequest(CountTokensRequest, RequestFields):
     def _only_what_works(self) -> MessagesRequest:
         if self.temperature is not None and not 0 <= self.temperature <= 1:
             raise ParamError("temperature must be from 0 to 1.", "temperature")
+        self._check_prewarm()
         budget = self.thinking.budget_tokens if self.thinking is not None else None
         if budget is not None and budget >= self.max_tokens:
             raise ParamError(
@@ -244,3 +245,26 @@ class MessagesRequest(CountTokensRequest, RequestFields):
                 "thinking.budget_tokens",
             )
         return self
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is only to be put into the cache."""
+        return self.max_tokens == 0
+
+    def _check_prewarm(self) -> None:
+        """Refuse what says how an answer is to be given, where there is none."""
+        choice, thinking = self.tool_choice, self.thinking
+        refused = {
+            "stream": bool(self.stream),
+            "tool_choice": choice is not None and choice.type in ("any", "tool"),
+            "output_config.format": self.answer_format is not None,
+            "thinking": thinking is not None and thinking.type == "enabled",
+        }
+        for param, is_given in refused.items():
+            if self.prewarms and is_given:
+                said = "tool_choice 'any' and 'tool'" if param == "tool_choice" else param
+                raise ParamError(
+                    f"{said} can't be used with max_tokens 0, which generates nothing: leave it out, or raise "
+                    "max_tokens.",
+                    param,
+                )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
@@ -51,7 +50,6 @@ async def parse_completion(
         PromptRequest(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts
     ]
     request = body.generation_request(new_id("cmpl-"), prompt_requests, "prompt", operation="text_completion")
-    request = replace(request, scores_only=body.scores_only)
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(prompt_requests)
     return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
@@ -104,8 +102,6 @@ def _check_prompt_logprobs(body: CompletionRequest, num_tokens: int) -> None:
 def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
     options = body.sampling_options()
     options["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if body.scores_only:
-        options["max_tokens"] = 1  # the engine generates at least one token; it is left out of the answer
     if body.best_of is not None:
         options["best_of"] = body.best_of
     options["structured"] = with_default(options.get("structured"), context.settings)
@@ -116,6 +112,7 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
         options,
         defaults=context.engine.default_sampling,
         room=context.prompts.max_model_len - num_prompt_tokens,
+        prompt_only=body.scores_only,
     )
 
 

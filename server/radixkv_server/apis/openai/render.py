@@ -276,7 +276,7 @@ class TextRenderer(Renderer):
         part: CompletionOutput | OutputDelta,
     ) -> Json:
         """A choice, or its next part: what belongs to its prompt comes with the first."""
-        scores_only, echo = self._body.scores_only, ""
+        echo = ""
         details: Json = {}
         is_first = index not in self._offsets
         if is_first:
@@ -293,12 +293,12 @@ class TextRenderer(Renderer):
         )
         return {
             "index": index,
-            "text": echo if scores_only else echo + part.text,
+            "text": echo + part.text,
             "logprobs": self._choice_logprobs(index, part, echoed),
-            "finish_reason": "length" if scores_only else part.finish_reason,
-            "stop_reason": None if scores_only else part.stop_reason,
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
             **details,
-            **self._details.of_answer(() if scores_only else part.token_ids),
+            **self._details.of_answer(part.token_ids),
         }
 
     def _choice_logprobs(
@@ -317,7 +317,7 @@ class TextRenderer(Renderer):
             ids += echoed[0]
             entries += echoed[1]
             offsets += map(self._logprobs.offsets(0, skip_special_tokens=False).take, ids)
-        if part.logprobs is not None and not self._body.scores_only:
+        if part.logprobs is not None:
             ids += part.token_ids
             entries += part.logprobs
             offsets += map(self._offsets[index].take, part.token_ids)

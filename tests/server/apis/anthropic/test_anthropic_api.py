@@ -408,10 +408,44 @@ def test_nothing_to_be_said(server: LiveServer, client: anthropic.Anthropic) -> 
     ask = {**ASK, "max_tokens": 0, "messages": [user("say:hello")]}
     message = client.messages.create(**ask)
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
-    with client.messages.stream(**ask) as stream:
-        final = stream.get_final_message()
-    assert (final.content, final.stop_reason, final.usage.output_tokens) == ([], "max_tokens", 0)
-    assert server.engine.requests[-1].params.max_tokens == 1
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) > 0
+    assert server.engine.requests[-1].params.max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}, "tool_choice"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            "output_config",
+        ),
+        ({"output_format": {"type": "json_schema", "schema": {"type": "object"}}}, "output_config.format"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_a_prewarm_says_nothing_of_an_answer(
+    client: anthropic.Anthropic, fields: dict[str, Any], param: str
+) -> None:
+    ask = {**ASK, "max_tokens": 0, "messages": [user("say:hello")], **fields}
+    with pytest.raises(anthropic.BadRequestError, match=param):
+        client.post("/v1/messages", body=ask, cast_to=object)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": {"type": "auto"}},
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "disabled"}, "stream": False},
+    ],
+)
+def test_a_prewarm_takes_what_shapes_the_prompt(client: anthropic.Anthropic, fields: dict[str, Any]) -> None:
+    message = client.messages.create(**{**ASK, "max_tokens": 0, "messages": [user("say:hello")], **fields})
+    assert (message.content, message.stop_reason) == ([], "max_tokens")
 
 
 def test_between_tools(server: LiveServer, client: anthropic.Anthropic) -> None:
