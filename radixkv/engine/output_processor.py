@@ -7,7 +7,7 @@ request and comes back as its `Failure`. Nothing in here holds blocks or a place
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 

@@ -264,7 +264,7 @@ class MessagesRequest(CountTokensRequest, RequestFields):
             if self.prewarms and is_given:
                 said = "tool_choice 'any' and 'tool'" if param == "tool_choice" else param
                 raise ParamError(
-                    f"{said} can't be used with max_tokens 0, which generates nothing: leave it out, or raise "
+                    f"{said} can't be used with max_tokens 0, which generates nothing: leave it out or raise "
                     "max_tokens.",
                     param,
                 )
