@@ -33,9 +33,8 @@ from radixkv.text.text_size import text_size
 from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.cache.keys import TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
-    from radixkv.engine.input_processor import EncodedPrompt
+    from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
     from radixkv.tiers.tier import Tier
@@ -116,13 +115,8 @@ class AsyncEngine:
         return self._thread.info.model_fingerprint
 
     @property
-    def max_model_len(self) -> int:
-        return self._thread.info.max_model_len
-
-    @property
-    def context_length(self) -> int:
-        """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
-        return self._thread.info.context_length
+    def limits(self) -> PromptLimits:
+        return self._thread.info.limits
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
@@ -154,7 +148,7 @@ class AsyncEngine:
 
     # ------------------------------------------------------------------ requests
 
-    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
 
         Raises:
@@ -165,13 +159,13 @@ class AsyncEngine:
 
         def check(engine: Engine) -> None:
             for prompt in encoded:
-                engine.input_processor.check_quota(prompt, namespace)
+                engine.input_processor.check_quota(prompt.tokens, namespace)
 
         await self.call(check)
 
     async def stream(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -205,7 +199,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -302,7 +296,7 @@ class AsyncEngine:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
-    async def _encode(self, prompt: str | TokenIds) -> EncodedPrompt:
+    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         encode = self._thread.info.input_processor.encode
         try:
             size = len(prompt)
@@ -314,7 +308,7 @@ class AsyncEngine:
 
     async def _start(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str | None,
         tenant: str,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from radixkv.async_cache import CacheClient
-    from radixkv.cache.keys import TokenIds
     from radixkv.config import EngineConfig
     from radixkv.engine.counters import EngineStats
+    from radixkv.engine.prompt_limits import Prompt, PromptLimits
     from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
     from radixkv.text.text_decoder import TextDecoder
 
@@ -93,13 +93,8 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus output, in tokens."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """What the model, or the settings, allow; more than `max_model_len` where the pool is smaller."""
+    def limits(self) -> PromptLimits:
+        """What prompts must keep to."""
         ...
 
     @property
@@ -152,7 +147,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
 
         For several prompts of which none may begin where one is refused.
@@ -164,7 +159,7 @@ class EngineClient(Protocol):
 
     def stream(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -192,7 +187,7 @@ class EngineClient(Protocol):
 
     async def generate(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,

@@ -58,7 +58,7 @@ def build_engine(
     with phases.phase("weights and K/V"):
         engine = engine_for_model(config, loaded, step_costs, tier=tier)
     with phases.phase("warm-up"):
-        engine.runner.warm_up(min(engine.scheduler.max_num_batched_tokens, engine.max_model_len))
+        engine.runner.warm_up(min(engine.scheduler.max_num_batched_tokens, engine.limits.max_model_len))
         return_freed_memory()
         # What was made so far stays: the garbage collector need not look at it again before the end.
         gc.collect()
@@ -178,6 +178,6 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         num_blocks=runner.num_blocks,
         kv_tokens=runner.num_blocks * runner.block_size,
         kv_bytes=runner.num_blocks * runner.bytes_per_block,
-        max_model_len=engine.max_model_len,
+        max_model_len=engine.limits.max_model_len,
         phases=phases,
     )

@@ -13,7 +13,7 @@ from radixkv.engine.streams import Stream, Streams
 from radixkv.errors import EngineStoppedError
 
 if TYPE_CHECKING:
-    from radixkv.engine.input_processor import EncodedPrompt
+    from radixkv.engine.prompt_limits import EncodedPrompt
 
 T = TypeVar("T")
 

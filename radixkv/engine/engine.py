@@ -32,9 +32,10 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
-from radixkv.engine.input_processor import EncodedPrompt, InputProcessor, Prompt
+from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.model_step import StepOutcome, run_step
 from radixkv.engine.output_processor import OutputProcessor, StepResult
+from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
 from radixkv.engine.speculation import Speculation
@@ -114,10 +115,13 @@ class Engine:
         self.runner = runner
         self.cache = cache
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
-        self.context_length = context_length or max_model_len
+        self.limits = PromptLimits(
+            max_model_len=min(max_model_len, cache.num_blocks * cache.block_size),
+            context_length=context_length or max_model_len,
+            block_size=cache.block_size,
+            vocab_size=vocab_size,
+        )
         self.default_sampling = dict(default_sampling or {})
-        self.vocab_size = vocab_size
         self.end_token_ids = frozenset(end_token_ids)
         self.model_name = model_name
         self.model_fingerprint = model_fingerprint
@@ -131,13 +135,10 @@ class Engine:
             return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
 
         self.input_processor = InputProcessor(
-            config,
+            self.limits,
             tokenizer,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
+            seed=config.seed,
             end_token_ids=self.end_token_ids,
-            num_blocks=cache.num_blocks,
-            block_size=cache.block_size,
             most_blocks=most_blocks,
             clock=clock,
         )
@@ -327,7 +328,7 @@ class Engine:
             self._end(request, "length")
             return
         try:  # its ceiling may have been lowered since it came
-            self.input_processor.check_quota(EncodedPrompt(request.tokens.encoded), request.namespace)
+            self.input_processor.check_quota(request.tokens.encoded, request.namespace)
         except ContextLengthExceededError as error:
             failure = Failure(str(error), str(error.code))
         else:

@@ -25,6 +25,7 @@ from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.output_processor import StepResult
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import EngineStoppedError
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class EngineInfo:
     tokenizer: Tokenizer | None
     model_name: str
     model_fingerprint: str
-    max_model_len: int
-    context_length: int
+    limits: PromptLimits
     default_sampling: Mapping[str, Any]
     summary: EngineSummary | None
     input_processor: InputProcessor

@@ -9,14 +9,11 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens, frame_namespace
-from radixkv.config import EngineConfig
+from radixkv.cache.keys import EncodedTokens, TokenIds, frame_namespace
+from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
@@ -31,40 +28,8 @@ if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt on its way in: its tokens are checked and encoded once, by `InputProcessor.encode`.
-
-    Attributes:
-        text: what it was tokenised from; None for a prompt given as token ids.
-    """
-
-    tokens: EncodedTokens
-    text: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int32]:
-        """Its tokens, int32 [len], read-only. O(1)."""
-        return self.tokens.array
-
-
-Prompt = str | TokenIds | EncodedPrompt
-
 #: Of all `bad_words` together: a step looks through as many for each sample, at the worst.
 MAX_BAD_WORD_TOKENS = 8192
-
-# Ids that are encoded at once. Other threads wait meanwhile: a million take 50 ms.
-_PIECE = 65536
-
-
-def _encode_in_pieces(token_ids: TokenIds) -> EncodedTokens:
-    if isinstance(token_ids, list) and len(token_ids) > _PIECE:
-        pieces = (token_ids[at : at + _PIECE] for at in range(0, len(token_ids), _PIECE))
-        return EncodedTokens(b"".join(map(encode_tokens, pieces)))
-    return EncodedTokens(encode_tokens(token_ids))
 
 
 def _check_num_bad(num_tokens: int) -> None:
@@ -87,11 +52,10 @@ class InputProcessor:
     """Checks requests against the engine's limits, and makes them.
 
     Args:
-        max_model_len: longest prompt plus output, in tokens.
-        vocab_size: token ids must be below it; None: unchecked.
+        limits: what prompts must keep to.
+        seed: of the first sample whose request gives none, counted on from there; None: a random one.
         end_token_ids: the model's end-of-sequence tokens.
-        num_blocks: blocks in the pool, of `block_size` tokens each.
-        most_blocks: how many of them a request of these tokens may have, in this namespace; see
+        most_blocks: how many blocks of the pool a request of these tokens may have, in this namespace; see
             `PrefixCache.most_blocks`.
         clock: seconds, monotonic.
 
@@ -101,29 +65,22 @@ class InputProcessor:
 
     def __init__(
         self,
-        config: EngineConfig,
+        limits: PromptLimits,
         tokenizer: Tokenizer | None,
         *,
-        max_model_len: int,
-        vocab_size: int | None,
+        seed: int | None,
         end_token_ids: frozenset[int],
-        num_blocks: int,
-        block_size: int,
         most_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
     ) -> None:
-        self.config = config
+        self.limits = limits
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
         self.end_token_ids = end_token_ids
-        self.num_blocks = num_blocks
-        self.block_size = block_size
         self._most_blocks = most_blocks
         self._clock = clock
         self.grammars = GrammarCompiler(self._make_vocabulary)
         self._ids = itertools.count()
-        self._seeds = itertools.count(config.seed if config.seed is not None else secrets.randbits(62))
+        self._seeds = itertools.count(seed if seed is not None else secrets.randbits(62))
 
     # ------------------------------------------------------------------ checks
 
@@ -155,21 +112,8 @@ class InputProcessor:
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if isinstance(prompt, str):
-            return replace(self.encode(self.tokenize(prompt)), text=prompt)
-        try:
-            encoded = EncodedPrompt(_encode_in_pieces(prompt))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(str(error), param="prompt", code=error.code) from None
-        except TypeError:
-            message = f"a prompt is text or a sequence of token ids, not {prompt!r:.80}"
-            raise InvalidRequestError(message, param="prompt") from None
-        limit = self.vocab_size
-        if limit is not None and len(encoded) and int(encoded.token_ids.max()) >= limit:
-            bad = int(encoded.token_ids[encoded.token_ids >= limit][0])
-            raise InvalidRequestError(
-                f"token id {bad} is out of range: this model has ids 0 to {limit - 1}", param="prompt"
-            )
-        return encoded
+            return replace(self.limits.encode(self.tokenize(prompt)), text=prompt)
+        return self.limits.encode(prompt)
 
     def encode_words(self, params: SamplingParams) -> SamplingParams:
         """The parameters with their `bad_words` as token ids; any thread. O(length of the words).
@@ -211,20 +155,13 @@ class InputProcessor:
             ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
                 or in the KV cache.
         """
-        if len(prompt) == 0:
-            raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        pool = self.num_blocks * self.block_size
-        if len(prompt) >= self.max_model_len and pool > self.max_model_len:
-            raise ContextLengthExceededError(
-                f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_model_len} "
-                f"tokens with at least one to generate; shorten it to {self.max_model_len - 1} tokens",
-            )
+        self.limits.check_length(len(prompt))
         longest = max((pin.num_tokens for pin in pins), default=0)
         if longest > len(prompt):
             raise InvalidRequestError(
                 f"{longest} tokens are to be pinned, but the prompt has {len(prompt)}", param="pins"
             )
-        limit = self.vocab_size if self.vocab_size is not None else 2**31
+        limit = 2**31 if self.limits.vocab_size is None else self.limits.vocab_size
         bad = list(itertools.chain.from_iterable(_token_words(params)))
         _check_num_bad(len(bad))
         for name, ids in (
@@ -240,14 +177,6 @@ class InputProcessor:
                     f"{name} names token {most}, but this model has ids 0 to {limit - 1}", param=name
                 )
         self._check_choice(params, limit)
-        if len(prompt) >= pool:
-            needed = -(-(len(prompt) + 1) // self.block_size)
-            raise ContextLengthExceededError(
-                f"the prompt has {len(prompt)} tokens and needs {needed} KV blocks of {self.block_size} "
-                f"tokens with at least one token to generate, but the cache has {self.num_blocks}; shorten "
-                f"the prompt to {pool - 1} tokens, or raise --kv-cache-memory "
-                "or --num-blocks"
-            )
 
     def _check_choice(self, params: SamplingParams, limit: int) -> None:
         """Refuse what leaves not one token to begin with; what does so later fails then."""
@@ -271,7 +200,7 @@ class InputProcessor:
             f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
         )
 
-    def check_quota(self, prompt: EncodedPrompt, namespace: NamespaceName) -> None:
+    def check_quota(self, prompt: EncodedTokens, namespace: NamespaceName) -> None:
         """Raise if the prompt can never run below its namespace's ceiling, whatever else runs.
 
         On the engine's thread: it looks at the cache.
@@ -279,12 +208,12 @@ class InputProcessor:
         Raises:
             ContextLengthExceededError: it leaves no room for a single token.
         """
-        most = self._most_blocks(prompt.tokens, namespace)
-        if len(prompt) >= most * self.block_size:
+        most, block_size = self._most_blocks(prompt, namespace), self.limits.block_size
+        if len(prompt) >= most * block_size:
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens, with at least one to generate, but your quota of the "
-                f"KV cache (ceiling_blocks) is {most} blocks of {self.block_size} tokens; shorten the prompt "
-                f"to {most * self.block_size - 1} tokens, or ask for a larger quota"
+                f"KV cache (ceiling_blocks) is {most} blocks of {block_size} tokens; shorten the prompt "
+                f"to {most * block_size - 1} tokens, or ask for a larger quota"
             )
 
     def compile(self, params: SamplingParams, namespace: NamespaceName = "") -> Grammar | None:
@@ -331,7 +260,7 @@ class InputProcessor:
         """
         encoded, params = self.encode(prompt), self.encode_words(params)
         self.check(encoded, params, pins)
-        self.check_quota(encoded, namespace)
+        self.check_quota(encoded.tokens, namespace)
         grammar = grammar or self.compile(params, namespace)
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         own = params
@@ -402,7 +331,8 @@ class InputProcessor:
 
         On the engine's thread: it looks at the cache.
         """
-        return min(self.max_model_len, self._most_blocks(prompt, namespace) * self.block_size) - len(prompt)
+        granted = self._most_blocks(prompt, namespace) * self.limits.block_size
+        return min(self.limits.max_model_len, granted) - len(prompt)
 
     def _output(self, request: Sample, max_output_tokens: int) -> SampleOutput:
         params = request.params

@@ -22,6 +22,7 @@ from typing import Any
 from radixkv.client import TextTokenizer
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
 
 #: Items of a stream that may be on their way.
@@ -97,8 +98,7 @@ class Facts:
     config: EngineConfig
     model_name: str
     model_fingerprint: str
-    max_model_len: int
-    context_length: int
+    limits: PromptLimits
     default_sampling: Mapping[str, Any]
     tokenizer: TextTokenizer
 

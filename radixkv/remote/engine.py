@@ -232,8 +232,7 @@ class RemoteEngine:
         self.config = facts.config
         self.model_name = facts.model_name
         self.model_fingerprint = facts.model_fingerprint
-        self.max_model_len = facts.max_model_len
-        self.context_length = facts.context_length
+        self.limits = facts.limits
         self.default_sampling = facts.default_sampling
         self.tokenizer = facts.tokenizer
         self.cache = RemoteCache(self._link)

@@ -109,7 +109,7 @@ class ServerContext:
         Parsing JSON of many small parts keeps the interpreter from all others, so a body that no context
         could hold is refused by its size.
         """
-        needed = OTHER_BODY_BYTES + num_prompts * self.engine.max_model_len * BODY_BYTES_PER_TOKEN
+        needed = OTHER_BODY_BYTES + num_prompts * self.engine.limits.max_model_len * BODY_BYTES_PER_TOKEN
         return min(self.settings.max_body_bytes, needed)
 
     @property

@@ -84,7 +84,7 @@ def test_every_member_is_there_with_its_signature(engine, protocol):
 
 async def test_facts(engine):
     assert engine.is_healthy
-    assert engine.max_model_len >= 2048
+    assert engine.limits.max_model_len >= 2048
     assert engine.model_name
     assert isinstance(engine.model_fingerprint, str)
     assert isinstance(engine.stats(), EngineStats)
@@ -170,7 +170,7 @@ async def test_bad_prompts_are_refused(engine, bad):
 
 async def test_what_is_too_long_is_refused(engine):
     with pytest.raises(ContextLengthExceededError):
-        await engine.generate([1] * engine.max_model_len, PARAMS)
+        await engine.generate([1] * engine.limits.max_model_len, PARAMS)
 
 
 async def test_a_closed_iterator_frees_the_id_at_once(engine):

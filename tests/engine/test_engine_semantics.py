@@ -380,13 +380,13 @@ def test_prefix_caching_off_gives_the_same_answers():
 
 
 def test_a_prompt_that_the_pool_does_not_hold_is_refused_with_that_reason():
-    engine, _ = make_engine(num_blocks=4, block_size=8)
+    engine, _ = make_engine(num_blocks=4, block_size=8, max_model_len=64)
     with pytest.raises(
-        ContextLengthExceededError, match=r"needs 5 KV blocks .* the cache has 4.*--num-blocks"
+        ContextLengthExceededError, match=r"pool of 4 blocks, which hold 32 of the 64 tokens .*--num-blocks"
     ):
         engine.add_request(prompt(1, 32), GREEDY)
     short, _ = make_engine(num_blocks=40, block_size=8, max_model_len=32)
-    with pytest.raises(ContextLengthExceededError, match="this model's context is 32"):
+    with pytest.raises(ContextLengthExceededError, match="maximum context length is 32"):
         short.add_request(prompt(1, 32), GREEDY)
 
 

@@ -83,7 +83,7 @@ async def test_errors_come_with_their_fields():
             await engine.generate([10**6], GREEDY)
         assert caught.value.param == "prompt"
         with pytest.raises(ContextLengthExceededError) as too_long:
-            await engine.generate([1] * engine.max_model_len, GREEDY)
+            await engine.generate([1] * engine.limits.max_model_len, GREEDY)
         assert too_long.value.code == "context_length_exceeded"
         with pytest.raises(InvalidRequestError, match="sent to another process"):
             await engine.generate((token for token in [1, 2]), GREEDY)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
+from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.request import (
     FinishReason,
@@ -200,8 +201,12 @@ class ScriptedEngine:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.model_name = "scripted"
         self.model_fingerprint = "scripted-weights"
-        self.max_model_len = max_model_len
-        self.context_length = context_length or max_model_len
+        self.limits = PromptLimits(
+            max_model_len,
+            context_length or max_model_len,
+            block_size=16,
+            vocab_size=self.tokenizer.vocab_size,
+        )
         self.default_sampling = default_sampling or {}
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16)
@@ -212,13 +217,10 @@ class ScriptedEngine:
         self.is_healthy = True
         self.is_full = False
         self._input_processor = InputProcessor(
-            self.config,
+            self.limits,
             self.tokenizer,
-            max_model_len=max_model_len,
-            vocab_size=self.tokenizer.vocab_size,
+            seed=None,
             end_token_ids=frozenset({257}),
-            num_blocks=max_model_len,
-            block_size=16,
             most_blocks=self._most_blocks,
             clock=time.monotonic,
         )
@@ -281,16 +283,16 @@ class ScriptedEngine:
     def _most_blocks(self, tokens: TokenIds, namespace: Any) -> int:
         """Of a ceiling, if there is one: what is computed here takes nothing of the pool."""
         most = self.prefix_cache.most_blocks(tokens, namespace)
-        return self.max_model_len if most == self.prefix_cache.num_blocks else most
+        return self.limits.max_model_len if most == self.prefix_cache.num_blocks else most
 
-    async def check_quota(self, prompts: Sequence[TokenIds], *, tenant: str = "", salt: str = "") -> None:
+    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
         for prompt in prompts:
             encoded = self._input_processor.encode(prompt)
-            self._input_processor.check_quota(encoded, self.cache.namespace(tenant, salt))
+            self._input_processor.check_quota(encoded.tokens, self.cache.namespace(tenant, salt))
 
     async def stream(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -303,7 +305,7 @@ class ScriptedEngine:
         checks, namespace = self._input_processor, self.cache.namespace(tenant, salt)
         encoded = checks.encode(prompt)
         checks.check(encoded, checks.encode_words(params), pins)
-        checks.check_quota(encoded, namespace)
+        checks.check_quota(encoded.tokens, namespace)
         grammar = checks.compile(params, namespace)
         self._raise_if_closed()
         request_id = request_id or f"req-{uuid.uuid4().hex}"
@@ -419,7 +421,7 @@ class ScriptedEngine:
 
     async def generate(
         self,
-        prompt: str | TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.request import PrefixPin
 from radixkv.text.json_text import JsonText
 from radixkv_server.chat.chat import Chat, Message, chat_prompt
@@ -85,22 +87,22 @@ class Breakpoint:
 
 
 async def prefix_pins(
-    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], ids: list[int]
+    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], prompt: EncodedPrompt
 ) -> tuple[PrefixPin, ...]:
     """The prefixes that the breakpoints of a chat mean, shortest first.
 
     Args:
         chat: as it was rendered.
         places: in the messages that its `convert` gives.
-        ids: the prompt.
+        prompt: its prompt.
 
     A breakpoint after something that the template leaves out means nothing.
     """
     lengths: dict[int, float] = {}
     for breakpoint in breakpoints:
         other = await chat_prompt(context, _changed_after(breakpoint, chat))
-        length = common_prefix(ids, other.ids)
-        if 0 < length < len(ids):
+        length = shared_bytes(prompt.tokens.data, encode_tokens(other.ids)) // TOKEN_BYTES
+        if 0 < length < len(prompt):
             lengths[length] = max(breakpoint.ttl, lengths.get(length, 0.0))
     return tuple(PrefixPin(length, ttl) for length, ttl in sorted(lengths.items()))
 
@@ -160,14 +162,3 @@ def _stubbed_calls(message: Message) -> Message:
     if not calls:
         return {}
     return {"tool_calls": [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]}
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading items are equal. O(n)."""
-    ends = min(len(one), len(other))
-    step = 1024
-    for start in range(0, ends, step):
-        stop = min(start + step, ends)
-        if one[start:stop] != other[start:stop]:
-            return next(at for at in range(start, stop) if one[at] != other[at])
-    return ends

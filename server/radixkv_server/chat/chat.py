@@ -219,8 +219,8 @@ async def chat_request(
     """
     prompt = await chat_prompt(context, chat)
     tokenizer = context.engine.tokenizer
-    ids = context.prompts.check_length(prompt.ids, chat.param)
-    end = tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    encoded = await context.prompts.accept(prompt.ids, chat.param)
+    end = tokenizer.decode(prompt.ids[-TAIL_TOKENS:], skip_special_tokens=False)
     renamed = renamed or {}
     wanted = with_default(sampling.get("structured"), context.settings)
     if wanted is not None:
@@ -237,7 +237,7 @@ async def chat_request(
     params = sampling_params(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
         defaults=context.engine.default_sampling,
-        room=context.engine.max_model_len - len(ids),
+        room=context.engine.limits.max_model_len - len(encoded),
         renamed=renamed,
         prompt_only=prompt_only,
     )
@@ -251,7 +251,7 @@ async def chat_request(
         names=[tool["function"]["name"] for tool in chat.callable_tools],
     )
     prompt_request = PromptRequest(
-        ids,
+        encoded,
         params,
         hint=_hint(tokenizer, prompt),
         place_name=_place_name(tokenizer, chat, prompt),

@@ -69,7 +69,7 @@ class Generation:
         Raises:
             ContextLengthExceededError: one of them never can.
         """
-        prompts = [prompt_request.prompt_ids for prompt_request in self._request.prompt_requests]
+        prompts = [prompt_request.prompt for prompt_request in self._request.prompt_requests]
         salt = self._request.cache_salt or ""
         with self._naming_fields():
             await self._engine.check_quota(prompts, tenant=self._tenant, salt=salt)
@@ -84,7 +84,7 @@ class Generation:
             outputs = await gather_or_cancel(
                 [
                     self._engine.generate(
-                        prompt_request.prompt_ids, prompt_request.params, **self._options(index)
+                        prompt_request.prompt, prompt_request.params, **self._options(index)
                     )
                     for index, prompt_request in enumerate(self._request.prompt_requests)
                 ]
@@ -105,7 +105,7 @@ class Generation:
         begun: set[tuple[int, int]] = set()
         with self._meter as meter, self._naming_fields():
             streams = [
-                self._engine.stream(prompt_request.prompt_ids, prompt_request.params, **self._options(index))
+                self._engine.stream(prompt_request.prompt, prompt_request.params, **self._options(index))
                 for index, prompt_request in enumerate(prompt_requests)
             ]
             async with aclosing(Merged(streams)) as deltas:

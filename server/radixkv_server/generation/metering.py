@@ -28,7 +28,7 @@ class Meter:
         self, metrics: ServerMetrics, activity: Activity, record: RequestRecord, request: GenerationRequest
     ) -> None:
         self._prompts = [
-            PromptProgress(len(prompt_request.prompt_ids), prompt_request.params.n)
+            PromptProgress(len(prompt_request.prompt), prompt_request.params.n)
             for prompt_request in request.prompt_requests
         ]
         hints = [prompt_request.hint for prompt_request in request.prompt_requests]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from radixkv.client import EngineClient
-from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.errors import InvalidRequestError
 from radixkv.text.text_size import text_size
 from radixkv_server.errors import bad_request
 
 T = TypeVar("T")
-IdsT = TypeVar("IdsT", bound=Sequence[int])
 
 # Work on texts longer than this is done in a thread: it takes milliseconds to seconds, during which every
 # stream of the server would stand still.
@@ -23,18 +23,17 @@ class PromptEncoder:
     """The one place of the server where prompts are rendered, tokenised and checked, by one engine."""
 
     def __init__(self, engine: EngineClient) -> None:
-        self.max_model_len = engine.max_model_len
         self._engine = engine
         self._most_chars: int | None = None
 
-    async def encode(self, text: str, *, param: str) -> list[int]:
-        """Token ids of a prompt.
+    async def encode(self, text: str, *, param: str) -> EncodedPrompt:
+        """A prompt's tokens, checked.
 
         Raises:
             InvalidRequestError: the text can't be tokenised, or gives no tokens.
             ContextLengthExceededError: it gives too many.
         """
-        return self.check_length(await self.tokenize(text, param=param), param)
+        return await self.accept(await self.tokenize(text, param=param), param)
 
     async def tokenize(
         self, text: str, *, param: str, add_special_tokens: bool = True, allow_special: bool = True
@@ -86,10 +85,16 @@ class PromptEncoder:
         except RecursionError:
             raise InvalidRequestError("the chat template can't render messages nested this deep") from None
 
-    def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
-        """The given ids as a list, each within the vocabulary and the whole within the context limit."""
-        self.check_length(ids, param)
-        return list(self._in_vocabulary(ids, param))
+    async def accept(self, ids: Sequence[int], param: str) -> EncodedPrompt:
+        """The given ids, checked against the engine's limits.
+
+        Raises:
+            InvalidRequestError: there are none, or one is outside the vocabulary.
+            ContextLengthExceededError: there are too many.
+        """
+        limits = self._engine.limits
+        limits.check_length(len(ids), param)
+        return await _off_loop(len(ids), lambda: limits.encode(ids, param))
 
     async def detokenize(self, ids: Sequence[int], param: str) -> str:
         """The text of ids, special tokens included.
@@ -98,25 +103,18 @@ class PromptEncoder:
             ApiError: an id is outside the vocabulary.
         """
 
+        tokenizer = self._engine.tokenizer
+
         def work() -> str:
-            return self._engine.tokenizer.decode(self._in_vocabulary(ids, param), skip_special_tokens=False)
+            size = tokenizer.vocab_size
+            wrong = next((token for token in ids if not 0 <= token < size), None)
+            if wrong is not None:
+                raise bad_request(
+                    f"Token id {wrong} is outside the vocabulary of {size} tokens.", param=param
+                )
+            return tokenizer.decode(ids, skip_special_tokens=False)
 
         return await _off_loop(len(ids), work)
-
-    def _in_vocabulary(self, ids: Sequence[int], param: str) -> Sequence[int]:
-        size = self._engine.tokenizer.vocab_size
-        if ids and (min(ids) < 0 or max(ids) >= size):
-            wrong = next(token for token in ids if not 0 <= token < size)
-            raise bad_request(f"Token id {wrong} is outside the vocabulary of {size} tokens.", param=param)
-        return ids
-
-    def check_length(self, ids: IdsT, param: str) -> IdsT:
-        """`ids`, if they are at least one and leave room for a token of output."""
-        if not ids:
-            raise bad_request(f"{param} must not be empty: it has no tokens.", param=param)
-        if len(ids) >= self.max_model_len:
-            raise self._too_long(f"{len(ids)} tokens", param)
-        return ids
 
     async def check_size(self, *values: Any, param: str) -> int:
         """Characters in all strings of JSON-like data, if the context could hold them, whatever their tokens.
@@ -127,10 +125,13 @@ class PromptEncoder:
         size = text_size(*values, limit=INLINE_CHARS)
         if size <= INLINE_CHARS:
             return size
+        limits = self._engine.limits
         most = await asyncio.to_thread(self._find_most_chars)
         size = await asyncio.to_thread(text_size, *values, limit=most)
         if size > most:
-            raise self._too_long(f"over {most} characters, more than any {self.max_model_len} tokens", param)
+            raise limits.too_long(
+                f"over {most} characters, more than any {limits.max_model_len} tokens", param
+            )
         return size
 
     def _find_most_chars(self) -> int:
@@ -139,24 +140,8 @@ class PromptEncoder:
             tokenizer = self._engine.tokenizer
             longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
             # Twice the bound, since some tokenizers fold several characters into one before they look.
-            self._most_chars = max(INLINE_CHARS, 2 * self.max_model_len * max(1, longest))
+            self._most_chars = max(INLINE_CHARS, 2 * self._engine.limits.max_model_len * max(1, longest))
         return self._most_chars
-
-    def _too_long(self, size: str, param: str) -> ContextLengthExceededError:
-        most, own = self.max_model_len, self._engine.context_length
-        limit, advice = f"This model's maximum context length is {most} tokens", "Please reduce the length"
-        if most < own:
-            block_size = self._engine.config.block_size
-            limit = (
-                f"This server's KV cache is a pool of {most // block_size} blocks, which hold {most} of the "
-                f"{own} tokens that the model can take"
-            )
-            advice += ", or have the server started with a larger --kv-cache-memory or --num-blocks"
-        return ContextLengthExceededError(
-            f"{limit}, of which at least one is for the output. However, your {param} resulted in {size}. "
-            f"{advice}.",
-            param=param,
-        )
 
 
 async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.chat.client_rules import ClientRule
+from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv_server.errors import bad_request
@@ -36,7 +37,7 @@ class PromptRequest:
         client_rule: what held text of the client's own constant; None: nothing.
     """
 
-    prompt_ids: list[int]
+    prompt: EncodedPrompt
     params: SamplingParams
     pins: tuple[PrefixPin, ...] = ()
     hint: Hint | None = None
@@ -48,13 +49,13 @@ class PromptRequest:
     @property
     def tells_much(self) -> bool:
         """Whether an answer begins with logprobs of a long prompt."""
-        return self.params.prompt_logprobs is not None and len(self.prompt_ids) > INLINE_TOKENS
+        return self.params.prompt_logprobs is not None and len(self.prompt) > INLINE_TOKENS
 
     def pinning(self, ttl: float | None) -> PromptRequest:
         """The same, with the whole prompt to be pinned for `ttl` seconds; None: as it is."""
         if ttl is None:
             return self
-        return replace(self, pins=(*self.pins, PrefixPin(len(self.prompt_ids), ttl)))
+        return replace(self, pins=(*self.pins, PrefixPin(len(self.prompt), ttl)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class GenerationRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt_request.prompt_ids) for prompt_request in self.prompt_requests)
+        return sum(len(prompt_request.prompt) for prompt_request in self.prompt_requests)
 
     def longest_answer(self, assumed: int) -> int:
         """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""

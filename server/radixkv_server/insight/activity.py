@@ -111,7 +111,7 @@ class SeenRequest:
         self.state: State = "running"
         self.duration_s: float | None = None
         self.error_code: str | None = None
-        self.beginning = array("i", prompt_request.prompt_ids[:KEPT_TOKENS])
+        self.beginning = array("i", prompt_request.prompt.token_ids[:KEPT_TOKENS].tobytes())
         self.last_message = prompt_request.last_message
         self.client_rule = prompt_request.client_rule
         self.before = self.after = self.prompt = array("i")
@@ -140,7 +140,7 @@ class SeenRequest:
         """What the cache gave is known: note what of its prompt explains that."""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
-        self.prompt = array("i", prompt_request.prompt_ids)
+        self.prompt = array("i", prompt_request.prompt.tokens.data)
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
         if report is not None and report.reason == "diverged":

@@ -107,7 +107,7 @@ def test_the_prefix_ends_where_the_block_does(template: str, tokenizer: str) -> 
         whole = text.decode(ids, skip_special_tokens=False)
         found = []
         for place, end in PLACES:
-            (prefix,) = await prefix_pins(context, chat, [place], ids)
+            (prefix,) = await prefix_pins(context, chat, [place], engine.limits.encode(ids))
             shown, further = (
                 text.decode(ids[: prefix.num_tokens + more], skip_special_tokens=False) for more in (0, 1)
             )

@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
 from radixkv.cache.insight.explain import MissReport
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import RequestFailedError
 from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTimes, SamplingParams
 from radixkv_server.generation.progress import PromptProgress
@@ -217,8 +218,11 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
     assert get(server, "ada")["windows"]["total"]["requests"] == 300
 
 
+LIMITS = PromptLimits(4096, 4096, block_size=16, vocab_size=None)
+
+
 def seen(num_tokens: int = 4) -> tuple[RequestRecord, GenerationRequest]:
-    prompt_request = PromptRequest(list(range(num_tokens)), SamplingParams())
+    prompt_request = PromptRequest(LIMITS.encode(range(num_tokens)), SamplingParams())
     record = RequestRecord("x", caller=Tenant("ada"))
     return record, GenerationRequest("x", (prompt_request,), stream=True, prompt_param="prompt")
 

@@ -45,7 +45,7 @@ async def parse_messages(
     if conversation.breakpoints:
         prompt_request = replace(
             prompt_request,
-            pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt_ids),
+            pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt),
         )
     request = body.generation_request(new_id("msg_"), [prompt_request], "messages")
     hidden = body.thinking is not None and body.thinking.display == "omitted"

@@ -41,10 +41,13 @@ async def prompt_of(
     """
     context.resolve_model(body.model)
     if isinstance(body.prompt, str):
-        return Prompt(await context.prompts.encode(body.prompt, param="prompt"))
+        encoded = await context.prompts.encode(body.prompt, param="prompt")
+        return Prompt(encoded.token_ids.tolist())
     if body.prompt is not None:
-        return Prompt(context.prompts.check_ids(body.prompt, "prompt"))
+        await context.prompts.accept(body.prompt, "prompt")
+        return Prompt(body.prompt)
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, _ = await completion_request(context, body)
-    return Prompt(request.prompt_ids, request.hint, request.place_name, request.client_rule)
+    ids = request.prompt.token_ids.tolist()
+    return Prompt(ids, request.hint, request.place_name, request.client_rule)

@@ -75,7 +75,7 @@ async def completion_request(
     request, readers = await chat_request(context, chat, options, renamed=renamed)
     places = [place for _, place in body.breakpoints]
     if places:
-        request = replace(request, pins=await prefix_pins(context, chat, places, request.prompt_ids))
+        request = replace(request, pins=await prefix_pins(context, chat, places, request.prompt))
     return request.pinning(body.pinned_s), readers
 
 

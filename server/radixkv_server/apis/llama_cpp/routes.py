@@ -30,7 +30,7 @@ async def props(request: Request) -> Response:
             "default_generation_settings": {
                 "id": 0,
                 "id_task": -1,
-                "n_ctx": engine.max_model_len,
+                "n_ctx": engine.limits.max_model_len,
                 "speculative": engine.config.speculation != "off",
                 "is_processing": False,
                 "params": _sampling_defaults(engine),

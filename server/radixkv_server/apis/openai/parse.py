@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
+from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
@@ -34,7 +34,7 @@ async def parse_chat(
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(
-        body, envelope, _logprobs(context, body), readers, prompt.prompt_ids, prompt.params
+        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params
     )
 
 
@@ -47,11 +47,12 @@ async def parse_completion(
     _check_prompt_logprobs(body, sum(map(len, prompts)))
     places = GrammarPlaces(body.grammar_param)
     prompt_requests = [
-        PromptRequest(ids, _text_params(context, body, len(ids)), grammar_places=places) for ids in prompts
+        PromptRequest(prompt, _text_params(context, body, len(prompt)), grammar_places=places)
+        for prompt in prompts
     ]
     request = body.generation_request(new_id("cmpl-"), prompt_requests, "prompt", operation="text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
-    echoes = await _prompt_texts(context, body, prompts) if body.echo else [""] * len(prompt_requests)
+    echoes = await _prompt_texts(context, body) if body.echo else [""] * len(prompt_requests)
     return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
 
 
@@ -59,7 +60,7 @@ def _logprobs(context: ServerContext, body: CommonFields) -> LogprobsFormat:
     return LogprobsFormat(context.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
 
 
-async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[list[int]]:
+async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[EncodedPrompt]:
     for name, samples in (("n", body.n), ("best_of", body.best_of)):
         # What SamplingParams would refuse, before it is multiplied by the prompts.
         if samples is not None and samples > MAX_N:
@@ -75,7 +76,7 @@ async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> li
         if isinstance(prompt, str):
             encoded.append(await context.prompts.encode(prompt, param="prompt"))
         else:
-            encoded.append(context.prompts.check_ids(prompt, "prompt"))
+            encoded.append(await context.prompts.accept(prompt, "prompt"))
             await asyncio.sleep(0)  # others have their turn between hundreds of long prompts
     return encoded
 
@@ -111,15 +112,13 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
     return sampling_params(
         options,
         defaults=context.engine.default_sampling,
-        room=context.prompts.max_model_len - num_prompt_tokens,
+        room=context.engine.limits.max_model_len - num_prompt_tokens,
         prompt_only=body.scores_only,
     )
 
 
-async def _prompt_texts(
-    context: ServerContext, body: CompletionRequest, prompts: Sequence[list[int]]
-) -> list[str]:
+async def _prompt_texts(context: ServerContext, body: CompletionRequest) -> list[str]:
     return [
-        given if isinstance(given, str) else await context.prompts.detokenize(ids, "prompt")
-        for given, ids in zip(body.prompts, prompts, strict=True)
+        given if isinstance(given, str) else await context.prompts.detokenize(given, "prompt")
+        for given in body.prompts
     ]

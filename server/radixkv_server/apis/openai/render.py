@@ -19,6 +19,7 @@ from radixkv.chat.answer import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
@@ -106,14 +107,14 @@ class ChatRenderer(Renderer):
         envelope: Envelope,
         logprobs: LogprobsFormat,
         readers: AnswerReaders,
-        prompt_ids: Sequence[int],
+        prompt: EncodedPrompt,
         params: SamplingParams,
     ) -> None:
         self._params = params
         self._tokens: dict[int, ContentTokens] = {}
         self._readers = readers
         self._details = TokenDetails(body)
-        self._prompt_ids = prompt_ids
+        self._prompt = prompt
         self._envelope = envelope
         self._logprobs = logprobs
         self._chunks = _ChunkWriter(body, envelope)
@@ -121,14 +122,14 @@ class ChatRenderer(Renderer):
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self._details.of_prompt(self._prompt_ids, outputs[0].prompt_logprobs)
+        details = self._details.of_prompt(self._prompt, outputs[0].prompt_logprobs)
         return self._envelope.wrap(choices, usage=usage_json(usage), **details)
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # What is to be said of the prompt comes once, with the first chunk.
         is_first = not self._begun
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
-        details = self._details.of_prompt(self._prompt_ids, logprobs) if is_first else {}
+        details = self._details.of_prompt(self._prompt, logprobs) if is_first else {}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -227,7 +228,6 @@ class TextRenderer(Renderer):
 
     Args:
         echoes: what each prompt's choices begin with; empty strings without `echo`.
-        prompts: the token ids of each prompt.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class TextRenderer(Renderer):
         envelope: Envelope,
         logprobs: LogprobsFormat,
         echoes: Sequence[str],
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[EncodedPrompt],
     ) -> None:
         self._body = body
         self._prompts = prompts
@@ -305,7 +305,7 @@ class TextRenderer(Renderer):
         self,
         index: int,
         part: CompletionOutput | OutputDelta,
-        echoed: tuple[Sequence[int], Sequence[TokenLogprobs | None]] | None,
+        echoed: tuple[EncodedPrompt, Sequence[TokenLogprobs | None]] | None,
     ) -> Json | None:
         num_top = self._body.logprobs
         if num_top is None:
@@ -314,7 +314,7 @@ class TextRenderer(Renderer):
         ids: list[int] = []
         offsets: list[int] = []
         if echoed is not None:
-            ids += echoed[0]
+            ids += echoed[0].token_ids.tolist()
             entries += echoed[1]
             offsets += map(self._logprobs.offsets(0, skip_special_tokens=False).take, ids)
         if part.logprobs is not None:

@@ -59,7 +59,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 
 def _model_card(context: ServerContext, name: str) -> Json:
-    longest = context.engine.max_model_len
+    longest = context.engine.limits.max_model_len
     openai = {"object": "model", "created": context.started, "owned_by": "radixkv"}
     anthropic = {
         "type": "model",
@@ -72,7 +72,7 @@ def _model_card(context: ServerContext, name: str) -> Json:
     own = {
         "root": context.engine.model_name,
         "max_model_len": longest,
-        "context_length": context.engine.context_length,
+        "context_length": context.engine.limits.context_length,
     }
     return {"id": name, **openai, **anthropic, **own}
 

@@ -70,7 +70,7 @@ async def parse_compaction(
     items = [*before, *new]
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _WISH}]}
     asked, tools = ResponsePromptFields(input=_WISH, instructions=body.instructions), Toolbox(())
-    room = min(SUMMARY_TOKENS, context.prompts.max_model_len // 4)
+    room = min(SUMMARY_TOKENS, context.engine.limits.max_model_len // 4)
 
     def make_chat(some: Sequence[Json]) -> Chat:
         return chat_of(context, asked, some, tools, caller)

@@ -34,7 +34,7 @@ async def fit(
         room: tokens of the answer; None: an eighth of the context.
         caller, salt: whose quota of the cache the prompt must fit in.
     """
-    limit = context.prompts.max_model_len
+    limit = context.engine.limits.max_model_len
 
     async def fits(kept: Sequence[Json], answer: int) -> bool:
         try:

@@ -44,7 +44,7 @@ async def tokenize(request: Request) -> Response:
         ids = (await chat_prompt(context, chat_of(context, body, body.messages))).ids
 
     def answer() -> Json:
-        told: Json = {"tokens": ids, "count": len(ids), "max_model_len": prompts.max_model_len}
+        told: Json = {"tokens": ids, "count": len(ids), "max_model_len": context.engine.limits.max_model_len}
         if body.return_token_strs:
             told["token_strs"] = [tokenizer.token_text(token) for token in ids]
         return told
@@ -107,7 +107,7 @@ async def load(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """What the model's tokenizer_config.json says, with the chat template."""
     engine = context_of(request).engine
-    return json_response({**engine.tokenizer.facts, "model_max_length": engine.context_length})
+    return json_response({**engine.tokenizer.facts, "model_max_length": engine.limits.context_length})
 
 
 @router.get("/version")

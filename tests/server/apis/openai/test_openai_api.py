@@ -265,7 +265,7 @@ def test_max_tokens_is_clamped_to_the_context(server: LiveServer) -> None:
     with server.openai() as client:
         client.completions.create(model="scripted", prompt="say:a", max_tokens=10**18)
     asked = server.engine.requests[-1]
-    assert asked.params.max_tokens == server.engine.max_model_len - len(asked.prompt)
+    assert asked.params.max_tokens == server.engine.limits.max_model_len - len(asked.prompt)
 
 
 def test_several_prompts_times_n_are_numbered_by_prompt(server: LiveServer) -> None:
