@@ -42,6 +42,7 @@ ENGINE = {
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.cache.insight.similarity",  # what two prompts have in common further on
     "radixkv.async_cache",
+    "radixkv.cache.keys",  # how tokens are encoded
     "radixkv.cache.insight.tree_walk",  # the type of a node
     "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
@@ -56,6 +57,7 @@ ENGINE = {
     "radixkv.chat.template_traits",
     "radixkv.client",
     "radixkv.config",
+    "radixkv.engine.prompt_limits",  # what prompts must keep to
     "radixkv.errors",
     "radixkv.request",
     "radixkv.sampling.grammar.limits",  # whether a tool's grammar is within bounds
