@@ -85,15 +85,10 @@ class CacheClient:
         """Keep what is cached of a prefix, for `ttl` seconds after each use.
 
         Returns:
-            What is pinned now; None: nothing of it is cached, or the pins' budget is spent.
+            The pin; None: nothing of it is cached, or the pins' budget is spent.
         """
         namespace = self.namespace(tenant, salt)
-
-        def pin(cache: PrefixCache) -> PinInfo | None:
-            # The one that was set is the latest.
-            return cache.pins()[-1] if cache.pin(token_ids, namespace, ttl) else None
-
-        found = await self._run(pin)
+        found = await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
         return None if found is None else self._known(found)
 
     async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:

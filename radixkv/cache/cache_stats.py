@@ -47,7 +47,7 @@ class CacheStats:
 def snapshot(parts: CacheParts) -> CacheStats:
     """The counters of one cache. O(quota groups)."""
     capacity, pins, leasing = parts.capacity, parts.pins, parts.leasing
-    pool, cached = capacity.pool, capacity.evictable()
+    pool, cached = capacity.pool, parts.groups.evictable()
     return CacheStats(
         total_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
@@ -55,7 +55,7 @@ def snapshot(parts: CacheParts) -> CacheStats:
         held_blocks=pool.num_blocks - pool.num_free - cached,
         pinned_blocks=pins.pinned_blocks,
         num_nodes=parts.tree.num_nodes,
-        num_leases=len(leasing.leases),
+        num_leases=len(capacity.leases),
         num_pins=len(pins),
         acquires=leasing.made,
         queried_tokens=leasing.queried_tokens,
@@ -63,7 +63,7 @@ def snapshot(parts: CacheParts) -> CacheStats:
         evicted_blocks=capacity.evicted_blocks,
         evicted_by_age=tuple(capacity.evicted_ages.counts),
         evicted_age_s=capacity.evicted_ages.total_s,
-        out_of_blocks=leasing.refused,
+        out_of_blocks=capacity.refused,
         resets=parts.num_resets,
         pins_given_way=pins.given_way,
         ghost_blocks=len(parts.ghosts),

@@ -91,7 +91,7 @@ def _check_references(parts: CacheParts, nodes: list[Node]) -> None:
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
     pins_here: Counter[Node] = Counter(pin.node for pin in parts.pins)
-    for lease in parts.leasing.leases.values():
+    for lease in parts.capacity.leases.values():
         holders[lease.node] += 1
         if lease.pending is not None:
             refs.update(node for node, _ in lease.pending.nodes)
@@ -116,7 +116,7 @@ def _check_references(parts: CacheParts, nodes: list[Node]) -> None:
 
 def _check_leases(parts: CacheParts) -> None:
     size = parts.tree.block_size
-    for lease in parts.leasing.leases.values():
+    for lease in parts.capacity.leases.values():
         assert lease.num_blocks == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
         assert len(lease.tokens) == 4 * lease.num_tokens, f"{lease!r} has miscounted its tokens"
         assert lease.num_committed <= lease.num_tokens, f"{lease!r} has committed more than it has"
@@ -144,7 +144,7 @@ def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
     free = pool.free_ids()
     in_tree = [block for node in nodes for block in node.blocks]
     private: Counter[int] = Counter()
-    for lease in parts.leasing.leases.values():
+    for lease in parts.capacity.leases.values():
         private.update(lease.private_blocks().tolist())
         if lease.pending is not None:
             private.update(lease.pending.blocks)

@@ -1,10 +1,10 @@
-"""RetiredTree: what a reset leaves behind, so that it need not walk a million nodes.
+"""InvalidatedTree: what a reset leaves behind, so that it need not walk a million nodes.
 
 A reset takes the roots away at once; the nodes below stay as they were. Their block ids are handed to the
 pool node by node, as it allocates; the ghost index asks them what the reset took, for as long as it would
 remember as many blocks; then they are taken apart in small pieces.
 
-    retired ── handing out ids ──> drained ── forgotten by the ghosts ──> taken apart
+    invalidated ── handing out ids ──> drained ── forgotten by the ghosts ──> taken apart
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InvalidatedTree:
         self._to_clear: list[Node] | None = None
 
     def __repr__(self) -> str:
-        return f"RetiredTree({self.num_blocks} blocks not handed out)"
+        return f"InvalidatedTree({self.num_blocks} blocks not handed out)"
 
     def _nodes(self) -> Iterator[Node]:
         """All nodes, parents first, in an order that does not change."""

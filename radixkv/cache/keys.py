@@ -70,7 +70,13 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
         return token_ids.data
     if isinstance(token_ids, np.ndarray):
         return _encode_array(token_ids)
-    if len(token_ids) == 1:
+    try:
+        length = len(token_ids)
+    except TypeError:
+        raise InvalidRequestError(
+            f"token ids must be a sequence of integers, not {type(token_ids).__name__}", param="token_ids"
+        ) from None
+    if length == 1 and type(token_ids) in (list, tuple):
         token = token_ids[0]
         if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
             return token.to_bytes(TOKEN_BYTES, "little")
@@ -86,7 +92,7 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
                 return quick.tobytes()
     if isinstance(token_ids, str | bytes | bytearray):
         raise InvalidRequestError("token ids must be integers, not text", param="token_ids")
-    if not len(token_ids):
+    if not length:
         return b""
     try:
         converted = np.asarray(token_ids)

@@ -1,62 +1,30 @@
 """Lease: one request's hold on blocks, from `acquire` to `release`.
 
-How far its tokens are:
-
     0 ..... num_cached_tokens ..... num_committed ..... num_tokens
     |  found by acquire       |  computed, or       |  known, not
     |                         |  in this step       |  computed
 
-Who owns their blocks:
-
-    0 ........... tree_tokens ........... num_tokens
-    |  in the tree:            |  private blocks: nobody
-    |  its node protects them  |  can match them
-
-`radixkv.cache.tree_sync` brings the tree up to what is committed.
+`radixkv.cache.lease_path` says who owns the blocks of these tokens.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
 
 import numpy as np
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
-from radixkv.cache.block_table import BlockTable
 from radixkv.cache.insight.explain import DueReport, Explainer, MissReport
+from radixkv.cache.invalidation import invalidate_subtree
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.lease_path import LeasePath
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.errors import LeaseError
 
 
-class Lessor(Protocol):
-    """Who makes leases, and what these need of it afterwards."""
-
-    capacity: Capacity
-
-    def add(self, lease: Lease) -> int:
-        """A new lease; returns its number."""
-
-    def remove(self, lease: Lease) -> None:
-        """A lease has ended."""
-
-    def grow(self, lease: Lease, count: int) -> array[int]:
-        """More blocks for a lease, or OutOfBlocks."""
-
-    def sync(self, lease: Lease) -> int:
-        """What a lease has committed joins the tree; returns where tokens end that others committed."""
-
-    def would_dedupe(self, lease: Lease, num_tokens: int) -> bool:
-        """See `Lease.would_dedupe`."""
-
-    def invalidate(self, top: Node, owner: Lease) -> None:
-        """What hangs below `top` leaves the tree; all but `owner` lose the right to share what they hold."""
-
-
-class Lease(BlockTable):
+class Lease(LeasePath):
     """A request's block table and the locks that keep its blocks; made by `PrefixCache.acquire` and `fork`.
 
     Attributes:
@@ -65,47 +33,12 @@ class Lease(BlockTable):
         num_tokens: tokens that have slots.
         num_cached_tokens: leading tokens whose K/V were found by `acquire`; at most the prompt's length - 1.
         num_committed: leading tokens whose K/V exist or are computed in this step.
-
-    For the cache itself:
-        space: the namespace.
-        tokens: the token ids as bytes.
-        node: where the tree's part of its path ends; the lease is one of its holders.
-        tree_tokens: the tokens up to there.
-        own_from: tokens from there on in the tree were put there by this lease.
-        public_tokens: leading tokens that belong to a public prefix.
-        pending: copies into its blocks that have not run.
-        shares: whether what it commits may be matched.
-        forks: the leases that are forks of one another, itself included; None: there are no others.
-        due: what the report is made of when it is read; None: reports are off.
+        due: what the report is made of when it is read; None: reports are off. For the cache itself.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_is_released",
-        "_lessor",
-        "_report",
-        "capacity",
-        "due",
-        "forks",
-        "id",
-        "namespace",
-        "node",
-        "num_cached_tokens",
-        "num_committed",
-        "num_tokens",
-        "own_from",
-        "pending",
-        "public_tokens",
-        "shares",
-        "space",
-        "tokens",
-        "tree",
-        "tree_tokens",
-    )
 
     def __init__(
         self,
-        lessor: Lessor,
+        capacity: Capacity,
         namespace: NamespaceName,
         space: Namespace,
         tokens: bytes | bytearray,
@@ -114,25 +47,14 @@ class Lease(BlockTable):
         num_cached_tokens: int,
         public_tokens: int,
         shares: bool,
-    ) -> None:  # its maker fills the block table
-        self._lessor = lessor
-        self.capacity = lessor.capacity
-        self.tree = lessor.capacity.tree
+    ) -> None:
+        super().__init__(capacity, space, tokens, node, tree_tokens, public_tokens, shares)
         self.namespace = namespace
-        self.space = space
-        self.tokens = tokens  # bytes until tokens are appended
-        self.num_tokens = len(tokens) // TOKEN_BYTES
         self.num_cached_tokens = self.num_committed = num_cached_tokens
-        self.node = node
-        self.tree_tokens = self.own_from = tree_tokens
-        self.public_tokens = public_tokens
-        self.shares = shares
-        self.pending: PendingCopies | None = None
-        self.forks: list[Lease] | None = None
         self.due: DueReport | None = None
         self._report: MissReport | None = None
         self._is_released = False
-        self.id = lessor.add(self)
+        self.id = capacity.add_lease(self)
 
     def __repr__(self) -> str:
         state = ", released" if self._is_released else ""
@@ -170,10 +92,6 @@ class Lease(BlockTable):
         """All tokens of the lease. O(n)."""
         return np.frombuffer(bytes(self.tokens), np.int32).tolist()
 
-    def private_blocks(self) -> array[int]:
-        """The part of the block table that is not in the tree."""
-        return self.blocks(-(-self.tree_tokens // self.tree.block_size), self.num_blocks)
-
     # ------------------------------------------------------------------ copies
 
     @property
@@ -202,7 +120,7 @@ class Lease(BlockTable):
         """
         self._end_copies()
         if self.tree_tokens < self.num_committed and not self._is_released:
-            self._lessor.sync(self)
+            self.sync()
             self.tree.end_changes()
 
     def new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
@@ -233,7 +151,7 @@ class Lease(BlockTable):
         if self._is_released:
             raise self._error("fork")
         child = Lease(
-            self._lessor,
+            self.capacity,
             self.namespace,
             self.space,
             bytearray(self.tokens),
@@ -279,7 +197,7 @@ class Lease(BlockTable):
         copies = bool(not is_own and old % size and data) and self._must_copy_tail()
         missing = -(-new // size) - self.num_blocks
         if missing or copies:
-            blocks = self._lessor.grow(self, missing + copies)
+            blocks = self._grow(missing + copies)
             if copies:
                 self._replace_tail(blocks.pop(0))
             if missing:
@@ -351,11 +269,14 @@ class Lease(BlockTable):
         self.num_tokens = num_tokens
         self.own_from = min(self.own_from, self.tree_tokens)
 
-    def move(self, node: Node) -> None:
-        """Hold another node instead of the present one. For the cache itself."""
-        self.tree.hold(node)
-        old, self.node, self.tree_tokens = self.node, node, node.end
-        self.capacity.release(old)
+    def _grow(self, count: int) -> array[int]:
+        """`count` more blocks; OutOfBlocks: nothing was changed."""
+        capacity, group = self.capacity, self.space.group
+        if count > capacity.pool.num_free or group.ceiling is not None:
+            path = (self.node, self.tree_tokens)
+            total = self.num_blocks + count
+            capacity.require(count, self.space, total, path, lambda: capacity.room(group), self)
+        return capacity.allocate(count, group)
 
     # ------------------------------------------------------------------ committing
 
@@ -394,16 +315,9 @@ class Lease(BlockTable):
                 self.tree_tokens = num_tokens
                 tree.end_changes()
                 return 0
-        shared_until = max(tree_tokens, self._lessor.sync(self))
+        shared_until = max(tree_tokens, self.sync())
         tree.end_changes()
         return max(0, min(num_tokens, shared_until) - before)
-
-    def would_dedupe(self, num_tokens: int) -> bool:
-        """Whether committing that many tokens would take over blocks that others committed. O(block).
-
-        Changes nothing. Only the next block can be one: what hangs below one's own new blocks is one's own.
-        """
-        return self._lessor.would_dedupe(self, num_tokens)
 
     def rollback(self, num_tokens: int) -> None:
         """A step failed: tokens from `num_tokens` on, as far as this lease committed them, can't be matched.
@@ -420,8 +334,9 @@ class Lease(BlockTable):
         self._end_copies()
         cut = max(num_tokens, self.own_from)
         if cut < self.tree_tokens:
-            self._lessor.invalidate(self.tree.split_before(self.node, cut), self)
-            self._lessor.sync(self)
+            top = self.tree.split_before(self.node, cut)
+            invalidate_subtree(self.capacity, top, self)
+            self.sync()
             self.tree.end_changes()
 
     # ------------------------------------------------------------------ the end
@@ -446,9 +361,9 @@ class Lease(BlockTable):
         if self.has_pending_copies:  # what the copies would have made is not there
             self._end_copies()
         elif self.tree_tokens < self.num_committed:
-            self._lessor.sync(self)
+            self.sync()
         self._is_released = True
-        self._lessor.remove(self)
+        del self.capacity.leases[self.id]
         if self.forks is not None:
             self.forks.remove(self)
         tree, capacity, node = self.tree, self.capacity, self.node

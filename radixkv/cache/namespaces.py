@@ -16,6 +16,7 @@ from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace, who
 from radixkv.cache.node import Namespace
 from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.retention.quota import QuotaGroups
+from radixkv.errors import InvalidRequestError
 
 
 class _Reference(ref[Namespace]):
@@ -39,17 +40,6 @@ class Namespaces:
         any_declared: whether a prefix is declared public.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_block_bytes",
-        "_groups",
-        "_identities",
-        "_model",
-        "_references",
-        "any_declared",
-        "publics",
-    )
-
     def __init__(
         self, groups: QuotaGroups, identities: BlockIdentities, block_bytes: int, model: str = ""
     ) -> None:
@@ -72,9 +62,16 @@ class Namespaces:
         """The whole key of a namespace. O(1).
 
         Raises:
-            InvalidRequestError: neither a string nor a tuple of strings.
+            InvalidRequestError: neither a string nor a tuple of strings, or it names another model.
         """
-        return whole_key(frame_namespace(namespace), self._model)
+        key = whole_key(frame_namespace(namespace), self._model)
+        if self._model and key[3] != self._model:
+            raise InvalidRequestError(
+                f"the namespace {key!r} names the model {key[3]!r}, but this one is {self._model!r}: name "
+                "at most (tenant, salt, adapter)",
+                param="namespace",
+            )
+        return key
 
     def quota_key(self, key: NamespaceKey) -> NamespaceKey:
         """The key of a quota: a tenant's alone stands for all of its namespaces."""
@@ -113,7 +110,7 @@ class Namespaces:
         """The namespace, if it is in use. O(1).
 
         Raises:
-            InvalidRequestError: neither a string nor a tuple of strings.
+            InvalidRequestError: as `key`.
         """
         if type(namespace) is str and not self._model:
             reference = self._references.get(namespace)
@@ -125,7 +122,7 @@ class Namespaces:
         """The namespace, in use from now on for as long as something refers to it. O(1).
 
         Raises:
-            InvalidRequestError: neither a string nor a tuple of strings.
+            InvalidRequestError: as `key`.
         """
         space = self.known(namespace)
         if space is None:

@@ -18,16 +18,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
 
-from radixkv.cache.block_identity import HashFunction, what_computes
+from radixkv.cache.block_identity import BlockIdentities, HashFunction, what_computes
 from radixkv.cache.block_leases import BlockLeases
-from radixkv.cache.cache_parts import CacheOptions, CacheParts, Declared
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.cache_parts import CacheParts, Declared
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.insight.advisor import BreakPoint
-from radixkv.cache.insight.events import Listener
-from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport
+from radixkv.cache.insight.advisor import Advisor, BreakPoint
+from radixkv.cache.insight.ages import UseTimes
+from radixkv.cache.insight.events import ChangeLog, Listener
+from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
+from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
 from radixkv.cache.invalidation import invalidate_all
@@ -41,11 +46,15 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.lookup import Match
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage
+from radixkv.cache.leasing import Leasing
+from radixkv.cache.lookup import Lookup, Match
+from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.capacity import Capacity
+from radixkv.cache.retention.pins import Pin, PinBoard, PinInfo
+from radixkv.cache.retention.quota import Quota, QuotaGroups, QuotaUsage, framed_quotas
 from radixkv.cache.tree_nodes import Walk
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
 
@@ -90,35 +99,60 @@ class PrefixCache:
         partial_reuse: bool = True,
         explain: bool = True,
     ) -> None:
-        self._options = CacheOptions(
-            num_blocks,
-            block_size,
-            enabled,
-            clock,
-            ghost_blocks,
-            hash_function,
-            model,
-            pin_budget,
-            partial_reuse,
-            explain,
-        )
+        for name, value, low in (("num_blocks", num_blocks, 1), ("block_size", block_size, 1)):
+            if type(value) is not int or not low <= value < 2**31:
+                raise ConfigError(f"{name} must be an integer in [{low}, 2**31), not {value!r}")
+        if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
+            raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
+        if not 0.0 <= pin_budget <= 1.0:
+            raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
+        self._options: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "enabled": enabled,
+            "clock": clock,
+            "ghost_blocks": ghost_blocks,
+            "hash_function": hash_function,
+            "model": model,
+            "pin_budget": pin_budget,
+            "partial_reuse": partial_reuse,
+            "explain": explain,
+        }
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
         self.partial_reuse = partial_reuse
-        self.policy = make_eviction_policy(policy)
-        self._parts = parts = CacheParts(self._options, self.policy, quotas)
-        self._namespaces = parts.namespaces
-        self._lookup = parts.lookup
+        self.policy = policy = make_eviction_policy(policy)
+        self._groups = groups = QuotaGroups(num_blocks, policy)
+        identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
+        tree = RadixTree(block_size, identities, policy, UseTimes(clock))
+        self._namespaces = names = Namespaces(groups, identities, tree.block_bytes, model)
+        groups.replace(self._framed(quotas or {}))
+        ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
+        policy.attach(num_blocks, block_size, ghosts)
+        self._pins = pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
+        self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
+        self._lookup = lookup = Lookup(tree, names, enabled)
+        advisor = Advisor(block_size)
+        explainer = Explainer(tree, ghosts, clock, enabled=enabled, partial_reuse=partial_reuse)
+        self._leasing = leasing = Leasing(
+            capacity,
+            ghosts,
+            explainer if explain else None,
+            advisor,
+            enabled=enabled,
+            partial_reuse=partial_reuse,
+        )
+        self._parts = parts = CacheParts(
+            clock, groups, tree, names, ghosts, pins, capacity, lookup, advisor, explainer, leasing
+        )
+        self._changes = ChangeLog(tree.block_bytes)
         self._last: Match | None = None  # a request is usually matched, then acquired
-        self._capacity = parts.capacity
-        self._groups = parts.groups
-        self._pins = parts.pins
-        self._pinned = parts.pins.by_key
-        self._on_cache_key_hint = overridden(self.policy, "on_cache_key_hint")
-        self._leasing = parts.leasing
-        self._tree_view = TreeView(parts)
-        self._block_leases = BlockLeases(parts)
+        self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
+        #: The tree, for those who look at it: as text, as data, and what continues a prompt.
+        self.tree = TreeView(parts)
+        #: Leases on whole blocks, for who copies their contents in or out.
+        self.block_leases = BlockLeases(parts)
 
     def __repr__(self) -> str:
         s = self.stats
@@ -135,14 +169,7 @@ class PrefixCache:
             InvalidRequestError: neither a string nor a tuple of at least one string, or it names another
                 model than the cache's.
         """
-        key, model = self._namespaces.key(namespace), self._options.model
-        if model and key[3] != model:
-            raise InvalidRequestError(
-                f"the namespace {key!r} names the model {key[3]!r}, but this one is {model!r}: name "
-                "at most (tenant, salt, adapter)",
-                param="namespace",
-            )
-        return key
+        return self._namespaces.key(namespace)
 
     # ------------------------------------------------------------------ public prefixes
 
@@ -184,7 +211,7 @@ class PrefixCache:
         Raises:
             InvalidRequestError: token ids or namespace are malformed.
         """
-        if self._pinned:
+        if self._pins.by_key:
             self._pins.expire()
         data = encode_tokens(token_ids)
         space = self._namespaces.known(namespace)
@@ -193,7 +220,7 @@ class PrefixCache:
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
-        if self._pinned:
+        if self._pins.by_key:
             self._pins.expire()
         space = match.space
         if space is None:
@@ -232,7 +259,7 @@ class PrefixCache:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
             InvalidRequestError: token ids or namespace are malformed, or there are none.
         """
-        if self._pinned:
+        if self._pins.by_key:
             self._pins.expire()
         if match is None:
             match = self._last
@@ -306,7 +333,7 @@ class PrefixCache:
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
         parts = self._parts
-        old = invalidate_all(parts.capacity, parts.pins, parts.leasing.leases.values())
+        old = invalidate_all(self._capacity)
         parts.ghosts.remember_all(old, "reset()")
         parts.num_resets += 1
         self._lookup.outdate()
@@ -327,10 +354,12 @@ class PrefixCache:
             self._capacity.discard_from(walk.source if walk.source is not None else walk.node, keep)
             self._parts.tree.end_changes()
 
+    # ------------------------------------------------------------------ what outlives it
+
     @property
     def declared(self) -> Declared:
         """What users declared, which outlives what is cached: quotas and public prefixes. O(their number)."""
-        return self._parts.declared
+        return Declared(self._groups.quotas, self._namespaces.declared())
 
     def declare(self, declared: Declared) -> None:
         """Declare what was declared to another cache, on one that is new.
@@ -338,7 +367,9 @@ class PrefixCache:
         Raises:
             ConfigError: the quotas' floors exceed the pool.
         """
-        self._parts.declare(declared)
+        self._groups.replace(declared.quotas)
+        for computes, prefix in declared.public_prefixes:
+            self._namespaces.declare(computes, prefix)
 
     def rebuilt(self) -> PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
@@ -348,9 +379,10 @@ class PrefixCache:
         """
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
-        fresh = PrefixCache(policy=type(self.policy)(), **self._options._asdict())
+        fresh = PrefixCache(policy=type(self.policy)(), **self._options)
         fresh.declare(self.declared)
-        fresh._parts.follow(self._parts.hand_over())
+        fresh._changes, fresh._parts.tree.changes = self._changes, self._parts.tree.changes
+        self._changes, self._parts.tree.changes = ChangeLog(self._parts.tree.block_bytes), None
         return fresh
 
     # ------------------------------------------------------------------ quotas
@@ -365,7 +397,27 @@ class PrefixCache:
             ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
                 had a quota has blocks already, which count for all others (`reset` frees it of them).
         """
-        self._parts.set_quotas(quotas)
+        framed = self._framed(quotas)
+        used = {space.key for space in self._parts.tree.roots}
+        used |= {lease.space.key for lease in self._capacity.leases.values()}
+        for key in framed:
+            if key not in self._groups.quotas and any(key in (name, name[:1]) for name in used):
+                raise ConfigError(
+                    f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
+                    "give its quota before its first request, or reset the cache"
+                )
+        self._groups.replace(framed)
+        self._namespaces.regroup()
+        self._capacity.keep_ceilings()
+
+    def _framed(
+        self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]
+    ) -> dict[NamespaceKey, Quota]:
+        return {self._namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
+
+    def quota_usage(self) -> list[QuotaUsage]:
+        """What each quota allows and how much of it is used. O(quotas)."""
+        return self._groups.usage()
 
     # ------------------------------------------------------------------ pins
 
@@ -376,7 +428,7 @@ class PrefixCache:
         ttl: float | None = None,
         *,
         at_least: bool = False,
-    ) -> int:
+    ) -> PinInfo | None:
         """Keep the cached part of a prefix from eviction; each hit renews the time.
 
         At most the pin budget is protected, leading blocks first. Pinning a prefix again extends and renews.
@@ -387,41 +439,39 @@ class PrefixCache:
                 part: for those who ask often, and for prefixes that others may have pinned, too.
 
         Returns:
-            Leading tokens that are pinned now; 0 when nothing of it is cached or the budget is spent.
+            The pin; None: nothing of the prefix is cached, or the budget is spent.
+
+        Raises:
+            InvalidRequestError: token ids or namespace are malformed, or ttl is not a number above 0.
 
         O(tokens + path).
         """
         pins = self._pins
         pins.expire()
         data = encode_tokens(token_ids)
-        if ttl is not None and not ttl > 0:
-            raise InvalidRequestError(f"ttl must be above 0 seconds, not {ttl!r}", param="ttl")
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, Real) or not ttl > 0):
+            raise InvalidRequestError(
+                f"ttl must be a number of seconds above 0, or None, not {ttl!r}", param="ttl"
+            )
         space = self._namespaces.obtain(namespace)  # what is pinned may all be public
         walk = self._lookup.match(data, space).walk
-        old = None if at_least else pins.get(data, space, walk)
-        if old is not None:
-            pins.drop(old)
-        return 0 if walk is None else pins.add(data, space, walk, ttl, at_least)
+        pin = None if walk is None else pins.add(data, space, walk, ttl, at_least)
+        return None if pin is None else pins.show(pin)
 
     def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
-        pins = self._pins
-        pins.expire()
+        self._pins.expire()
         data, space = encode_tokens(token_ids), self._namespaces.known(namespace)
         if space is None:
             return False
-        walk = self._lookup.match(data, space).walk
-        pin = pins.get(data, space, walk)
-        if pin is None and walk is not None and walk.depth + walk.partial == len(data) // TOKEN_BYTES:
-            pin = pins.ending_with(walk, space)
-        if pin is not None:
-            pins.drop(pin)
-        return pin is not None
+        return self._unpin(self._pins.find(data, space, self._lookup.match(data, space).walk))
 
     def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
         """End the pin of that id in a namespace; False: there is none. O(path)."""
         self._pins.expire()
-        pin = self._pins.of_id(pin_id, self._namespaces.key(namespace))
+        return self._unpin(self._pins.by_key.get((self._namespaces.key(namespace), pin_id)))
+
+    def _unpin(self, pin: Pin | None) -> bool:
         if pin is not None:
             self._pins.drop(pin)
         return pin is not None
@@ -432,23 +482,10 @@ class PrefixCache:
         Args:
             most_tokens: show only so many leading tokens of each.
         """
-        return self._pins.listing(most_tokens)
-
-    def quota_usage(self) -> list[QuotaUsage]:
-        """What each quota allows and how much of it is used. O(quotas)."""
-        return self._groups.usage()
+        self._pins.expire()
+        return [self._pins.show(pin, most_tokens) for pin in self._pins]
 
     # ------------------------------------------------------------------ insight
-
-    @property
-    def block_leases(self) -> BlockLeases:
-        """Leases on whole blocks, for who copies their contents in or out. O(1)."""
-        return self._block_leases
-
-    @property
-    def tree(self) -> TreeView:
-        """The tree, for those who look at it: as text, as data, and what continues a prompt. O(1)."""
-        return self._tree_view
 
     @property
     def stats(self) -> CacheStats:
@@ -472,7 +509,11 @@ class PrefixCache:
 
         What a listener raises later is logged; one that fails many times in a row is dropped.
         """
-        return self._parts.subscribe(listener, replay)
+        tree = self._parts.tree
+        if replay:
+            self._changes.replay(tree.nodes(), listener)
+        tree.changes = self._changes
+        return self._changes.add(listener)
 
     def explain(
         self, token_ids: TokenIds, namespace: NamespaceName = "", *, admin: bool = False

@@ -72,8 +72,8 @@ class RadixTree(TreeNodes):
 
     def end_changes(self) -> None:
         """A call of the cache has ended: who listens is told what it changed. O(1) but for them."""
-        if self.changes is not None:
-            self.changes.flush()
+        if self.changes is not None and not self.changes.flush():
+            self.changes = None
 
     # ------------------------------------------------------------------ protection
 

@@ -377,10 +377,11 @@ class Engine:
         """Its prompt has been computed: pin what its user wants to be kept, as far as the budget goes."""
         group, prompt = request.group, request.tokens.view(0, request.num_prompt_tokens)
         pins, group.pins = group.pins, ()
-        group.num_pinned_tokens = max(
+        found = [
             self.cache.pin(prompt[: pin.num_tokens], request.namespace, pin.ttl, at_least=True)
             for pin in pins
-        )
+        ]
+        group.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
     def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
         assert self._speculation is not None

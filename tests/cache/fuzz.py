@@ -170,7 +170,7 @@ def _lose_a_block(cache: PrefixCache) -> None:
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(inside(cache).parts.leasing.leases.values())).node.refs += 1
+    next(iter(inside(cache).parts.capacity.leases.values())).node.refs += 1
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:

@@ -72,8 +72,10 @@ MUTATIONS = [
     ),
     Mutation("do not hold the source of a copy", "Leasing._grant", "_.protect(source)", "None"),
     Mutation("write into a fork's shared block", "Lease._must_copy_tail", "_.holders > 1", "False"),
-    Mutation("keep the duplicate after deduping", "_dedupe", "_.free_private(_, _)", "None"),
-    Mutation("do not remap the block table after deduping", "_dedupe", "_.replace_blocks(_, _)", "None"),
+    Mutation("keep the duplicate after deduping", "LeasePath._dedupe", "_.free_private(_, _)", "None"),
+    Mutation(
+        "do not remap the block table after deduping", "LeasePath._dedupe", "_.replace_blocks(_, _)", "None"
+    ),
     Mutation(
         "split one block too late",
         "RadixTree.split",
@@ -82,9 +84,9 @@ MUTATIONS = [
     ),
     Mutation(
         "commit one token too many",
-        "_insert",
+        "LeasePath._insert",
         "bytearray(_a[_b:_])",
-        "bytearray(_a[_b : (end := min(end + 1, lease.num_tokens, pos + len(blocks) * size)) * 4])",
+        "bytearray(_a[_b : (end := min(end + 1, self.num_tokens, pos + len(blocks) * size)) * 4])",
     ),
     Mutation("evict the most recently used first", "LRU.priority", "_a.last_access", "-_a.last_access"),
     Mutation("evict the head of a run", "RadixTree.trim", "_a = _b[keep:]", "_a = _b[:num_blocks]"),
@@ -94,8 +96,8 @@ MUTATIONS = [
     Mutation("push a tenant under its floor", "Capacity._make_room", "min(_a, max(_, _))", "_a"),
     Mutation(
         "leave rolled-back tokens in the tree",
-        "Leasing.invalidate",
-        "invalidate_subtree(_, _, _, _, _)",
+        "Lease.rollback",
+        "invalidate_subtree(_, _, _)",
         "None",
     ),
     Mutation("share again after a reset", "invalidate_all", "_.shares = False", "pass"),
@@ -120,12 +122,12 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "_.discard_from(_, _)", "None"),
-    Mutation("rebuild without the quotas", "CacheParts.declared", "self.groups.quotas", "{}"),
+    Mutation("rebuild without the quotas", "PrefixCache.declared", "self._groups.quotas", "{}"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
         "rebuild without the public prefixes",
-        "CacheParts.declared",
-        "self.namespaces.declared()",
+        "PrefixCache.declared",
+        "self._namespaces.declared()",
         "()",
     ),
 ]

@@ -27,7 +27,7 @@ def test_encoded_tokens_stand_for_the_token_ids(form: object) -> None:
     again = cache.acquire(key, "tenant", match=match)
     assert again.num_cached_tokens == 9
     again.release()
-    assert cache.pin(key, "tenant", ttl=5.0) == 10
+    assert cache.pin(key, "tenant", ttl=5.0).num_tokens == 10
     assert cache.unpin(tokens, "tenant")
     assert cache.explain(key, "tenant").reason == "hit"
     cache.discard(key, "tenant")

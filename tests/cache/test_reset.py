@@ -71,7 +71,7 @@ def test_what_a_reset_leaves_is_free_and_explained_while_it_is_used_again() -> N
     held = cache.acquire([3, 0, 10_030, 1, 2, 3])
     table = held.block_table.tolist()
     pinned = [2, 0, 10_020, 1, 2, 3]
-    assert cache.pin(pinned) == 6
+    assert cache.pin(pinned).num_tokens == 6
     cache.reset()
     cache.check()
     assert cache.stats.free_blocks == cache.num_blocks - 3

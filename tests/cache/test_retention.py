@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import random
 import tracemalloc
 from collections.abc import Callable
 
@@ -25,7 +27,7 @@ def test_a_pinned_prefix_survives_a_flood_of_ten_times_the_pool() -> None:
     cache = PrefixCache(40, 4)
     prompt = list(range(30))
     store(cache, prompt)
-    assert cache.pin(prompt, ttl=300.0) == 30
+    assert cache.pin(prompt, ttl=300.0).num_tokens == 30
     assert cache.stats.pinned_blocks == 8
     flood(cache, 10)
     assert cache.match(prompt).num_tokens == 30
@@ -57,10 +59,11 @@ def test_the_pin_budget_is_never_exceeded() -> None:
     cache = PrefixCache(40, 4, pin_budget=0.25)
     for i in range(5):
         store(cache, [i] * 16)
-    assert [cache.pin([i] * 16) for i in range(5)] == [16, 16, 8, 0, 0]
+    pins = [cache.pin([i] * 16) for i in range(5)]
+    assert [pin and pin.num_tokens for pin in pins] == [16, 16, 8, None, None]
     assert cache.stats.pinned_blocks == 10
     cache.check()
-    assert cache.pin([0] * 16) == 16, "pinning again costs nothing more"
+    assert cache.pin([0] * 16).num_tokens == 16, "pinning again costs nothing more"
 
 
 def test_pins_share_the_budget_for_a_common_prefix() -> None:
@@ -93,7 +96,7 @@ def test_a_pin_survives_appends_and_splits() -> None:
     cache = PrefixCache(40, 4)
     lease = cache.acquire(list(range(10)))
     lease.commit(10)
-    assert cache.pin(list(range(6))) == 6
+    assert cache.pin(list(range(6))).num_tokens == 6
     for token in range(20):
         lease.append([token])
         lease.commit(lease.num_tokens)
@@ -102,11 +105,6 @@ def test_a_pin_survives_appends_and_splits() -> None:
     cache.evict(100)
     assert cache.match(list(range(6))).num_tokens == 6
     assert cache.stats.pinned_blocks == 2
-
-
-def test_a_ttl_must_be_positive() -> None:
-    with pytest.raises(InvalidRequestError):
-        PrefixCache(4).pin([1], ttl=0.0)
 
 
 def test_a_floor_protects_a_quiet_tenant() -> None:
@@ -183,7 +181,7 @@ def test_a_pin_takes_memory_for_what_it_pins_not_for_what_was_asked() -> None:
     def pin(i: int) -> None:
         prompt = rng.integers(0, 1000, 20_000)
         prompt[:16] = range(16)
-        assert cache.pin(prompt) == 16
+        assert cache.pin(prompt).num_tokens == 16
 
     assert growth(pin, 100) < 200_000
     assert cache.stats.num_pins == 120
@@ -198,10 +196,10 @@ def test_a_pin_for_at_least_a_time_shortens_no_other() -> None:
     cache.pin(list(range(8)))
     cache.pin(list(range(12)), ttl=300.0)
     for end, left in ((8, None), (12, 300.0), (16, 60.0)):
-        assert cache.pin(list(range(end)), ttl=60.0, at_least=True) == end
+        assert cache.pin(list(range(end)), ttl=60.0, at_least=True).num_tokens == end
         cache.check()
         assert [pin.expires_in_s for pin in cache.pins() if pin.num_tokens == end] == [left]
-    assert cache.pin(list(range(16)), ttl=3600.0, at_least=True) == 16
+    assert cache.pin(list(range(16)), ttl=3600.0, at_least=True).num_tokens == 16
     assert cache.stats.num_pins == 3
     clock.now += 3000.0
     assert [pin.num_tokens for pin in cache.pins()] == [8, 16]
@@ -214,7 +212,7 @@ def test_pins_for_at_least_a_time_beyond_the_budget_are_one() -> None:
     store(cache, list(range(16)))
     for i in range(20):
         store(cache, [*range(16), 50 + i, 1, 2, 3])
-        assert cache.pin([*range(16), 50 + i, 1, 2], ttl=60.0, at_least=True) == 16
+        assert cache.pin([*range(16), 50 + i, 1, 2], ttl=60.0, at_least=True).num_tokens == 16
         assert cache.stats.num_pins == 1
         cache.check()
 
@@ -355,8 +353,8 @@ def test_pins_of_a_public_prefix_are_their_namespaces_own():
     lease = cache.acquire([*shared, 9], "writer")
     lease.commit(8)
     lease.release(discard=False)
-    assert cache.pin([*shared, 1, 2], "a", ttl=60.0) == 8
-    assert cache.pin([*shared, 3], "b") == 8
+    assert cache.pin([*shared, 1, 2], "a", ttl=60.0).num_tokens == 8
+    assert cache.pin([*shared, 3], "b").num_tokens == 8
     gc.collect()
     assert not cache.unpin(shared, "c")
     assert cache.unpin(shared, "b")
@@ -394,8 +392,8 @@ def test_pins_of_different_tokens_are_different_pins_whatever_the_hash(
     for namespace in ("a", "b"):
         for prompt in prompts:
             store(cache, prompt, namespace)
-            assert cache.pin(prompt, namespace) == 8
-            assert cache.pin(prompt, namespace, ttl=9.0) == 8, "the same again"
+            assert cache.pin(prompt, namespace).num_tokens == 8
+            assert cache.pin(prompt, namespace, ttl=9.0).num_tokens == 8, "the same again"
     ids = {(pin.namespace, pin.id): pin.token_ids for pin in cache.pins()}
     assert sorted(ids.values()) == sorted(map(tuple, 2 * prompts))
     del ids[("b",), ids_of(cache, prompts[1], "b")]
@@ -417,13 +415,97 @@ def test_a_pin_keeps_its_id_when_more_is_cached_and_ends_also_after_its_prefix_b
     cache = PrefixCache(32, 4)
     prompt = list(range(16))
     store(cache, prompt[:8], "a")
-    assert cache.pin(prompt, "a") == 8
+    assert cache.pin(prompt, "a").num_tokens == 8
     (before,) = cache.pins()
     store(cache, prompt, "a")
-    assert cache.pin(prompt, "a") == 16
+    assert cache.pin(prompt, "a").num_tokens == 16
     (after,) = cache.pins()
     assert after.id == before.id
     cache.publish(prompt[:8], "a")
     assert cache.unpin(prompt, "a")
     assert not cache.pins()
     cache.check()
+
+
+def test_a_pin_for_at_least_a_time_ends_by_whatever_tokens_it_was_set_with() -> None:
+    cache = PrefixCache(16, 4, pin_budget=0.25)
+    store(cache, list(range(16)))
+    asked = [[*range(16), 50 + i, 1, 2] for i in range(3)]
+    for tokens in asked:
+        assert cache.pin(tokens, ttl=60.0, at_least=True).num_tokens == 16
+    assert not cache.unpin([*range(16), 99])
+    assert cache.unpin(asked[1])
+    assert not cache.pins()
+    assert not cache.unpin(asked[0])
+    cache.check()
+
+
+@pytest.mark.parametrize("hash_function", [None, lambda data: 7])
+def test_pins_that_share_what_is_cached_of_them_are_pins_of_their_own(
+    hash_function: Callable[[bytes], int] | None,
+) -> None:
+    cache = PrefixCache(16, 4, hash_function=hash_function)
+    store(cache, list(range(8)))
+    one, two, never = ([*range(8), i, 1] for i in range(20, 23))
+    for tokens in (one, two, one):
+        assert cache.pin(tokens).num_tokens == 8
+    assert len({pin.id for pin in cache.pins()}) == cache.stats.num_pins == 2
+    assert not cache.unpin(never)
+    assert cache.unpin(one)
+    assert not cache.unpin(one)
+    assert cache.unpin(list(range(8))), "the other pins just these"
+    assert not cache.unpin(two)
+    cache.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_pinned_is_found_by_its_tokens_whatever_came_between(seed: int) -> None:
+    rng = random.Random(seed)
+    hash_function = rng.choice([None, lambda data: 7])
+    cache = PrefixCache(24, 4, pin_budget=rng.choice([0.2, 0.5]), hash_function=hash_function)
+    pinned: dict[tuple[int, ...], int] = {}
+    for _ in range(300):
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 25))]
+        action = rng.random()
+        if action < 0.5:
+            with contextlib.suppress(OutOfBlocks):
+                lease = cache.acquire(tokens)
+                lease.commit(rng.randrange(len(tokens) + 1))
+                lease.release()
+        elif action < 0.55:
+            cache.evict(rng.randrange(8))
+        elif action < 0.58:
+            cache.publish(tokens)
+        elif action < 0.8:
+            pin = cache.pin(tokens)
+            if pin is not None:
+                pinned[tuple(tokens)] = pin.num_tokens
+                assert pin == cache.pins()[-1]
+        else:
+            if pinned and rng.random() < 0.7:
+                tokens = list(rng.choice(sorted(pinned)))
+            by_part = [key for key, count in pinned.items() if key[:count] == tuple(tokens)]
+            expected = tuple(tokens) in pinned or bool(by_part)
+            before = {pin.id for pin in cache.pins()}
+            assert cache.unpin(tokens) == expected
+            assert len(before - {pin.id for pin in cache.pins()}) == expected
+            if tuple(tokens) in pinned:
+                del pinned[tuple(tokens)]
+            elif expected:
+                del pinned[by_part[0]]
+        assert cache.stats.num_pins == len(pinned)
+        cache.check()
+
+
+@pytest.mark.parametrize("ttl", ["x", True, float("nan"), 0, -1.0, [1]])
+def test_a_ttl_that_is_no_time_is_refused_clearly(ttl: object) -> None:
+    with pytest.raises(InvalidRequestError, match="ttl must be a number of seconds above 0"):
+        PrefixCache(4).pin([1], ttl=ttl)
+
+
+@pytest.mark.parametrize("token_ids", [None, 7, 1.5, object(), {1, 2}, {1: 2}, iter([1])])
+def test_what_is_no_sequence_of_tokens_is_refused_clearly(token_ids: object) -> None:
+    cache = PrefixCache(4)
+    for call in (cache.pin, cache.unpin, cache.match, cache.acquire, cache.explain, cache.encode):
+        with pytest.raises(InvalidRequestError, match="token ids must be"):
+            call(token_ids)

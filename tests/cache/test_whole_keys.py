@@ -75,8 +75,10 @@ def test_a_cache_of_a_model_completes_the_keys_that_name_less() -> None:
     for name in (("ada",), ("ada", ""), ("ada", "", ""), ("ada", "", "", "m1")):
         assert cache.match(TEXT, name).num_tokens == 40
         assert cache.ceiling(name) == 20
-    assert cache.match(TEXT, ("ada", "", "", "m2")).num_tokens == 0
-    assert cache.pin(TEXT, "ada") == 40
+    for call in (cache.match, cache.acquire, cache.explain, cache.pin, cache.unpin, cache.publish):
+        with pytest.raises(InvalidRequestError, match="names the model 'm2', but this one is 'm1'"):
+            call(TEXT, ("ada", "", "", "m2"))
+    assert cache.pin(TEXT, "ada").num_tokens == 40
     assert cache.pins()[0].namespace == ("ada", "", "", "m1")
     assert cache.unpin(TEXT, ("ada", "", "", "m1"))
 
@@ -113,7 +115,7 @@ def test_no_choice_of_parts_finds_what_another_key_cached_or_published(seed: int
     for key in others:
         is_shared = key[2:] == first[2:]
         assert cache.match([*TEXT, 1, 2, 3, 4], key).num_tokens == (40 if is_shared else 0)
-        assert cache.pin(TEXT, key) == (40 if is_shared else 0)
+        assert (cache.pin(TEXT, key) is not None) == is_shared
         assert not cache.tree.continuation(TEXT, key), "what others cached is not told"
     for key in others:
         cache.unpin(TEXT, key)

@@ -20,8 +20,8 @@ import radixkv.engine.streams as streams
 from radixkv.async_engine import AsyncEngine
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.lease import Lease
-from radixkv.cache.leasing import Leasing
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.retention.capacity import Capacity
 from radixkv.engine.engine import Engine
 from radixkv.errors import RadixKVError
 from radixkv.request import SamplingParams
@@ -36,7 +36,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "add": (Engine, "add_request"),
     "schedule": (Scheduler, "schedule"),
     "lookup": (PrefixCache, "acquire"),
-    "room": (Leasing, "grow"),
+    "room": (Capacity, "require"),
     "evict": (BlockPool, "free"),
     "model step": (PagedHashModel, "execute"),
     "sampling": (SamplingState, "draw"),

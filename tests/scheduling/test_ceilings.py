@@ -74,7 +74,7 @@ def test_a_tenants_own_pins_give_way_below_its_ceiling_and_nobody_elses() -> Non
         engine.add_request(prompt(1, 30), SamplingParams(max_tokens=1), namespace=(name, ""))
     run_all(engine)
     for name in ("small", "big"):
-        assert engine.cache.pin(prompt(1, 30), (name, "")) == 30
+        assert engine.cache.pin(prompt(1, 30), (name, "")).num_tokens == 30
     engine.add_request(prompt(5, 100), LONG, request_id="big", namespace=("big", ""))
     for _ in range(5):
         engine.step()

@@ -314,7 +314,7 @@ def test_pins_do_not_wedge_a_request_that_shares_them_or_needs_their_room():
     system = prompt(1, 64)
     engine.add_request(system, ONE)
     run_all(engine)
-    assert engine.cache.pin(system) == 64
+    assert engine.cache.pin(system).num_tokens == 64
     shares = engine.add_request([*system, *prompt(2, 80)], ONE)
     assert run_all(engine)[shares].num_cached_tokens == 64
     needs = engine.add_request(prompt(3, 150), ONE)

@@ -342,7 +342,8 @@ class ModelledCache:
         assert self.cache.stats.free_blocks >= free + min(count, evictable)
 
     def pin(self, tokens: list[int], namespace: NamespaceName, ttl: float | None) -> None:
-        pinned = self.cache.pin(tokens, namespace, ttl=ttl)
+        pin = self.cache.pin(tokens, namespace, ttl=ttl)
+        pinned = 0 if pin is None else pin.num_tokens
         assert pinned <= self.cache.match(tokens, namespace).num_tokens
         key = (namespace, tuple(tokens))
         self.pins.pop(key, None)

@@ -344,7 +344,7 @@ class ScriptedEngine:
             num_tokens,
             cached,
             num_tokens - cached,
-            max(pinned, default=None),
+            max((0 if pin is None else pin.num_tokens for pin in pinned), default=None),
             report,
             _prompt_logprobs(asked),
         )

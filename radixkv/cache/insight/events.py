@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,20 +88,21 @@ class BlockChanges:
 Listener = Callable[[BlockChanges], None]
 
 
-class Listeners:
-    """Who is told of changes. They outlive the cache that they were given to, when that is rebuilt.
+class ChangeLog:
+    """Gathers what a call changes in a tree, and tells the listeners when the call ends.
 
     The cache is in the middle of a change when it tells them: what a listener raises is logged and goes no
     further, and a listener that keeps failing is dropped.
 
-    Attributes:
-        sequence: number of the latest changes.
-        on_change: called with whether there are any when the first one comes and when the last one goes.
+    Args:
+        block_bytes: bytes of a block's token ids.
     """
 
-    def __init__(self) -> None:
-        self.sequence = 0
-        self.on_change: Callable[[bool], None] | None = None
+    def __init__(self, block_bytes: int) -> None:
+        self._size = block_bytes
+        self._sequence = 0  # of the latest changes
+        self._stored: list[StoredBlocks] = []
+        self._removed: list[RemovedBlocks] = []
         self._listeners: dict[object, Listener] = {}  # by what names the subscription
         self._failures: Counter[object] = Counter()  # in a row
 
@@ -112,62 +113,14 @@ class Listeners:
         """Tell a listener of what comes; returns a function that ends that, and may be called again. O(1)."""
         name = object()
         self._listeners[name] = listener
-        self._changed()
         return lambda: self._remove(name)
 
     def _remove(self, name: object) -> None:
-        if self._listeners.pop(name, None) is not None:
-            self._changed()
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change(bool(self._listeners))
-
-    def tell(self, changes: BlockChanges) -> None:
-        """Call every listener. O(listeners)."""
-        self.sequence = changes.sequence
-        for name, listener in list(self._listeners.items()):
-            try:
-                listener(changes)
-            except KeyboardInterrupt:  # not the listener's
-                raise
-            except BaseException:
-                self._failed(name, listener)
-            else:
-                self._failures.pop(name, None)
-
-    def _failed(self, name: object, listener: Listener) -> None:
-        self._failures[name] += 1
-        is_last = self._failures[name] >= MAX_FAILURES
-        logger.exception(
-            "a listener of cache events failed (%d in a row)%s: %r",
-            self._failures[name],
-            ", it is told of nothing more" if is_last else "",
-            listener,
-        )
-        if is_last:
-            self._remove(name)
-
-
-class ChangeLog:
-    """Gathers what a call changes in the tree, and tells it when the call ends.
-
-    Args:
-        block_bytes: bytes of a block's token ids.
-        listeners: who is told.
-    """
-
-    def __init__(self, block_bytes: int, listeners: Listeners) -> None:
-        self._size = block_bytes
-        self.listeners = listeners
-        self._stored: list[StoredBlocks] = []
-        self._removed: list[RemovedBlocks] = []
+        self._listeners.pop(name, None)
 
     def stored(self, node: Node, first: int) -> None:
         """The blocks of `node` from index `first` on are in the tree now. O(their tokens)."""
-        run = _stored(node, first, self._size)
-        if run is not None:
-            self._stored.append(run)
+        self._stored += _stored(node, first, self._size)
 
     def removed(self, node: Node, first: int) -> None:
         """The blocks of `node` from index `first` on are about to leave. O(those)."""
@@ -179,22 +132,45 @@ class ChangeLog:
         blocks = tuple(node.blocks[first : first + len(hashes)])
         self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.space.key))
 
-    def flush(self, cleared: bool = False) -> None:
-        """The call ends: tell what it changed, if it did. O(listeners)."""
+    def flush(self, cleared: bool = False) -> bool:
+        """The call ends: tell what it changed, if it did; False: nobody listens any more. O(listeners)."""
         if self._stored or self._removed or cleared:
             stored, removed = tuple(self._stored), tuple(self._removed)
             self._stored.clear()
             self._removed.clear()
-            self.listeners.tell(BlockChanges(self.listeners.sequence + 1, stored, removed, cleared))
+            if self._listeners:
+                self._tell(BlockChanges(self._sequence + 1, stored, removed, cleared))
+        return bool(self._listeners)
 
-    def replay(self, nodes: list[Node], listener: Listener) -> None:
+    def _tell(self, changes: BlockChanges) -> None:
+        self._sequence = changes.sequence
+        for name, listener in list(self._listeners.items()):
+            try:
+                listener(changes)
+            except KeyboardInterrupt:  # not the listener's
+                raise
+            except BaseException:
+                self._failures[name] += 1
+                is_last = self._failures[name] >= MAX_FAILURES
+                logger.exception(
+                    "a listener of cache events failed (%d in a row)%s: %r",
+                    self._failures[name],
+                    ", it is told of nothing more" if is_last else "",
+                    listener,
+                )
+                if is_last:
+                    self._remove(name)
+            else:
+                self._failures.pop(name, None)
+
+    def replay(self, nodes: Iterable[Node], listener: Listener) -> None:
         """Tell a new listener what is there already, under the current sequence number. O(blocks).
 
         What it raises goes to the caller.
         """
-        runs = [run for node in nodes if (run := _stored(node, 0, self._size)) is not None]
+        runs = [run for node in nodes for run in _stored(node, 0, self._size)]
         if runs:
-            listener(BlockChanges(self.listeners.sequence, tuple(runs)))
+            listener(BlockChanges(self._sequence, tuple(runs)))
 
 
 def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
@@ -202,11 +178,11 @@ def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
     return each_identity(node.ids[first * IDENTITY_BYTES :])
 
 
-def _stored(node: Node, first: int, size: int) -> StoredBlocks | None:
-    """The whole blocks of `node` from index `first` on; None: there are none."""
+def _stored(node: Node, first: int, size: int) -> list[StoredBlocks]:
+    """The whole blocks of `node` from index `first` on, as one run; empty: there are none."""
     hashes = _hashes(node, first)
     if not hashes:
-        return None
+        return []
     parent, before = node.parent, None
     assert parent is not None
     if first:
@@ -215,7 +191,7 @@ def _stored(node: Node, first: int, size: int) -> StoredBlocks | None:
         before = parent.identity(len(parent.blocks))
     stop = first + len(hashes)
     key = bytes(node.key[first * size : stop * size])
-    return StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.space.key)
+    return [StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.space.key)]
 
 
 class ResidentBlock(NamedTuple):

@@ -1,7 +1,7 @@
 """Capacity: who may have how many blocks, and making room for them by eviction.
 
 Quotas act here: a group's own blocks go first when it reaches its ceiling, and another group's blocks only
-down to that group's floor.
+down to that group's floor. Pins give way to a request that could never run beside them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.pins import PinBoard
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
+from radixkv.errors import OutOfBlocks
 
 
 class Capacity:
-    """The pool's blocks divided among groups.
+    """The pool's blocks, divided among groups, and all that holds them.
 
     Args:
         groups: all of them.
@@ -30,6 +32,8 @@ class Capacity:
         ghosts: remember what is evicted.
 
     Attributes:
+        leases: those that live, by number.
+        refused: how often there were too few blocks.
         evicted_blocks: since the start.
         evicted_ages: how old they had become.
     """
@@ -40,12 +44,16 @@ class Capacity:
         tree: RadixTree,
         groups: QuotaGroups,
         publics: Mapping[NamespaceKey, Namespace],
+        pins: PinBoard,
         ghosts: GhostIndex,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.groups = groups
-        self.evicted_blocks = 0
+        self.pins = pins
+        self.leases: dict[int, Any] = {}
+        self.refused = self.evicted_blocks = 0
+        self._last_lease = 0
         self._publics = publics
         self.evicted_ages = EvictedAges()
         self._ghosts = ghosts
@@ -53,10 +61,13 @@ class Capacity:
         self._victim = overridden(tree.policy, "victim")
         self._trim_limit = overridden(tree.policy, "trim_limit")
 
-    def evictable(self) -> int:
-        """Blocks in the tree that nothing protects. O(1), amortised."""
-        order = self.groups.order
-        return self.groups.common.evictable if order is None else order.evictable()
+    def add_lease(self, lease: Any) -> int:
+        """A new lease; returns its number. O(1)."""
+        self._last_lease = number = self._last_lease + 1
+        self.leases[number] = lease
+        return number
+
+    # ------------------------------------------------------------------ how much there is
 
     def room(
         self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
@@ -79,22 +90,107 @@ class Capacity:
     ) -> int:
         """What the pool could give, whatever the group's own ceiling is; arguments as of `room`."""
         own = group.blocks - group.protected - locked
-        order = self.groups.order
-        if order is None:
+        if not self.groups.are_several:
             return self.pool.num_free + own
-        total = self.pool.num_free + own + order.yields_beside(group) - shared
-        return max(0, total - self._below_floors(order.kept_back(), group, end, depth))
+        total = self.pool.num_free + own + self.groups.reclaimable_beside(group) - shared
+        return max(0, total - self._below_floors(self.groups.kept_back(), group, end, depth))
 
     @staticmethod
     def below_ceiling(group: QuotaGroup, locked: int = 0) -> int | None:
-        """Blocks that its ceiling leaves a group, its own evictable ones among them; None: it has none. O(1).
-
-        Args:
-            locked: evictable blocks of the group's that the request itself would protect.
-        """
+        """Blocks that its ceiling leaves a group, its evictable ones included; None: it has none. O(1)."""
         if group.ceiling is None:
             return None
         return max(0, group.ceiling - group.used + group.blocks - group.protected - locked)
+
+    def room_beside(self, group: QuotaGroup, node: Node, depth: int, source: Node | None) -> tuple[int, int]:
+        """As `room`, while all of `source` is held, and `node` with what is above it up to token `depth`."""
+        locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
+        if source is not None and not source.refs:
+            if source.space.group is group:
+                locked = len(source.blocks)
+            else:
+                shared = len(source.blocks)
+        current: Node | None = node if node is not source else node.parent
+        while current is not None and not current.refs:
+            count = len(current.blocks)
+            if current is node:
+                count = (depth - node.start) // self.tree.block_size
+            if current.space.group is group:
+                locked += count
+            else:
+                shared += count
+            current = current.parent
+        end, until = (node, depth) if source is None else (source, source.end)
+        return self.room(group, locked, shared, end, until)
+
+    def require(
+        self,
+        needed: int,
+        space: Namespace,
+        total: int,
+        path: tuple[Node, int],
+        room: Callable[[], tuple[int, int]],
+        lease: Any = None,
+    ) -> None:
+        """Make sure that `needed` blocks can be had; pins give way to what could never fit.
+
+        Args:
+            total: blocks of the whole request.
+            path: those of them that are in the tree: the node where they end, and at which token.
+            room: how many can be had, from the pool and below the ceiling.
+            lease: the lease that grows; None: a new one.
+
+        Raises:
+            OutOfBlocks: they can't; nothing was changed.
+        """
+        if needed <= min(room()) or self._pins_give_way(needed, space.group, total, path, room, lease):
+            return
+        available = min(room())
+        self.refused += 1
+        self.tree.drop_empty_root(space)
+        self.tree.drop_empty_root(space.public)
+        quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
+        raise OutOfBlocks(
+            f"{needed} blocks are needed, {available} of {self.pool.num_blocks} are free or evictable{quota}",
+            needed=needed,
+            available=available,
+        )
+
+    def _pins_give_way(
+        self,
+        needed: int,
+        group: QuotaGroup,
+        total: int,
+        path: tuple[Node, int],
+        room: Callable[[], tuple[int, int]],
+        lease: Any,
+    ) -> bool:
+        """End pins if nothing else can ever make room for the request; False: nothing was changed.
+
+        Nothing else can below the group's ceiling where no other lease of the group is left, and in the pool
+        where no other lease at all is.
+        """
+        if not len(self.pins) or (lease is not None and lease.has_pending_copies):
+            return False
+        if group.ceiling is not None:
+            node: Node | None = path[0]
+            while node is not None and node.space.group is group:
+                node = node.parent
+            public = 0 if node is None else min(node.end, path[1]) // self.tree.block_size
+            if total - public > group.ceiling:
+                return False
+
+        def is_enough() -> bool:
+            return needed <= min(room())
+
+        if group.ceiling is not None and needed > room()[1]:
+            others = any(other is not lease and other.space.group is group for other in self.leases.values())
+            if not others and self.pins.give_way(is_enough, group):
+                return True
+        if len(self.leases) > (lease is not None):  # it is not alone: waiting may help
+            return False
+        fits_without_pins = total <= self.pool.num_blocks - self._kept_by_floors(group)
+        return fits_without_pins and self.pins.give_way(is_enough)
 
     def _below_floors(
         self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int
@@ -113,7 +209,7 @@ class Capacity:
                 blocks += max(0, beyond) // self.tree.block_size
         return blocks
 
-    def kept_by_floors(self, group: QuotaGroup) -> int:
+    def _kept_by_floors(self, group: QuotaGroup) -> int:
         """Blocks that `group` could never get, at most: others' floors and the public blocks above them.
 
         O(groups + public nodes * namespaces below them).
@@ -138,6 +234,8 @@ class Capacity:
                 if node.parent is not None:
                     above.add(node.parent)
         return [node for node in nodes if node in above]
+
+    # ------------------------------------------------------------------ taking and giving back
 
     def allocate(self, count: int, group: QuotaGroup) -> array[int]:
         """`count` free blocks, evicting as needed.
@@ -226,11 +324,10 @@ class Capacity:
             while over > 0:
                 over -= self._evict_from(group, over, "quota")
         while self.pool.num_free < count:
-            order = self.groups.order
-            victim_group = group if order is None else order.first_for(group)
+            victim_group = self.groups.first_for(group)
             limit = count - self.pool.num_free
             if victim_group is not group:
-                limit = min(limit, max(1, victim_group.reclaimable()))
+                limit = min(limit, max(1, victim_group.reclaimable))
             self._evict_from(victim_group, limit, "capacity")
         self.tree.end_changes()
 
@@ -270,10 +367,10 @@ class Capacity:
 
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
-        freed, order = 0, self.groups.order
+        freed = 0
         while freed < count:
-            group = self.groups.common if order is None else order.first()
-            if group is None or not len(group.index):
+            group = self.groups.first()
+            if group is None:
                 break
             freed += self._evict_from(group, count - freed, by)
         self.tree.end_changes()

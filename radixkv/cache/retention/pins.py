@@ -18,18 +18,20 @@ from radixkv.cache.retention.quota import QuotaGroup
 from radixkv.cache.tree_nodes import Walk
 
 PinKey = tuple[NamespaceKey, str]  # namespace, id
+_Longer = tuple[bytes, int]
 _ID_DIGITS = 24
+_NOTHING = hash(b"")
+_MAX_LONGER = 64  # remembered of a pin, the latest ones
 _SPARE_ENTRIES = 64  # of dropped pins that the heap may keep
 
 
-class _PinnedNode:
-    """The pins that end at one node, and when a request last renewed them."""
+class _Renewal:
+    """When a request last renewed the pins that end at one node."""
 
-    __slots__ = ("pins", "renewed_at")
+    __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self.pins: dict[Pin, None] = {}
-        self.renewed_at = float("-inf")
+        self.at = float("-inf")
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -38,24 +40,27 @@ class Pin:
 
     Attributes:
         key: its namespace, and its id there.
-        identity: of the tokens it was set with, of which there are `length` bytes.
+        beyond: Python's hash of those of its tokens that were not cached or did not fit into the budget: they
+            are not kept.
+        longer: identity, and the same hash, of what else was set `at_least` and of which just this is pinned.
         space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
     """
 
     key: PinKey
-    identity: bytes
-    length: int
+    beyond: int
+    longer: dict[_Longer, None]
     space: Namespace
     node: Node
     num_tokens: int
     ttl: float
     set_at: float
-    place: _PinnedNode
+    names: tuple[bytes, ...]  # all identities by which it is found
+    renewal: _Renewal
 
     @property
     def expires(self) -> float:
         """Clock seconds; infinity: only `unpin` ends it."""
-        return max(self.set_at, self.place.renewed_at) + self.ttl
+        return max(self.set_at, self.renewal.at) + self.ttl
 
     def __repr__(self) -> str:
         return f"Pin({self.num_tokens} tokens of {self.key[0]!r}, expires at {self.expires:g})"
@@ -66,19 +71,24 @@ class PinInfo:
     """A pin as it can be seen.
 
     Attributes:
-        token_ids: what is pinned: as many leading tokens as were cached and fitted into the budget.
-        num_tokens: how many that are.
-        expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
         id: names it within its namespace: the identity of the tokens it was set with.
+        num_tokens: what is pinned: as many leading tokens as were cached and fitted into the budget.
+        token_key: these, or as many leading ones as were asked for: four bytes each.
+        expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
         node: the first block of the node that it ends at, which names that node in a `TreeWalk`.
     """
 
+    id: str
     namespace: NamespaceKey
-    token_ids: tuple[int, ...]
     num_tokens: int
+    token_key: bytes
     expires_in_s: float | None
-    id: str = ""
     node: int = -1
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What is pinned, or its beginning. O(tokens)."""
+        return tuple(decode_tokens(self.token_key))
 
     @property
     def tenant(self) -> str:
@@ -102,7 +112,7 @@ class PinBoard:
         pinned_blocks: blocks that pins protect now.
         given_way: pins that were ended early, for a request that could never run beside them.
         any_lapsed: whether some node may carry the mark of an expired pin.
-        by_key: the pins.
+        by_key: the pins, oldest first.
     """
 
     def __init__(self, tree: RadixTree, budget_blocks: int, clock: Callable[[], float]) -> None:
@@ -111,8 +121,8 @@ class PinBoard:
         self.any_lapsed = False
         self.given_way = 0
         self.by_key: dict[PinKey, Pin] = {}
-        self._by_identity: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
-        self._by_node: dict[Node, _PinnedNode] = {}
+        self._by_name: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
+        self._renewals: dict[Node, _Renewal] = {}  # of the nodes at which pins end
         self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
         self._serial = 0
         self._tree = tree
@@ -124,29 +134,23 @@ class PinBoard:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self.by_key.values())
 
-    def listing(self, most_tokens: int | None = None) -> list[PinInfo]:
-        """What is pinned, oldest first. O(pins and their tokens).
+    def __repr__(self) -> str:
+        return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
+
+    def show(self, pin: Pin, max_tokens: int | None = None) -> PinInfo:
+        """A pin as others see it. O(tokens).
 
         Args:
-            most_tokens: show only so many leading tokens of each.
+            max_tokens: show only so many leading tokens.
         """
-        self.expire()
-        now = self._clock()
-        return [
-            PinInfo(
-                pin.key[0],
-                tuple(decode_tokens(self._tokens_of(pin, most_tokens))),
-                pin.num_tokens,
-                None if isinf(pin.expires) else pin.expires - now,
-                pin.key[1],
-                pin.node.blocks[0],
-            )
-            for pin in self
-        ]
+        shown = pin.num_tokens if max_tokens is None else min(max_tokens, pin.num_tokens)
+        expires_in_s = None if isinf(pin.expires) else pin.expires - self._clock()
+        tokens, first_block = self._tokens_of(pin, shown), pin.node.blocks[0]
+        return PinInfo(pin.key[1], pin.key[0], pin.num_tokens, tokens, expires_in_s, first_block)
 
-    def _tokens_of(self, pin: Pin, most: int | None) -> bytes:
-        """The leading tokens of what is pinned, at most so many, four bytes each. O(those)."""
-        left = (pin.num_tokens if most is None else min(most, pin.num_tokens)) * TOKEN_BYTES
+    def _tokens_of(self, pin: Pin, count: int) -> bytes:
+        """The leading tokens of what is pinned, four bytes each. O(those)."""
+        left = count * TOKEN_BYTES
         parts = []
         for node in self._tree.path(pin.node):
             parts.append(bytes(node.key[:left]))
@@ -155,73 +159,96 @@ class PinBoard:
                 break
         return b"".join(parts)
 
-    def of_id(self, wanted: str, namespace: NamespaceKey) -> Pin | None:
-        """The pin of that id in a namespace, or None. O(1)."""
-        return self.by_key.get((namespace, wanted))
+    # ------------------------------------------------------------------ finding
 
-    def __repr__(self) -> str:
-        return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
-
-    def get(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
+    def set_with(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
         """The pin that was set with these tokens, of which a lookup found `walk`; or None. O(tokens)."""
-        for pin in self._by_identity.get((space.key, self._identity(data, space, walk)), ()):
-            if pin.length == len(data) and data.startswith(self._tokens_of(pin, None)):  # tokens decide
+        for pin in self._named(self._identity(data, space, walk), space):
+            if pin.beyond == self._beyond(pin, data):
                 return pin
         return None
 
+    def find(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
+        """The same, or a pin of just these tokens, or one that was set `at_least` with them. O(tokens)."""
+        pin = self.set_with(data, space, walk)
+        if pin is not None:
+            return pin
+        identity = self._identity(data, space, walk)
+        for pin in self._named(identity, space):
+            beyond = self._beyond(pin, data)
+            if beyond == _NOTHING or (identity, beyond) in pin.longer:
+                return pin
+        return None
+
+    def _beyond(self, pin: Pin, data: bytes) -> int | None:
+        """The hash of what `data` has after the pinned tokens; None: it begins with others. O(tokens)."""
+        if not data.startswith(self._tokens_of(pin, pin.num_tokens)):  # tokens decide
+            return None
+        return hash(data[pin.num_tokens * TOKEN_BYTES :])
+
+    def _named(self, identity: bytes, space: Namespace) -> list[Pin]:
+        return self._by_name.get((space.key, identity), [])
+
     def _identity(self, data: bytes, space: Namespace, walk: Walk | None) -> bytes:
         """Of tokens in a namespace, whatever of them is public or cached. O(tokens that were not found)."""
-        identities, before, start = self._tree.identities, space.seed, 0
+        tree, before, start = self._tree, space.seed, 0
         if walk is not None and not space.declared.length_in(data):
-            node, depth = (
-                walk.node,
-                min(walk.depth, len(data) // self._tree.block_bytes * self._tree.block_size),
-            )
+            node = walk.node
+            depth = min(walk.depth, len(data) // tree.block_bytes * tree.block_size)
             while node.parent is not None and node.start >= depth:
                 node = node.parent
-            before, start = node.identity((depth - node.start) // self._tree.block_size), depth * TOKEN_BYTES
-        return identities.of_tokens(before, data[start:])
+            before, start = node.identity((depth - node.start) // tree.block_size), depth * TOKEN_BYTES
+        return tree.identities.of_tokens(before, data[start:])
 
-    def ending_with(self, walk: Walk, space: Namespace) -> Pin | None:
-        """A namespace's oldest pin of exactly what a lookup found, or None. O(pins that end at that node)."""
-        place = self._by_node.get(walk.node if walk.source is None else walk.source)
-        pins = place.pins if place is not None else ()
-        found = walk.depth + walk.partial
-        return next((pin for pin in pins if pin.space is space and pin.num_tokens == found), None)
+    # ------------------------------------------------------------------ setting and ending
 
-    def add(
-        self, data: bytes, space: Namespace, walk: Walk, ttl: float | None, at_least: bool = False
-    ) -> int:
-        """Pin what a lookup found, as far as the budget goes; returns the tokens pinned. O(path).
+    def add(self, data: bytes, space: Namespace, walk: Walk, ttl: float | None, at_least: bool) -> Pin | None:
+        """Pin what a lookup found, as far as the budget goes; None: that is nothing. O(path).
 
         Args:
             at_least: as one pin of what is pinned, which takes the place of a shorter one.
         """
         node, num_tokens = self._target(walk)
         if node is None:
-            return 0
+            return None
         life = float("inf") if ttl is None else float(ttl)
-        if at_least:
-            data = data[: num_tokens * TOKEN_BYTES]
-            old = self.get(data, space, walk)
-            if old is not None:
-                life = max(life, old.ttl)
-                self.drop(old)
+        longer: dict[_Longer, None] = {}
+        pinned = data[: num_tokens * TOKEN_BYTES]
+        beyond = hash(data[len(pinned) :])
+        if at_least and beyond != _NOTHING:
+            longer[self._identity(data, space, walk), beyond] = None
+            data, beyond = pinned, _NOTHING
+        old = self.set_with(data, space, walk)
+        if old is not None:
+            life = max(life, old.ttl) if at_least else life
+            longer = dict.fromkeys([*old.longer, *longer][-_MAX_LONGER:])
+            self.drop(old)
         self.pinned_blocks += self._tree.pin(node)
-        place = self._by_node.setdefault(node, _PinnedNode())
+        renewal = self._renewals.setdefault(node, _Renewal())
         identity = self._identity(data, space, walk)
+        names = dict.fromkeys([identity, self._identity(pinned, space, walk), *(name for name, _ in longer)])
         pin_id = identity.hex()[:_ID_DIGITS]
         if (space.key, pin_id) in self.by_key:  # other tokens have the same identity
             pin_id += f"-{self._serial}"
-        key, now = (space.key, pin_id), self._clock()
-        pin = Pin(key, identity, len(data), space, node, num_tokens, life, now, place)
+        pin = Pin(
+            (space.key, pin_id),
+            beyond,
+            longer,
+            space,
+            node,
+            num_tokens,
+            life,
+            self._clock(),
+            tuple(names),
+            renewal,
+        )
         self._register(pin)
-        return num_tokens
+        return pin
 
     def _register(self, pin: Pin) -> None:
         self.by_key[pin.key] = pin
-        self._by_identity.setdefault((pin.key[0], pin.identity), []).append(pin)
-        pin.place.pins[pin] = None
+        for name in pin.names:
+            self._by_name.setdefault((pin.key[0], name), []).append(pin)
         self._serial += 1
         heapq.heappush(self._heap, (pin.expires, self._serial, pin))
 
@@ -254,14 +281,13 @@ class PinBoard:
         O(path), amortised.
         """
         del self.by_key[pin.key]
-        same = self._by_identity[pin.key[0], pin.identity]
-        same.remove(pin)
-        if not same:
-            del self._by_identity[pin.key[0], pin.identity]
-        place = self._by_node[pin.node]
-        del place.pins[pin]
-        if not place.pins:
-            del self._by_node[pin.node]
+        for name in pin.names:
+            same = self._by_name[pin.key[0], name]
+            same.remove(pin)
+            if not same:
+                del self._by_name[pin.key[0], name]
+        if pin.node.pins_here == 1:
+            del self._renewals[pin.node]
         if len(self._heap) > 2 * len(self.by_key) + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self.by_key.get(entry[2].key) is entry[2]]
             heapq.heapify(self._heap)
@@ -296,8 +322,8 @@ class PinBoard:
         Args:
             group: end only those of this quota's namespaces; None: of all.
         """
-        before, ended = self.by_key.copy(), []
-        for pin in sorted(self, key=lambda pin: pin.expires):
+        ended, before = [], list(self)
+        for pin in sorted(before, key=lambda pin: pin.expires):
             if group is None or pin.space.group is group:
                 self.drop(pin)
                 ended.append(pin)
@@ -307,18 +333,12 @@ class PinBoard:
                         self._mark_lapsed(pin.node)
                     return True
         for pin in ended:
-            self._put_back(pin)
-        for key in before:  # in the old order
-            self.by_key[key] = self.by_key.pop(key)
-        for place in {pin.place for pin in ended}:
-            place.pins = {pin: None for pin in self if pin in place.pins}
+            self.pinned_blocks += self._tree.pin(pin.node)
+            self._renewals[pin.node] = pin.renewal
+            self._register(pin)
+        self.by_key.clear()
+        self.by_key.update((pin.key, pin) for pin in before)  # in the old order
         return False
-
-    def _put_back(self, pin: Pin) -> None:
-        """A pin that was dropped is there again."""
-        self.pinned_blocks += self._tree.pin(pin.node)
-        self._by_node[pin.node] = pin.place
-        self._register(pin)
 
     def expire(self) -> None:
         """End the pins whose time has run out. O(1) when there are none."""
@@ -337,5 +357,5 @@ class PinBoard:
         while current is not None:
             current.lapsed = False
             if current.pins_here:
-                self._by_node[current].renewed_at = now
+                self._renewals[current].at = now
             current = current.parent

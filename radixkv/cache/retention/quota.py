@@ -64,21 +64,8 @@ class QuotaGroup:
         blocks: blocks in the tree.
         protected: blocks in the tree that leases, pins or pending copies protect.
         index: the leaves that may be evicted.
-        standing: (entry, evictable, reclaimable) as the `GroupOrder` last knew it.
+        indexed_as: (entry, evictable, reclaimable) as `QuotaGroups` last knew it.
     """
-
-    __slots__ = (
-        "_changed",
-        "_number",
-        "blocks",
-        "ceiling",
-        "floor",
-        "index",
-        "indexed_as",
-        "most",
-        "protected",
-        "used",
-    )
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.index = policy.new_index()
@@ -95,6 +82,12 @@ class QuotaGroup:
         """Blocks that could be evicted, quotas aside."""
         return self.blocks - self.protected
 
+    @property
+    def reclaimable(self) -> int:
+        """Those of them that other namespaces may take from it."""
+        evictable = self.blocks - self.protected
+        return min(evictable, max(0, self.used - self.floor)) if self.floor else evictable
+
     def bound(self, quota: Quota) -> None:
         """From now on it has this floor and this ceiling. O(1)."""
         self.floor, self.ceiling = quota.floor, quota.ceiling
@@ -102,12 +95,7 @@ class QuotaGroup:
         self._note()
 
     def watch(self, changed: dict[QuotaGroup, None], number: int) -> None:
-        """It is one of several from now on: it tells when its counts or its candidates change. O(1).
-
-        Args:
-            changed: where it says so.
-            number: its own among them.
-        """
+        """It is one of several from now on: in `changed` it says that it has changed. O(1)."""
         self._changed, self._number = changed, number
         self.index.on_change = self._note
         self._note()
@@ -142,102 +130,32 @@ class QuotaGroup:
         self._note()
         return forgotten
 
-    def reclaimable(self) -> int:
-        """Blocks that other namespaces may take from it."""
-        evictable = self.blocks - self.protected
-        return min(evictable, max(0, self.used - self.floor)) if self.floor else evictable
-
 
 Entry = tuple[Any, int, QuotaGroup]  # lowest priority, the group's number, the group
-
-
-class GroupOrder:
-    """Several groups: what they could give together, and which one gives first.
-
-    Only the groups that changed since the last question are looked at again: O(log groups) each.
-
-    Args:
-        changed: where the groups say that they changed.
-    """
-
-    def __init__(self, changed: dict[QuotaGroup, None]) -> None:
-        self._changed = changed
-        self._with_candidates: Any = SortedList()  # entries
-        self._reclaimable_groups: Any = SortedList()  # those of groups that others may take blocks from
-        self._evictable = self._reclaimable = 0
-        self._kept_back: set[QuotaGroup] = set()
-
-    def _update(self) -> None:
-        while self._changed:
-            group, _ = self._changed.popitem()
-            entry, evictable, reclaimable = group.indexed_as
-            if entry is not None:
-                self._with_candidates.remove(entry)
-                if reclaimable:
-                    self._reclaimable_groups.remove(entry)
-            self._evictable -= evictable
-            self._reclaimable -= reclaimable
-            entry, evictable, reclaimable = group.indexed_as = (
-                group.entry(),
-                group.evictable,
-                group.reclaimable(),
-            )
-            if entry is not None:
-                self._with_candidates.add(entry)
-                if reclaimable:
-                    self._reclaimable_groups.add(entry)
-            self._evictable += evictable
-            self._reclaimable += reclaimable
-            if reclaimable < evictable:
-                self._kept_back.add(group)
-            else:
-                self._kept_back.discard(group)
-
-    def evictable(self) -> int:
-        """Blocks that could be evicted, quotas aside."""
-        self._update()
-        return self._evictable
-
-    def yields_beside(self, group: QuotaGroup) -> int:
-        """Blocks that `group` may take from the others."""
-        self._update()
-        return self._reclaimable - group.reclaimable()
-
-    def kept_back(self) -> set[QuotaGroup]:
-        """The groups that could give more if it were not for their floor."""
-        self._update()
-        return self._kept_back
-
-    def first(self) -> QuotaGroup | None:
-        """The group whose candidate goes first, floors notwithstanding; None: there are no candidates."""
-        self._update()
-        return self._with_candidates[0][2] if self._with_candidates else None
-
-    def first_for(self, group: QuotaGroup) -> QuotaGroup:
-        """The group whose candidate goes first to make room for `group`."""
-        self._update()
-        own, others = group.indexed_as[0], self._reclaimable_groups
-        if own is None or (others and others[0][:2] < own[:2]):
-            found: QuotaGroup = others[0][2]
-            return found
-        return group
 
 
 class QuotaGroups:
     """The group of every namespace: of all without a quota, and one for each name that has ever had one.
 
+    What several groups could give together, and which one gives first, is brought up to date when it is asked
+    for: O(log groups) for each group that changed since. While there is only the common one, nothing is kept.
+
     Attributes:
         common: the group of all others.
-        order: which of several gives first; None: there is only the common one.
+        are_several: whether there are more than the common one.
     """
 
     def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
         self.common = QuotaGroup(policy)
-        self.order: GroupOrder | None = None
+        self.are_several = False
         self._num_blocks = num_blocks
         self._policy = policy
         self._by_key: dict[NamespaceKey, QuotaGroup] = {}
         self._changed: dict[QuotaGroup, None] = {}
+        self._with_candidates: Any = SortedList()  # entries
+        self._reclaimable_groups: Any = SortedList()  # those of groups that others may take blocks from
+        self._evictable = self._reclaimable = 0
+        self._kept_back: set[QuotaGroup] = set()
 
     def __iter__(self) -> Iterator[QuotaGroup]:
         """All of them, the common one first."""
@@ -259,19 +177,15 @@ class QuotaGroups:
             for key, group in self._by_key.items()
         ]
 
-    def is_known(self, key: NamespaceKey) -> bool:
-        """Whether there is a group of just this name."""
-        return key in self._by_key
-
-    def set(self, quotas: Mapping[NamespaceKey, Quota]) -> None:
+    def replace(self, quotas: Mapping[NamespaceKey, Quota]) -> None:
         """Replace all quotas; one not named bounds nothing any more. Nothing changes if it raises. O(groups).
 
         Raises:
             ConfigError: the floors together exceed the pool.
         """
         check_floors(quotas.values(), self._num_blocks)
-        if quotas and self.order is None:
-            self.order = GroupOrder(self._changed)
+        if quotas and not self.are_several:
+            self.are_several = True
             self.common.watch(self._changed, 0)
         for key in quotas:
             if key not in self._by_key:
@@ -279,6 +193,66 @@ class QuotaGroups:
                 group.watch(self._changed, len(self._by_key))
         for key, group in self._by_key.items():
             group.bound(quotas.get(key, Quota()))
+
+    # ------------------------------------------------------------------ of several
+
+    def _update(self) -> None:
+        while self._changed:
+            group, _ = self._changed.popitem()
+            entry, evictable, reclaimable = group.indexed_as
+            if entry is not None:
+                self._with_candidates.remove(entry)
+                if reclaimable:
+                    self._reclaimable_groups.remove(entry)
+            self._evictable -= evictable
+            self._reclaimable -= reclaimable
+            entry, evictable, reclaimable = group.entry(), group.evictable, group.reclaimable
+            group.indexed_as = entry, evictable, reclaimable
+            if entry is not None:
+                self._with_candidates.add(entry)
+                if reclaimable:
+                    self._reclaimable_groups.add(entry)
+            self._evictable += evictable
+            self._reclaimable += reclaimable
+            if reclaimable < evictable:
+                self._kept_back.add(group)
+            else:
+                self._kept_back.discard(group)
+
+    def evictable(self) -> int:
+        """Blocks that could be evicted, quotas aside."""
+        if not self.are_several:
+            return self.common.evictable
+        self._update()
+        return self._evictable
+
+    def reclaimable_beside(self, group: QuotaGroup) -> int:
+        """Blocks that `group` may take from the others."""
+        self._update()
+        return self._reclaimable - group.reclaimable
+
+    def kept_back(self) -> set[QuotaGroup]:
+        """The groups that could give more if it were not for their floor."""
+        self._update()
+        return self._kept_back
+
+    def first(self) -> QuotaGroup | None:
+        """The group whose candidate goes first, floors notwithstanding; None: there are no candidates."""
+        if not self.are_several:
+            return self.common if len(self.common.index) else None
+        self._update()
+        return self._with_candidates[0][2] if self._with_candidates else None
+
+    def first_for(self, group: QuotaGroup) -> QuotaGroup:
+        """The group whose candidate goes first to make room for `group`."""
+        if not self.are_several:
+            return group
+        self._update()
+        own, others = group.indexed_as[0], self._reclaimable_groups
+        if own is None or (others and others[0][:2] < own[:2]):
+            found: QuotaGroup = others[0][2]
+            return found
+        return group
 
 
 def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
