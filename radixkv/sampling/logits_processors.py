@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from radixkv.request import SamplingParams
+from radixkv.sampling.device_arrays import to_device
 
 #: A list of ids, or an integer array.
 TokenIds = Sequence[int] | np.ndarray[Any, Any]
@@ -215,7 +216,7 @@ class AllowedTokens(LogitsProcessor):
         if self._most is None or self._most.shape != row.shape or self._most.device != row.device:
             most = np.full(len(row), -np.inf, dtype=np.float32)
             most[[token for token in self.allowed if token < len(row)]] = np.inf
-            self._most = torch.from_numpy(most).to(row.device)
+            self._most = to_device(most, row.device)
         return self._most
 
 
@@ -437,6 +438,4 @@ def _places(
     if not inside.all():
         row, token, flat = row[inside], token[inside], [own[inside] for own in flat]
     to = logits.device
-    return (torch.from_numpy(row).to(to), torch.from_numpy(token).to(to)), [
-        torch.from_numpy(own).to(to) for own in flat
-    ]
+    return (to_device(row, to), to_device(token, to)), [to_device(own, to) for own in flat]

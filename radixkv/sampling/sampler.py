@@ -8,6 +8,10 @@ What is done to a row, in this order:
 
 A draw takes one number from the request's own Philox stream (Salmon et al., SC 2011), so a seed gives the
 same sample whatever else is in the batch. Reported logprobs are the model's own, before any of this.
+
+A step waits for its device once, when all of this has been launched: until then, nobody knows which rows are
+broken or which guesses of a draft are right, so every row is worked on. It waits once more only if the
+candidates of some draws did not suffice (see `draws`).
 """
 
 from __future__ import annotations
@@ -17,15 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from radixkv.request import SamplingParams
+from radixkv.sampling.device_arrays import fetch, to_device
+from radixkv.sampling.draws import draw
 from radixkv.sampling.logits_processors import apply_processors, prepare_processors
 from radixkv.sampling.sampling_state import SamplingState
-
-# Neighbouring tokens whose weights are added up before one of them is looked for: about the root of V.
-_CHUNK = 256
 
 
 class Sampled(Protocol):
@@ -101,8 +103,11 @@ class _Step:
         raw: the model's float32 logits [R, V] of all rows.
         processed: the rows that processors have changed, as they have left them.
         places: row -> its place in `processed`.
+        drawing: (row, request, tokens before it that the request has not got yet) of all rows to draw.
+        reported: (row, most likely tokens wanted) of all rows whose logprobs may be wanted.
         chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
         broken: rows that are no numbers.
+        logprobs: those of `reported`, by their rows.
     """
 
     def __init__(
@@ -117,24 +122,24 @@ class _Step:
         prepare_processors([request.sampling_state.processors for request in requests])
         self.starts: Sequence[int] = range(len(rows))
         wanted = rows
+        sizes = [1 + len(draft) for draft in drafts]
         if any(drafts):
-            sizes = [1 + len(draft) for draft in drafts]
             self.starts = [0, *itertools.accumulate(sizes[:-1])]
             wanted = [row + i for row, size in zip(rows, sizes, strict=True) for i in range(size)]
         self.raw = _rows(logits, wanted).float()
         self.places: dict[int, int] = {}
         self.processed = self._process()
-        # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
-        if len(self.places) < len(self.raw):
-            best, tokens = self.raw.max(dim=1)
-            if self.places:
-                changed = list(self.places)
-                best[changed], tokens[changed] = self.processed.max(dim=1)
-        else:
-            order = [self.places[row] for row in range(len(self.raw))]
-            best, tokens = (column[order] for column in self.processed.max(dim=1))
-        self.broken: list[bool] = (~torch.isfinite(best)).tolist()
-        self.chosen: list[int] = tokens.tolist()
+        self.drawing: list[tuple[int, Sampled, int]] = []
+        self.reported: list[tuple[int, int]] = []
+        for request, start, size in zip(requests, self.starts, sizes, strict=True):
+            if not request.params.is_greedy:
+                self.drawing.extend((start + ahead, request, ahead) for ahead in range(size))
+            if request.params.logprobs is not None:
+                self.reported.extend((start + ahead, request.params.logprobs) for ahead in range(size))
+        self.chosen: list[int]
+        self.broken: list[bool]
+        self.logprobs: dict[int, RawLogprobs] = {}
+        self._choose()
 
     def _process(self) -> torch.Tensor:
         """The rows that processors change: a request's first, then the next as if its draft were accepted."""
@@ -170,44 +175,72 @@ class _Step:
                     states[i].roll_back(count)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
+    def _choose(self) -> None:
+        """Choose a token for each row."""
+        device = self.raw.device
+        # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
+        if len(self.places) < len(self.raw):
+            best, tokens = self.raw.max(dim=1)
+            if self.places:
+                changed = to_device(list(self.places), device)
+                likeliest = self.processed.max(dim=1)
+                best.index_copy_(0, changed, likeliest.values)
+                tokens.index_copy_(0, changed, likeliest.indices)
+        else:
+            order = to_device([self.places[row] for row in range(len(self.raw))], device)
+            best, tokens = (column.index_select(0, order) for column in self.processed.max(dim=1))
+        tokens, missing = self._draw(tokens, self.drawing)
+        columns = [tokens, torch.isfinite(best)] + ([] if missing is None else [missing])
+        fetched = fetch([*columns, *self._logprobs(tokens, self.reported)])
+        self.chosen = [int(token) for token in fetched[0]]
+        self.broken = [not is_finite for is_finite in fetched[1]]
+        self._read_logprobs(self.reported, fetched[len(columns) :])
+        if missing is not None and any(fetched[2]):
+            self._choose_again(tokens, [flag > 0 for flag in fetched[2]])
+
+    def _choose_again(self, tokens: torch.Tensor, missing: Sequence[bool]) -> None:
+        """Draw rows anew whose candidates did not suffice."""
+        drawing = [own for own, again in zip(self.drawing, missing, strict=True) if again]
+        rows = {row for row, _, _ in drawing}
+        reported = [own for own in self.reported if own[0] in rows]
+        tokens, _ = self._draw(tokens, drawing, whole=True)
+        chosen, *columns = fetch([tokens, *self._logprobs(tokens, reported)])
+        self.chosen = [int(token) for token in chosen]
+        self._read_logprobs(reported, columns)
+
+    def _draw(
+        self, tokens: torch.Tensor, drawing: Sequence[tuple[int, Sampled, int]], *, whole: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All tokens, those of rows to draw anew; of these, whether the candidates did not suffice."""
+        if not drawing:
+            return tokens, None
+        rows = [row for row, _, _ in drawing]
+        numbers = [request.sampling_state.draw(ahead) for _, request, ahead in drawing]
+        drawn = draw(self._logits(rows), [request.params for _, request, _ in drawing], numbers, whole=whole)
+        if len(rows) == len(tokens):
+            return drawn.tokens, drawn.missing
+        return tokens.index_copy_(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
+
     def runs(self) -> list[list[SampledToken]]:
-        """The tokens of each request. Rows are drawn one after the other while they agree with the draft."""
-        starts, broken, chosen = self.starts, self.broken, self.chosen
-        drawing = [
-            i
-            for i, request in enumerate(self.requests)
-            if not request.params.is_greedy and not broken[starts[i]]
-        ]
-        depth = 0
-        while drawing:
-            own = self._logits([starts[i] + depth for i in drawing])
-            tokens = _draw(own, [self.requests[i] for i in drawing], depth)
-            for i, token in zip(drawing, tokens, strict=True):
-                chosen[starts[i] + depth] = token
-            depth += 1
-            drawing = [i for i in drawing if self.drafts[i] and self._goes_on(i, depth)]
-            drawing = [i for i in drawing if not broken[starts[i] + depth]]
+        """The tokens of each request: those of its draft as far as they are the ones chosen, and one more."""
+        broken, chosen = self.broken, self.chosen
         runs: list[list[SampledToken]] = []
-        for i, start in enumerate(starts):
-            run = [SampledToken(self._fault(start) if broken[start] else chosen[start])]
+        for i, start in enumerate(self.starts):
+            if broken[start]:
+                runs.append([SampledToken(self._fault(start))])
+                continue
+            run = [SampledToken(chosen[start], self.logprobs.get(start))]
             # What is broken after tokens that are right is so in the next step, too, if it is no mere guess.
-            while self.drafts[i] and self._goes_on(i, len(run)) and not broken[start + len(run)]:
-                run.append(SampledToken(chosen[start + len(run)]))
+            for row, guess in enumerate(self.drafts[i], start + 1):
+                if chosen[row - 1] != guess or broken[row]:
+                    break
+                run.append(SampledToken(chosen[row], self.logprobs.get(row)))
             runs.append(run)
-        self._add_logprobs(runs)
         return runs
 
     def _fault(self, row: int) -> int:
         """Why no token of a broken row can be chosen."""
         return NOTHING_LEFT if row in self.places and self.raw[row].max().isfinite() else NOT_A_NUMBER
-
-    def _goes_on(self, i: int, depth: int) -> bool:
-        """Whether the run of request i goes on after its first `depth` tokens: the draft has them, too."""
-        draft = self.drafts[i]
-        if depth > len(draft):
-            return False
-        before = self.starts[i] + depth - 1
-        return self.chosen[before] == draft[depth - 1] and not self.broken[before]
 
     def _logits(self, rows: list[int]) -> torch.Tensor:
         """Some rows as the processors left them, not to be written to."""
@@ -217,24 +250,23 @@ class _Step:
         if not changed:
             return _rows(self.raw, rows)
         own = _copy(self.raw, rows)
-        own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
-        return own
+        at = to_device([j for j, _ in changed], own.device)
+        return own.index_copy_(0, at, _copy(self.processed, [place for _, place in changed]))
 
-    def _add_logprobs(self, runs: list[list[SampledToken]]) -> None:
-        wanted: list[tuple[int, int, SampledToken]] = []  # row, most likely ones wanted, token
-        for i, request in enumerate(self.requests):
-            most = request.params.logprobs
-            if most is not None:
-                start, run = self.starts[i], runs[i]
-                wanted.extend((start + k, most, token) for k, token in enumerate(run) if token.token_id >= 0)
-        if not wanted:
-            return
-        own = _rows(self.raw, [row for row, _, _ in wanted])
-        largest = max(most for _, most, _ in wanted)
-        found = gather_logprobs(own, [token.token_id for _, _, token in wanted], largest)
-        for (_, most, token), logprobs in zip(wanted, found, strict=True):
-            logprobs.top = logprobs.top[:most]
-            token.logprobs = logprobs
+    def _logprobs(self, tokens: torch.Tensor, reported: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """What `_read_logprobs` reads, of the tokens chosen."""
+        if not reported:
+            return []
+        rows = [row for row, _ in reported]
+        own = tokens if len(rows) == len(tokens) else _copy(tokens, rows)
+        return _logprob_columns(_rows(self.raw, rows), own, max(most for _, most in reported))
+
+    def _read_logprobs(self, reported: Sequence[tuple[int, int]], columns: Sequence[list[float]]) -> None:
+        if reported:
+            tokens = [self.chosen[row] for row, _ in reported]
+            for (row, most), own in zip(reported, _read_columns(tokens, columns), strict=True):
+                own.top = own.top[:most]
+                self.logprobs[row] = own
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -245,110 +277,34 @@ def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def _copy(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    return logits.index_select(0, torch.tensor(rows, dtype=torch.int64, device=logits.device))
+    return logits.index_select(0, to_device(rows, logits.device))
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[RawLogprobs]:
     """Log-softmax of float rows [R, V], read at one token per row and at the `num_top` likeliest."""
+    columns = _logprob_columns(logits, to_device(tokens, logits.device), num_top)
+    return _read_columns(tokens, fetch(columns))
+
+
+def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[torch.Tensor]:
+    """Of each row: its token's logprob, how many are likelier; then the likeliest ids and their logprobs."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
-    index = torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None]
-    own = logprobs.gather(1, index)
-    ranks = ((logprobs > own).sum(dim=1) + 1).tolist()
-    values = own[:, 0].tolist()
-    top: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    own = logprobs.gather(1, tokens[:, None])
+    columns = [own, (logprobs > own).sum(dim=1)]
     if num_top:
         best = torch.topk(logprobs, min(num_top, logprobs.shape[1]), dim=1)
-        top = [
-            list(zip(ids, lps, strict=True))
-            for ids, lps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        columns += [best.indices, best.values]
+    return columns
+
+
+def _read_columns(tokens: Sequence[int], columns: Sequence[list[float]]) -> list[RawLogprobs]:
+    values, likelier, *top = columns
+    likeliest: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    if top:
+        size = len(top[0]) // len(tokens)
+        pairs = [(int(token), value) for token, value in zip(*top, strict=True)]
+        likeliest = [pairs[i * size : (i + 1) * size] for i in range(len(tokens))]
     return [
-        RawLogprobs((token, value, rank), likeliest)
-        for token, value, rank, likeliest in zip(tokens, values, ranks, top, strict=True)
+        RawLogprobs((token, value, int(count) + 1), own)
+        for token, value, count, own in zip(tokens, values, likelier, likeliest, strict=True)
     ]
-
-
-def _draw(logits: torch.Tensor, requests: Sequence[Sampled], ahead: int) -> list[int]:
-    """One token for each row by temperature, top_k, top_p, min_p and the request's random stream.
-
-    Args:
-        ahead: how many tokens come before this one that the requests have not got yet.
-    """
-    params = [request.params for request in requests]
-    device = logits.device
-    temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-    # Subtract the maximum first: dividing by a tiny temperature must not overflow.
-    scaled = (logits - logits.amax(dim=1, keepdim=True)).div_(temperature[:, None])
-    uniform = [request.sampling_state.draw(ahead) for request in requests]
-    tokens = [0] * len(requests)
-    plain = [j for j, p in enumerate(params) if p.top_k <= 0 and p.top_p >= 1.0]
-    if plain:
-        kept = scaled if len(plain) == len(params) else scaled[plain]
-        if any(params[j].min_p > 0.0 for j in plain):
-            floor = torch.tensor([params[j].min_p for j in plain], dtype=torch.float32, device=device)
-            kept = kept.masked_fill(kept < floor.log()[:, None], -torch.inf)
-        for j, token in zip(plain, _invert(kept, [uniform[j] for j in plain]), strict=True):
-            tokens[j] = token
-    for j, p in enumerate(params):
-        if p.top_k > 0 or p.top_p < 1.0:
-            tokens[j] = _draw_filtered(scaled[j], p, uniform[j])
-    return tokens
-
-
-def _invert(scaled: torch.Tensor, uniform: Sequence[float]) -> list[int]:
-    """Inverse transform sampling over the last axis of logits [R, N]; long rows in two levels.
-
-    Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
-    is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
-    """
-    # Where there are infinities, its exponentials are faster than those of `exp`.
-    weights = torch.softmax(scaled, dim=1)
-    numbers = torch.tensor(uniform, dtype=torch.float64, device=scaled.device)[:, None]
-    if weights.shape[1] <= _CHUNK:
-        sums = weights.double().cumsum(dim=1)
-        return _first_above(sums, numbers * sums[:, -1:])[:, 0].tolist()
-    missing = -weights.shape[1] % _CHUNK
-    if missing:
-        weights = torch.nn.functional.pad(weights, (0, missing))
-    chunks = weights.view(len(weights), -1, _CHUNK)
-    ends = chunks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
-    target = numbers * ends[:, -1:]
-    chunk = _first_above(ends, target)
-    within = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(dim=1)
-    start = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    return (chunk * _CHUNK + _first_above(within, target - start))[:, 0].tolist()
-
-
-def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The first place of each row of running sums [R, N] that is above its target [R, 1]: int64 [R, 1].
-
-    A weight of 0 is never hit: where rounding has pushed the target to the very end, the place is that of
-    the last other one.
-    """
-    return torch.minimum(
-        torch.searchsorted(sums, target, right=True), torch.searchsorted(sums, sums[:, -1:].contiguous())
-    )
-
-
-def _draw_filtered(scaled: torch.Tensor, params: SamplingParams, uniform: float) -> int:
-    """One draw from a row [V] with top_k and/or top_p, over candidates sorted by descending logit."""
-    if params.top_k > 0:
-        best = torch.topk(scaled, min(params.top_k, len(scaled)))
-        values, ids = best.values, best.indices
-        shares = torch.softmax(values, -1)  # top_p counts what top_k has left
-    else:
-        # Tokens rarer than this make up less than 1 - top_p together: they come after what is kept.
-        shares = torch.softmax(scaled, -1)
-        ids = (shares > 0.5 * (1.0 - params.top_p) / len(scaled)).nonzero()[:, 0]
-        shares, order = torch.sort(shares[ids], descending=True, stable=True)
-        ids = ids[order]
-        values = scaled[ids]
-    if params.top_p < 1.0:
-        before = shares.double().cumsum(0)
-        # Keep each token before which less than top_p had been reached; always the first.
-        keep = torch.ones_like(values, dtype=torch.bool)
-        keep[1:] = before[:-1] < params.top_p
-        values = values.masked_fill(~keep, -torch.inf)
-    if params.min_p > 0.0:
-        values = values.masked_fill(values < float(np.log(params.min_p)), -torch.inf)
-    return int(ids[_invert(values[None], [uniform])[0]])

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from radixkv.errors import RequestFailedError
+from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.grammar.trial import first_line
 from radixkv.sampling.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.sampling.grammar.work import MAX_EXCESS_S, PROMISED_S, Effort
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
-_BITS = np.arange(32, dtype=np.int32)
 #: [256, 8]: for each byte of a mask, the most that the logits of its tokens may be.
 _MOST = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
@@ -196,10 +196,9 @@ def _mask_on_cpu(
 def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:
     """The same, with an eighth of the bytes sent and the bits taken apart there."""
     device = logits.device
-    words = torch.from_numpy(masks).to(device)
-    bits = (words[:, :, None] >> torch.from_numpy(_BITS).to(device)) & 1
+    bits = (to_device(masks, device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
     covered = min(size, logits.shape[1])
     allowed = torch.zeros(len(masks), logits.shape[1], dtype=torch.bool, device=device)
     allowed[:, :covered] = bits.flatten(1)[:, :covered].bool()
-    at = torch.tensor(rows, dtype=torch.int64, device=device)
+    at = to_device(rows, device)
     logits[at] = logits[at].masked_fill(~allowed, -torch.inf)

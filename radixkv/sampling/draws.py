@@ -1,0 +1,326 @@
+"""Draws: one token for each row of logits, by temperature, top_k, top_p, min_p and a number in [0, 1).
+
+    scaled = (logits - their maximum) / temperature
+    rows with neither top_k nor top_p:   all of the vocabulary, in its order
+    rows with top_k:                     its k likeliest tokens     \\  candidates, likeliest first
+    rows with top_p alone:               enough of the likeliest    /
+    -> what top_p and min_p leave of them -> inverse transform sampling
+
+All rows of a kind are drawn by the same few operations. On a GPU, one `topk` finds `CANDIDATES` tokens,
+without waiting for anything; rows whose candidates turn out to hold too little of the mass are drawn again
+from all of the vocabulary. On a CPU, where nothing has to be waited for, a threshold finds those that top_p
+may keep. A row's token depends on nothing but the row and its request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from radixkv.request import SamplingParams
+from radixkv.sampling.device_arrays import to_device
+
+#: Candidates of a row on a GPU.
+CANDIDATES = 1024
+#: Neighbouring tokens whose weights are added up before one of them is looked for: about the root of V.
+_CHUNK = 256
+#: Sums of fewer numbers than a vector holds would be made in another order.
+_MIN_WIDTH = 16
+#: Logits worked on at a time: on a CPU what stays in its cache, on a GPU what its memory can spare.
+_HOST_LOGITS = 2**20
+_DEVICE_LOGITS = 2**26
+#: The same where whole rows are sorted, which takes ten times as much memory.
+_SORTED_LOGITS = 2**23
+
+_NUMBER, _TOP_P, _TEMPERATURE, _MIN_P, _LOG_MIN_P, _TOP_K = range(6)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Tokens int64 [R], and where some must be drawn again from all of the vocabulary: bool [R] or None."""
+
+    tokens: torch.Tensor
+    missing: torch.Tensor | None = None
+
+
+def draw(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    numbers: Sequence[float],
+    *,
+    whole: bool = False,
+    on_host: bool | None = None,
+) -> Drawn:
+    """One token for each row of float32 logits [R, V]. A row that is no number gets any token.
+
+    Args:
+        params: of each row. numbers: of each row, in [0, 1).
+        whole: candidates are all of the vocabulary, so that nothing is missing.
+        on_host: how candidates are found; None: as it is quick on the logits' device.
+    """
+    on_host = logits.device.type == "cpu" if on_host is None else on_host
+    vocabulary = logits.shape[1]
+    groups = _groups(params, vocabulary, on_host, whole)
+    order = [row for group in groups for row in group.rows]
+    table = np.array(
+        [
+            (
+                numbers[row],
+                params[row].top_p if params[row].top_p < 1.0 else math.inf,
+                params[row].temperature,
+                params[row].min_p,
+                math.log(params[row].min_p) if params[row].min_p > 0.0 else -math.inf,
+                params[row].top_k,
+            )
+            for row in order
+        ]
+    )
+    in_order = len(groups) == 1 and order == list(range(len(order)))
+    settings = to_device(table, logits.device).T[:, :, None]
+    rows = None if in_order else to_device(order, logits.device)
+    drawn: list[Drawn] = []
+    end = 0
+    for group in groups:
+        for size in group.block_sizes(vocabulary, on_host):
+            start, end = end, end + size
+            own = logits[start:end] if rows is None else logits.index_select(0, rows[start:end])
+            part = settings[:, start:end]
+            # Subtract the maximum first: dividing by a tiny temperature must not overflow.
+            scaled = (own - own.amax(dim=1, keepdim=True)).div_(part[_TEMPERATURE].float())
+            if group.width == 0:
+                drawn.append(Drawn(_draw_plain(scaled, part, group)))
+            elif on_host:
+                drawn.append(Drawn(_draw_on_host(scaled, table[start:end], part, group)))
+            else:
+                drawn.append(_draw_on_device(scaled, part, group))
+    if len(drawn) == 1 and in_order:
+        return drawn[0]
+    tokens = torch.cat([part.tokens for part in drawn])
+    missing = None
+    if any(part.missing is not None for part in drawn):
+        missing = torch.cat(
+            [torch.zeros_like(p.tokens, dtype=torch.bool) if p.missing is None else p.missing for p in drawn]
+        )
+    if not in_order:
+        back = to_device(np.argsort(order), logits.device)
+        tokens = tokens.index_select(0, back)
+        missing = None if missing is None else missing.index_select(0, back)
+    return Drawn(tokens, missing)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows of one kind: `width` candidates, 0 where all of the vocabulary is drawn from in its order."""
+
+    rows: list[int]
+    width: int
+    has_top_k: bool
+    has_top_p: bool
+    has_min_p: bool
+
+    def block_sizes(self, vocabulary: int, on_host: bool) -> Iterator[int]:
+        """How many rows to work on at a time."""
+        limit = _HOST_LOGITS if on_host else _DEVICE_LOGITS
+        if not on_host and self.width > CANDIDATES:
+            limit = _SORTED_LOGITS
+        size = max(1, limit // vocabulary)
+        for start in range(0, len(self.rows), size):
+            yield min(size, len(self.rows) - start)
+
+
+def _groups(params: Sequence[SamplingParams], vocabulary: int, on_host: bool, whole: bool) -> list[_Group]:
+    """The rows by how they are drawn; those with top_k in the order of their k."""
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for row, p in enumerate(params):
+        width = 0
+        if p.top_k > 0 or p.top_p < 1.0:
+            is_wide = not on_host and (whole or p.top_k > CANDIDATES)
+            width = vocabulary if is_wide else min(CANDIDATES, vocabulary)
+        kinds.setdefault((p.top_k > 0, width), []).append(row)
+    groups = []
+    for (has_top_k, width), rows in sorted(kinds.items()):
+        if has_top_k:
+            rows.sort(key=lambda row: params[row].top_k)
+        groups.append(
+            _Group(
+                rows,
+                width,
+                has_top_k,
+                any(params[row].top_p < 1.0 for row in rows),
+                any(params[row].min_p > 0.0 for row in rows),
+            )
+        )
+    return groups
+
+
+def _draw_plain(scaled: torch.Tensor, settings: torch.Tensor, group: _Group) -> torch.Tensor:
+    if group.has_min_p:
+        scaled.masked_fill_(scaled < settings[_MIN_P].float().log(), -torch.inf)
+    return _invert(scaled, settings[_NUMBER])[:, 0]
+
+
+def _draw_candidates(
+    values: torch.Tensor,
+    ids: torch.Tensor,
+    reached: torch.Tensor | None,
+    settings: torch.Tensor,
+    group: _Group,
+) -> torch.Tensor:
+    """One of the candidates [R, N] of each row, likeliest first; `values` are overwritten.
+
+    Args:
+        reached: float64 running sums of their shares; None: no row has top_p.
+    """
+    if reached is not None:
+        # Keep each token before which less than top_p had been reached; always the first.
+        values[:, 1:].masked_fill_(reached[:, :-1] >= settings[_TOP_P], -torch.inf)
+    if group.has_min_p:
+        values.masked_fill_(values < settings[_LOG_MIN_P].float(), -torch.inf)
+    return ids.gather(1, _invert(values, settings[_NUMBER]))[:, 0]
+
+
+def _draw_on_device(scaled: torch.Tensor, settings: torch.Tensor, group: _Group) -> Drawn:
+    """Candidates by `topk`, or all of the vocabulary; equal ones in the order of their ids."""
+    vocabulary = scaled.shape[1]
+    shares = scaled if group.has_top_k else torch.softmax(scaled, 1)
+    if group.width < vocabulary:
+        ids = torch.topk(shares, group.width, sorted=False).indices.sort(dim=1).values
+        shares, order = shares.gather(1, ids).sort(dim=1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+    else:
+        shares, ids = shares.sort(dim=1, descending=True, stable=True)
+    if group.has_top_k:
+        place = torch.arange(group.width, device=scaled.device)
+        values = shares.masked_fill_(place >= settings[_TOP_K], -torch.inf)
+        shares = torch.softmax(values, 1)  # top_p counts what top_k has left
+    else:
+        values = scaled.gather(1, ids)
+    reached = shares.double().cumsum(1) if group.has_top_p else None
+    missing = None
+    if reached is not None and not group.has_top_k and group.width < vocabulary:
+        missing = reached[:, -1] < settings[_TOP_P, :, 0]
+    return Drawn(_draw_candidates(values, ids, reached, settings, group), missing)
+
+
+def _draw_on_host(
+    scaled: torch.Tensor, table: np.ndarray, settings: torch.Tensor, group: _Group
+) -> torch.Tensor:
+    """Candidates of as many sizes as rows need, those of about the same size together."""
+    tokens: torch.Tensor | None = None
+    for rows, found in (_largest_on_host if group.has_top_k else _likely_on_host)(scaled, table):
+        values, ids, shares = found
+        if shares is None and group.has_top_p:
+            shares = torch.softmax(values, 1)
+        reached = shares.double().cumsum(1) if group.has_top_p and shares is not None else None
+        if len(values) == len(scaled):
+            return _draw_candidates(values, ids, reached, settings, group)
+        if tokens is None:
+            tokens = torch.empty(len(scaled), dtype=torch.int64)
+        tokens[rows] = _draw_candidates(values, ids, reached, settings[:, rows], group)
+    assert tokens is not None
+    return tokens
+
+
+#: Rows of a block; values, ids and, of rows without top_k, shares of their candidates.
+_Candidates = tuple[slice | torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+
+def _host_width(count: int) -> int:
+    """Candidates that rows with so many of their own may be padded to.
+
+    Padding adds zeros to a row's sums, and whether these have one level or two depends on the row alone.
+    """
+    return _CHUNK if count <= _CHUNK else max(CANDIDATES, count)
+
+
+def _padded(largest: torch.return_types.topk, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    missing = width - largest.values.shape[1]
+    if not missing:
+        return largest.values, largest.indices
+    return pad(largest.values, (0, missing), value=-torch.inf), pad(largest.indices, (0, missing))
+
+
+def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
+    """The k largest logits of rows that are in the order of their k."""
+    counts = np.minimum(table[:, _TOP_K], scaled.shape[1]).astype(np.int64).tolist()
+    start = 0
+    for width, members in itertools.groupby(counts, _host_width):
+        first, parts = start, []
+        sizes = Counter(members)
+        # Alone, they need no padding but for the sums of very few, which would be made in another order.
+        width = max(*sizes, _MIN_WIDTH) if len(sizes) == 1 else width
+        for count, number in sizes.items():
+            parts.append(_padded(torch.topk(scaled[start : start + number], count), width))
+            start += number
+        values, ids = parts[0] if len(parts) == 1 else (torch.cat(c) for c in zip(*parts, strict=True))
+        yield slice(first, start), (values, ids, None)
+
+
+def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
+    """All tokens that top_p may keep; equal ones in the order of their ids."""
+    vocabulary = scaled.shape[1]
+    shares = torch.softmax(scaled, 1)
+    # Tokens rarer than this make up less than 1 - top_p together: they come after what is kept.
+    rare = (0.5 * (1.0 - table[:, _TOP_P]) / vocabulary).astype(np.float32)
+    row, token = np.divmod(np.flatnonzero(shares.numpy() > rare[:, None]), vocabulary)
+    counts = np.bincount(row, minlength=len(scaled))
+    starts = counts.cumsum() - counts
+    widths = np.array([_host_width(count) for count in counts.tolist()])
+    for width in sorted(set(widths.tolist())):
+        chosen = (widths == width).nonzero()[0]
+        sizes = counts[chosen][:, None]
+        place = np.arange(max(int(sizes.max()), _MIN_WIDTH))
+        ids = (
+            torch.from_numpy(token.take(starts[chosen][:, None] + place, mode="clip"))
+            if len(token)
+            else (torch.zeros(len(chosen), len(place), dtype=torch.int64))
+        )
+        is_padding = torch.from_numpy(place >= sizes)
+        rows = torch.from_numpy(chosen)
+        all_rows = len(chosen) == len(scaled)
+        own = (shares if all_rows else shares[rows]).gather(1, ids).masked_fill_(is_padding, -1.0)
+        own, order = own.sort(dim=1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+        values = (scaled if all_rows else scaled[rows]).gather(1, ids).masked_fill_(is_padding, -torch.inf)
+        yield rows, (values, ids, own.clamp_(min=0.0))
+
+
+def _invert(scaled: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Inverse transform sampling over the last axis of logits [R, N]; long rows in two levels: int64 [R, 1].
+
+    Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
+    is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
+    """
+    # Where there are infinities, its exponentials are faster than those of `exp`.
+    weights = torch.softmax(scaled, dim=1)
+    if weights.shape[1] <= _CHUNK:
+        sums = weights.double().cumsum(dim=1)
+        return _first_above(sums, numbers * sums[:, -1:])
+    missing = -weights.shape[1] % _CHUNK
+    if missing:
+        weights = pad(weights, (0, missing))
+    chunks = weights.view(len(weights), -1, _CHUNK)
+    ends = chunks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    target = numbers * ends[:, -1:]
+    chunk = _first_above(ends, target)
+    within = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(dim=1)
+    start = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
+    return (chunk * _CHUNK + _first_above(within, target - start)).clamp_(max=scaled.shape[1] - 1)
+
+
+def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The first place of each row of running sums [R, N] that is above its target [R, 1]: int64 [R, 1].
+
+    A weight of 0 is never hit: where rounding has pushed the target to the very end, the place is that of
+    the last other one. Sums that are no numbers give a place that exists.
+    """
+    return torch.minimum(
+        torch.searchsorted(sums, target, right=True), torch.searchsorted(sums, sums[:, -1:].contiguous())
+    ).clamp_(max=sums.shape[1] - 1)
