@@ -55,7 +55,7 @@ class EngineConfig:
         max_queue: most waiting requests before new ones are refused.
         enable_prefix_caching: False computes every prompt in full.
         kv_tier: memories below the KV cache, which keep what it has no room for, the quickest first:
-            `host:SIZE`; see the guide to tiers.
+            `host:SIZE`, `disk:PATH,max=SIZE`; see the guide to tiers.
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).

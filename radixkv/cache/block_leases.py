@@ -5,10 +5,19 @@ A copy is no use of the cache: nothing is counted as a lookup or a hit, and no o
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from radixkv.cache.block_identity import IDENTITY_BYTES, what_computes
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.cache_parts import CacheParts
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.keys import (
+    TOKEN_BYTES,
+    EncodedTokens,
+    NamespaceKey,
+    NamespaceName,
+    TokenIds,
+    encode_tokens,
+)
 from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
 from radixkv.cache.node import Namespace
@@ -64,6 +73,18 @@ class BlockLeases:
         node = self._tree.split_after(walk.node, run.end)
         walk = walk._replace(node=node, depth=run.end)
         return self._leasing.hold_blocks(data, run.end, namespace, space, walk)
+
+    def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceKey]]:
+        """What is cached, as whole texts and whose they are: the latest used first, at most so many.
+
+        Public text is there as the beginning of others. O(nodes + tokens of the texts).
+        """
+        leaves = [node for node in self._tree.nodes() if node.is_leaf and not node.space.is_public]
+        leaves.sort(key=attrgetter("last_access"), reverse=True)
+        return [
+            (EncodedTokens(b"".join(part.key for part in self._tree.path(node))), node.space.key)
+            for node in leaves[:limit]
+        ]
 
     def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
         """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""

@@ -264,12 +264,15 @@ class Engine:
         if idle_s != 0.0:
             self._tier.wait(idle_s)
 
-    def close(self) -> None:
+    def close(self, *, save: bool = True) -> None:
         """Give up what is under way between tier and cache; the engine is not used any more.
 
         A tier that was opened for it, from `config.kv_tier`, ends with it. May be called again.
+
+        Args:
+            save: that tier gets what is cached first, as far as that takes ten seconds.
         """
-        self._tier.close()
+        self._tier.close(save=save)
 
     @property
     def groups(self) -> list[RequestGroup]:

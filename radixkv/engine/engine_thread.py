@@ -181,15 +181,24 @@ class EngineThread:
 
     def _serve(self, engine: Engine) -> None:
         """Until it ends, or is told to."""
+        is_whole = False
         try:
             self._run(engine)
+            is_whole = True
         except BaseException as error:
             self._declared = engine.cache.declared
             logger.exception("the engine's thread failed")
             self._note_failure(error)
         finally:
-            engine.close()
             self._cancel_rest()
+            self._close(engine, save=is_whole)
+
+    @staticmethod
+    def _close(engine: Engine, *, save: bool) -> None:
+        try:
+            engine.close(save=save)
+        except Exception:  # who waits for the engine's answers must hear of its end
+            logger.exception("the engine could not be closed properly")
 
     def _make_anew(self, source: Callable[[], Engine]) -> list[Engine]:
         """Another engine, if the last one failed and may be replaced; an empty list: this is the end."""

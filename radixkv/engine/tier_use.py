@@ -18,6 +18,10 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.transfers import TransferCounts, Transfers
 
+#: Seconds for which the end of an engine may be held up by saving what is cached, and how many texts of it.
+SAVE_AT_END_S = 10.0
+MAX_SAVED_AT_END = 1000
+
 
 def _nobody_sleeps() -> None:
     """What is called at the end of transfers while nobody waits for them."""
@@ -42,6 +46,7 @@ class TierUse:
         self._wake: Callable[[], None] = _nobody_sleeps
         self._transfers: Transfers | None = None
         self._waits: TierWaits | None = None
+        self._is_closed = False
         self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
 
     def attach(self, cache: PrefixCache) -> TierWaits | None:
@@ -109,12 +114,34 @@ class TierUse:
         if self._transfers is not None:
             self._transfers.wait(timeout)
 
-    def close(self) -> None:
-        """Give up what is under way; end a tier that was opened for this engine."""
-        if self._transfers is not None:
-            self._transfers.close()
-        if isinstance(self._tier, TierStack):
-            self._tier.close()
+    def close(self, *, save: bool) -> None:
+        """Give up what is under way; end a tier that was opened for this engine.
+
+        Args:
+            save: first let that tier have what is cached, for some seconds.
+        """
+        transfers, tier = self._transfers, self._tier
+        if transfers is None:
+            return
+        if isinstance(tier, TierStack) and not self._is_closed:
+            self._is_closed = True
+            if save:
+                self._save_cached(transfers, tier)
+            tier.close()
+        transfers.close()
+
+    def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
+        """What was used last comes first: time may run out."""
+        end = self._clock() + SAVE_AT_END_S
+        for token_ids, namespace in transfers.cached_texts(MAX_SAVED_AT_END):
+            transfers.offer(token_ids, namespace)
+            transfers.collect()
+            while transfers.num_saves and (left := end - self._clock()) > 0:
+                transfers.wait(left)
+                transfers.collect()
+            if (left := end - self._clock()) <= 0:
+                return
+            tier.flush(left)  # there is room for the next one
 
     @property
     def counts(self) -> TransferCounts | None:

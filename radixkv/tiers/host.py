@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,10 @@ class HostTier:
         missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
         self._coming.update(run.identities[i] for i in missing)
         self._copier.submit(self._copy, run, data, missing)
+
+    def flush(self, timeout: float) -> None:
+        """See `OpenTier`."""
+        wait([self._copier.submit(int)], timeout)
 
     def close(self) -> None:
         """Forget all."""

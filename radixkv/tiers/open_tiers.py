@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from radixkv.tiers.disk.disk_tier import DiskTier
+from radixkv.tiers.disk.folder import FolderLock
 from radixkv.tiers.host import Allocate, HostTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.spec import TierSpec
 from radixkv.tiers.stack import OpenTier, TierStack
+
+_DISK_SIZE = "20GiB"  # where nothing is said
 
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
@@ -19,6 +24,9 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
     for spec in specs:
         if spec.kind == "host":
             spec.size(spec.where)
+        elif spec.kind == "disk":
+            _disk_size(spec)
+            FolderLock(_folder(spec)).release()
 
 
 def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | None = None) -> TierStack:
@@ -44,4 +52,14 @@ def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | 
 def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None) -> OpenTier:
     if spec.kind == "host":
         return HostTier(spec.size(spec.where), allocate)
+    if spec.kind == "disk":
+        return DiskTier(_folder(spec), _disk_size(spec), kind)
     raise AssertionError(f"no such kind of tier: {spec.kind}")
+
+
+def _folder(spec: TierSpec) -> Path:
+    return Path(spec.where).expanduser()
+
+
+def _disk_size(spec: TierSpec) -> int:
+    return spec.size(spec.options.get("max", _DISK_SIZE))

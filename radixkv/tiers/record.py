@@ -168,16 +168,27 @@ def unpack_record(data: Bytes, name: BlockName, tokens: Bytes) -> memoryview:
     Raises:
         RecordError: it is damaged, or of another text.
     """
-    header = read_header(data)
+    header = verify_record(data)
     view = _view(data)
+    end = HEADER_BYTES + header.token_bytes
+    if (header.key, header.digest) != name or view[HEADER_BYTES:end] != _view(tokens):
+        raise RecordError("other text")
+    return view[end:]
+
+
+def verify_record(data: Bytes) -> RecordHeader:
+    """The header of a record, if it is one, exactly, and undamaged.
+
+    Raises:
+        RecordError: it is not.
+    """
+    header, view = read_header(data), _view(data)
     if header.record_bytes != view.nbytes:
         raise RecordError("header")
     end = HEADER_BYTES + header.token_bytes
     if _checksum(view[HEADER_BYTES:end], view[end:]) != header.checksum:
         raise RecordError("checksum")
-    if (header.key, header.digest) != name or view[HEADER_BYTES:end] != _view(tokens):
-        raise RecordError("other text")
-    return view[end:]
+    return header
 
 
 def _view(data: Any) -> memoryview:

@@ -17,6 +17,7 @@ from radixkv.errors import ConfigError
 #: Kind -> what a spec of it looks like, and the options that it takes.
 _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "host": ("host:SIZE, as host:4GiB", ()),
+    "disk": ("disk:PATH[,max=SIZE], as disk:/var/cache/radixkv,max=20GiB", ("max",)),
 }
 _OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 class OpenTier(Tier, Protocol):
     """A tier that belongs to one engine, and ends with it."""
+
+    def flush(self, timeout: float) -> None:
+        """Return when what was saved is kept, or so many seconds have passed."""
+        ...
 
     def close(self) -> None:
         """Finish what was saved, and let go of files, threads and connections. May be called again."""
@@ -60,6 +65,12 @@ class TierStack:
         """See `radixkv.tiers.tier.Tier`: each tier takes what it lacks."""
         for tier in self.tiers:
             tier.save(run, data)
+
+    def flush(self, timeout: float) -> None:
+        """See `OpenTier`; the time is for all of them together."""
+        end = time.monotonic() + timeout
+        for tier in self.tiers:
+            tier.flush(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
         """See `OpenTier`."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.keys import NamespaceName, TokenIds
+from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.tiers.load import TierLoad, rows_of
@@ -311,9 +311,18 @@ class Transfers:
 
     # ------------------------------------------------------------------ saves
 
+    @property
+    def num_saves(self) -> int:
+        """Texts and pieces of them that are to be saved, or being copied."""
+        return len(self._offers) + len(self._to_save) + len(self._saves)
+
     def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
         """What is cached of a text may be saved, soon. O(1)."""
         self._offers.append((token_ids, namespace))
+
+    def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceName]]:
+        """What is cached and could be offered, the latest used first."""
+        return list(self._cache.block_leases.cached_texts(limit))
 
     def start_saves(self) -> None:
         """Go on with what was offered; to be called when all that is committed has been computed."""

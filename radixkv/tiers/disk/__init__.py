@@ -1,0 +1,1 @@
+"""The disk tier: blocks in append-only files, which outlive the process."""

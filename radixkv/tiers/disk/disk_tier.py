@@ -1,0 +1,259 @@
+"""DiskTier: blocks in a folder, which outlive the process.
+
+    engine's thread     lookup, wants: the index in memory        save: to the queue
+    the writer          append ... append, sync when a second has passed or nothing is left to write
+    the reader          read, verify
+
+The first error of a disk turns the tier off: it has nothing and wants nothing any more, and the engine goes
+on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.errors import ConfigError
+from radixkv.thread_priority import yield_to_steps
+from radixkv.tiers.disk.folder import FolderLock
+from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
+from radixkv.tiers.record import HEADER_BYTES, BlockKind, BlockName, BlockNames
+from radixkv.tiers.tier import Bytes, TierBlocks, TierState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+logger = logging.getLogger("radixkv")
+
+#: Bytes that may wait to be written: so much memory is taken, and so much is lost when the process is killed.
+MAX_QUEUED_BYTES = 256 << 20
+# Seconds after which what was written is synced, also while more is being written.
+_SYNC_S = 1.0
+# Longest that the end of the tier waits for what is still to be written.
+_CLOSE_S = 30.0
+_SEGMENTS = 32  # at the cap, if they are not larger than that
+_MAX_SEGMENT_BYTES = 256 << 20
+_MIN_RECORDS = 64  # that the cap must have room for
+
+
+class _Save(NamedTuple):
+    """Blocks that are to be written: their names, and the tokens and data of each."""
+
+    names: Sequence[BlockName]
+    tokens: Sequence[bytes]
+    data: Sequence[Bytes]
+
+
+class DiskTier:
+    """See the module's text.
+
+    Args:
+        folder: made if it is not there.
+        max_bytes: most that its files take up.
+        kind: the blocks' kind.
+        system: see `SegmentStore`.
+
+    Raises:
+        ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, kind: BlockKind, *, system: Any = os) -> None:
+        record = HEADER_BYTES + kind.block_size * TOKEN_BYTES + kind.block_bytes
+        if max_bytes < _MIN_RECORDS * record:
+            raise ConfigError(
+                f"the K/V tier disk:{folder} has a cap of {max_bytes:,} bytes, and the model's blocks take "
+                f"{record:,} each: give it room for {_MIN_RECORDS} at least, max={_MIN_RECORDS * record}"
+            )
+        self.folder = folder
+        self._names = BlockNames(kind)
+        self._block_bytes = kind.block_bytes
+        self._lock = FolderLock(folder)
+        try:
+            segment_bytes = max(min(max_bytes // _SEGMENTS, _MAX_SEGMENT_BYTES), 2 * record)
+            self._store = SegmentStore(folder, max_bytes, segment_bytes, system=system)
+        except OSError as error:
+            self._lock.release()
+            raise ConfigError(f"the K/V tier's folder {folder}: {error.strerror or error}") from error
+        self._failure: BaseException | None = None
+        self._coming: set[bytes] = set()  # keys of what is queued
+        self._queued_bytes = 0
+        self._queued_changed = threading.Condition()
+        self._queue: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._reader = ThreadPoolExecutor(1, "radixkv-disk-reader")
+        self._writer = threading.Thread(target=self._write_all, name="radixkv-disk-writer", daemon=True)
+        self._writer.start()
+        # Also when nobody closes it: what was saved is written before the interpreter ends.
+        self._end = weakref.finalize(self, _end, self._queue, self._writer)
+
+    def __repr__(self) -> str:
+        if self._failure is not None:
+            return f"DiskTier({self.folder}, off: {self._failure})"
+        return f"DiskTier({self.folder}, {len(self._store)} blocks, {self._store.num_bytes / 2**20:.0f} MiB)"
+
+    @property
+    def counts(self) -> DiskCounts:
+        """What came of its records."""
+        return self._store.counts
+
+    @property
+    def num_bytes(self) -> int:
+        """What its files take up."""
+        return self._store.num_bytes
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it is off; None: it is not."""
+        return self._failure
+
+    # ------------------------------------------------------------------ on the engine's thread
+
+    def lookup(self, run: BlockRun) -> tuple[TierState, int]:
+        """See `radixkv.tiers.tier.Tier`. O(tokens)."""
+        count = 0
+        if self._failure is None and len(self._store):
+            for name in self._names.of(run):
+                if name.key not in self._store:
+                    break
+                count += 1
+        return (TierState.HIT, count) if count else (TierState.MISS, 0)
+
+    def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
+        """See `radixkv.tiers.tier.Tier`."""
+        future: Future[Sequence[TierBlocks]] = Future()
+        self._reader.submit(self._read, run, future)
+        return future
+
+    def wants(self, run: BlockRun) -> range:
+        """See `radixkv.tiers.tier.Tier`: what it lacks, as far as the queue has room."""
+        room = (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes
+        if self._failure is not None or room <= 0:
+            return range(0)
+        missing = [place for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
+        return range(missing[0], min(missing[-1] + 1, missing[0] + room)) if missing else range(0)
+
+    def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
+        """See `radixkv.tiers.tier.Tier`; what the queue has no room for is not kept."""
+        if self._failure is not None or self._queued_bytes >= MAX_QUEUED_BYTES:
+            return
+        missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
+        if missing:
+            tokens = [_tokens_of(run, place) for place, _ in missing]
+            save = _Save([name for _, name in missing], tokens, [data[place] for place, _ in missing])
+            self._coming.update(name.key for name in save.names)
+            self._count_queued(len(missing))
+            self._queue.put(save)
+
+    def flush(self, timeout: float) -> None:
+        """See `OpenTier`: kept is what is written."""
+        with self._queued_changed:
+            self._queued_changed.wait_for(
+                lambda: not self._queued_bytes or self._failure is not None, timeout
+            )
+
+    def close(self) -> None:
+        """Write what was saved, sync, and let others have the folder. May be called again."""
+        self._end()
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        if not self._writer.is_alive():
+            self._lock.release()
+
+    def _count_queued(self, num_blocks: int) -> None:
+        with self._queued_changed:
+            self._queued_bytes += num_blocks * self._block_bytes
+            self._queued_changed.notify_all()
+
+    def _lacks(self, name: BlockName) -> bool:
+        return name.key not in self._store and name.key not in self._coming
+
+    # ------------------------------------------------------------------ on the reader's thread
+
+    def _read(self, run: BlockRun, future: Future[Sequence[TierBlocks]]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        blocks: list[Bytes] = []
+        try:
+            for place, name in enumerate(self._names.of(run)):
+                block = None if self._failure is not None else self._store.read(name, _tokens_of(run, place))
+                if block is None:
+                    break
+                blocks.append(block)
+        except OSError as error:
+            self._turn_off(error)
+        except BaseException as error:
+            future.set_exception(error)
+            return
+        future.set_result([TierBlocks(run.part(0, len(blocks)), blocks)] if blocks else [])
+
+    # ------------------------------------------------------------------ on the writer's thread
+
+    def _write_all(self) -> None:
+        """Until the end, or the first error."""
+        yield_to_steps()
+        try:
+            self._write_until_end()
+            self._store.close()
+        except BaseException as error:
+            self._turn_off(error)
+            self._store.abandon()
+            self._count_queued(0)  # for those who wait
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()
+
+    def _write_until_end(self) -> None:
+        sync_at: float | None = None  # None: all is synced
+        while True:
+            timeout = None if sync_at is None else max(0.0, sync_at - time.monotonic())
+            try:
+                save = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                self._store.sync()
+                sync_at = None
+                continue
+            if save is None:
+                return
+            for name, tokens, block in zip(*save, strict=True):
+                if name.key not in self._store:
+                    self._store.append(name, tokens, block)
+                self._coming.discard(name.key)
+                self._count_queued(-1)
+                if sync_at is None:
+                    sync_at = time.monotonic() + _SYNC_S
+                elif time.monotonic() >= sync_at:
+                    self._store.sync()
+                    sync_at = None
+
+    def _turn_off(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            logger.warning(
+                "the K/V tier in %s is off from now on, and prompts are computed instead: %s: %s",
+                self.folder,
+                type(error).__name__,
+                error,
+            )
+
+
+def _tokens_of(run: BlockRun, place: int) -> bytes:
+    """The tokens of one of a run's blocks."""
+    size = run.block_size * TOKEN_BYTES
+    start = run.start * TOKEN_BYTES + place * size
+    return run.tokens[start : start + size]
+
+
+def _end(saves: queue.SimpleQueue[_Save | None], writer: threading.Thread) -> None:
+    """Have all that was saved written."""
+    saves.put(None)
+    writer.join(_CLOSE_S)

@@ -1,0 +1,110 @@
+"""After a restart the same prompts hit from disk, however the process before has ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tiny_models import save_tiny_model
+
+from radixkv.errors import ConfigError
+from radixkv.llm import LLM
+from radixkv.request import SamplingParams
+from radixkv.tools.bench.server_process import started_process
+
+PROMPTS = [[start + 7 * i % 90 for i in range(53)] for start in (5, 6, 7)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def answers(model: str, folder: Path, **options: Any) -> tuple[list[list[int]], list[int]]:
+    """Tokens, and how many of each prompt's were cached, of an engine that lives for this alone."""
+    with LLM(model, kv_tier=f"disk:{folder},max=1GiB", **OPTIONS | options) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+    return [o.outputs[0].token_ids for o in outputs], [o.num_cached_tokens for o in outputs]
+
+
+def test_the_next_engine_finds_what_was_cached(model, tmp_path):
+    cold = answers(model, tmp_path)
+    warm = answers(model, tmp_path)
+    assert cold[0] == warm[0]
+    assert max(cold[1]) < 48
+    assert warm[1] == [48, 48, 48]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"kv_cache_dtype": "int8"}, {"block_size": 16}, {"deterministic": True}],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_kind_of_blocks_is_not_found(model, tmp_path, other):
+    answers(model, tmp_path)
+    assert max(answers(model, tmp_path, **other)[1]) < 48
+    assert answers(model, tmp_path, **other)[1] == [48, 48, 48]
+
+
+def test_a_changed_weight_is_another_model(model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    other = save_tiny_model(tmp_path / "other", "llama")
+    cold = answers(str(other), tmp_path / "kv")
+    weights = load_file(other / "model.safetensors")
+    name = sorted(weights)[len(weights) // 2]
+    weights[name].view(-1)[-1] += 0.25
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    changed = answers(str(other), tmp_path / "kv")
+    assert max(changed[1]) < 48
+    assert cold[1] == changed[1]
+
+
+def test_deterministic_mode_wants_the_same_processor(model, tmp_path, monkeypatch):
+    first = answers(model, tmp_path, deterministic=True)
+    monkeypatch.setattr("radixkv.engine.builder.computed_by", lambda *_: "another processor")
+    assert max(answers(model, tmp_path, deterministic=True)[1]) < 48
+    monkeypatch.undo()
+    assert answers(model, tmp_path, deterministic=True) == (first[0], [48, 48, 48])
+
+
+def test_two_engines_do_not_share_a_folder(model, tmp_path):
+    with (
+        LLM(model, kv_tier=f"disk:{tmp_path}", **OPTIONS),
+        pytest.raises(ConfigError, match="is in use by process"),
+    ):
+        LLM(model, kv_tier=f"disk:{tmp_path}", **OPTIONS)
+
+
+def complete(url: str, prompt: list[int]) -> tuple[str, int]:
+    """Text, and cached tokens."""
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    cached: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return reply["choices"][0]["text"], cached
+
+
+def test_servers_that_are_ended_and_killed(model, tmp_path):
+    folder = tmp_path / "kv"
+    arguments = [model, "--kv-tier", f"disk:{folder},max=1GiB", "--block-size", "8", "--num-blocks", "64"]
+    with started_process(arguments) as server:
+        cold = complete(server.url, PROMPTS[0])
+    assert cold[1] == 0
+    with started_process(arguments) as server:
+        assert complete(server.url, PROMPTS[0]) == (cold[0], 48)
+        other = complete(server.url, PROMPTS[1])
+        deadline = time.monotonic() + 60
+        size = sum(path.stat().st_size for path in folder.glob("*.seg"))
+        while size < 2 * 6 * 8 * 3 * 2 * 16 * 4 * 2 and time.monotonic() < deadline:
+            size = sum(path.stat().st_size for path in folder.glob("*.seg"))  # it is written soon
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with started_process(arguments) as server:
+        assert complete(server.url, PROMPTS[0]) == (cold[0], 48)
+        assert complete(server.url, PROMPTS[1]) == (other[0], 48)
