@@ -18,7 +18,7 @@ import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from radixkv.async_cache import CacheClient
 from radixkv.config import EngineConfig
@@ -34,6 +34,7 @@ from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import PrefixCache
+    from radixkv.client import RequestOptions
     from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
@@ -50,6 +51,8 @@ HUGE_TEXT = 32768
 
 class AsyncEngine:
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
+
+    `EngineClient` says what its members do.
 
     Creating one blocks until its engine is ready. Several event loops may use it.
 
@@ -111,7 +114,6 @@ class AsyncEngine:
 
     @property
     def model_fingerprint(self) -> str:
-        """Identifies configuration, weights and dtype; empty: unknown."""
         return self._thread.info.model_fingerprint
 
     @property
@@ -120,7 +122,6 @@ class AsyncEngine:
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
-        """Arguments of SamplingParams for requests that don't give them."""
         return self._thread.info.default_sampling
 
     @property
@@ -132,16 +133,13 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine's thread takes requests."""
         return self._thread.is_running
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue was full after the last step, so that a request would be refused."""
         return self._thread.stats.num_waiting >= self.config.max_queue
 
     def stats(self) -> EngineStats:
-        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
         with contextlib.suppress(EngineStoppedError):
             self._thread.submit(Snapshot())  # an idle engine takes new figures for the next caller
         return self._thread.stats
@@ -149,11 +147,6 @@ class AsyncEngine:
     # ------------------------------------------------------------------ requests
 
     async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
-        """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
-
-        Raises:
-            ContextLengthExceededError: one of them leaves no room for a single token.
-        """
         namespace = self.cache.namespace(tenant, salt)
         encoded = [await self._encode(prompt) for prompt in prompts]
 
@@ -164,26 +157,9 @@ class AsyncEngine:
         await self.call(check)
 
     async def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[OutputDelta]:
-        """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
-
-        Raises:
-            InvalidRequestError, ContextLengthExceededError, EngineOverloadedError: before the first delta.
-            RequestFailedError: the request failed; others go on.
-            EngineStoppedError: the engine has been closed or has failed.
-        """
-        options = {"cache_key_hint": cache_key_hint, "priority": priority, "pins": pins, "stream": True}
-        stream = await self._start(prompt, params, request_id, tenant, salt, options)
+        stream = await self._start(prompt, params, stream=True, **options)
         has_ended = False
         try:
             while not has_ended:
@@ -198,20 +174,9 @@ class AsyncEngine:
                 self._leave(stream)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
-        """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
-        options = {"cache_key_hint": cache_key_hint, "priority": priority, "pins": pins}
-        stream = await self._start(prompt, params, request_id, tenant, salt, options)
+        stream = await self._start(prompt, params, stream=False, **options)
         try:
             event = await stream.events.get()
         except BaseException:
@@ -222,7 +187,6 @@ class AsyncEngine:
         return output
 
     async def abort(self, request_id: str) -> None:
-        """End a request; within one step its blocks are released. Unknown ids are ignored."""
         with contextlib.suppress(EngineStoppedError):
             self._thread.submit(AbortById(request_id))
 
@@ -238,7 +202,6 @@ class AsyncEngine:
         return await future
 
     async def close(self) -> None:
-        """Stop the thread; unfinished requests get EngineStoppedError. May be called again."""
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
 
@@ -254,11 +217,6 @@ class AsyncEngine:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        """Token ids of a text of any length, without holding up the event loop.
-
-        Raises:
-            InvalidRequestError: the text can't be tokenised.
-        """
         return await self._off_loop(
             len(text),
             lambda: self._thread.info.input_processor.tokenize(
@@ -274,11 +232,6 @@ class AsyncEngine:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
-        """Token ids of a conversation through the chat template, without holding up the event loop.
-
-        Raises:
-            InvalidRequestError: the template refuses the messages, or there is none.
-        """
         return await self._off_loop(
             text_size(messages, tools, options, limit=HUGE_TEXT),
             lambda: self.tokenizer.apply_chat_template(
@@ -310,10 +263,14 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        request_id: str | None,
-        tenant: str,
-        salt: str,
-        options: dict[str, Any],
+        *,
+        stream: bool,
+        request_id: str | None = None,
+        tenant: str = "",
+        salt: str = "",
+        cache_key_hint: str = "",
+        priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
     ) -> Stream:
         """Check a request and hand it to the engine's thread, which tells the stream of it from then on."""
         namespace = self.cache.namespace(tenant, salt)
@@ -322,16 +279,29 @@ class AsyncEngine:
         if params.bad_words:
             asked, size = params, sum(len(word) + 64 for word in params.bad_words)
             params = await self._off_loop(size, lambda: checks.encode_words(asked))
-        checks.check(encoded, params, options["pins"])
+        checks.check(encoded, params, pins)
+        grammar = None
         if params.grammar is not None:
             # Shielded: others may wait for the same grammar.
             compiling = checks.grammars.submit(params.grammar, namespace)
-            options["grammar"] = await asyncio.shield(asyncio.wrap_future(compiling))
+            grammar = await asyncio.shield(asyncio.wrap_future(compiling))
         # Unlike those of other engines: one client may stand for several.
-        stream = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
-        options |= {"params": params, "namespace": namespace}
-        self._thread.submit(Add(self._streams, stream, encoded, **options))
-        return stream
+        reader = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
+        self._thread.submit(
+            Add(
+                self._streams,
+                reader,
+                encoded,
+                params=params,
+                namespace=namespace,
+                cache_key_hint=cache_key_hint,
+                priority=priority,
+                grammar=grammar,
+                pins=pins,
+                stream=stream,
+            )
+        )
+        return reader
 
     def _leave(self, stream: Stream) -> None:
         """Nobody reads it any more: its request ends."""

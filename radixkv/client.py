@@ -10,7 +10,7 @@ Callers name who asks by `tenant` and `salt`; the engine makes the cache's key o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from radixkv.async_cache import CacheClient
@@ -76,6 +76,24 @@ class TextTokenizer(Protocol):
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]: ...
+
+
+class RequestOptions(TypedDict, total=False):
+    """Whose request it is, and how it is served; what is left out stands for nothing given.
+
+    Attributes:
+        request_id: None: one that no other engine gives.
+        cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
+        priority: smaller is more urgent, under the `priority` policy.
+        pins: what of the prompt to pin once it is computed; `PromptOutcome` tells how much that was.
+    """
+
+    request_id: str | None
+    tenant: str
+    salt: str
+    cache_key_hint: str
+    priority: int
+    pins: Sequence[PrefixPin]
 
 
 class EngineClient(Protocol):
@@ -158,23 +176,9 @@ class EngineClient(Protocol):
         ...
 
     def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
-
-        Args:
-            request_id: None: one that no other engine gives.
-            cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
-            pins: what of the prompt to pin once it is computed; `PromptOutcome` tells how much that was.
 
         A request that has ended, or whose iterator was closed, leaves its id free for another.
 
@@ -186,16 +190,7 @@ class EngineClient(Protocol):
         ...
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
         ...

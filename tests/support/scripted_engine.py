@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from told_deltas import collect_outputs
@@ -24,6 +24,7 @@ from told_deltas import collect_outputs
 from radixkv.async_cache import CacheClient
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.client import RequestOptions
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
@@ -218,7 +219,7 @@ class ScriptedEngine:
         self.is_full = False
         self._input_processor = InputProcessor(
             self.limits,
-            self.tokenizer,
+            cast(Any, self.tokenizer),
             seed=None,
             end_token_ids=frozenset({257}),
             most_blocks=self._most_blocks,
@@ -291,17 +292,10 @@ class ScriptedEngine:
             self._input_processor.check_quota(encoded.tokens, self.cache.namespace(tenant, salt))
 
     async def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[OutputDelta]:
+        tenant, salt = options.get("tenant", ""), options.get("salt", "")
+        pins, request_id = options.get("pins", ()), options.get("request_id")
         checks, namespace = self._input_processor, self.cache.namespace(tenant, salt)
         encoded = checks.encode(prompt)
         checks.check(encoded, checks.encode_words(params), pins)
@@ -312,7 +306,16 @@ class ScriptedEngine:
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
         ids = encoded.token_ids.tolist()
-        asked = Asked(request_id, ids, params, tenant, salt, priority, pins, cache_key_hint=cache_key_hint)
+        asked = Asked(
+            request_id,
+            ids,
+            params,
+            tenant,
+            salt,
+            options.get("priority", 0),
+            pins,
+            cache_key_hint=options.get("cache_key_hint", ""),
+        )
         asked.outcome = self._look_up(asked)
         self.requests.append(asked)
         self._running[request_id] = asked
@@ -420,22 +423,9 @@ class ScriptedEngine:
             await asyncio.sleep(0)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
-        who: dict[str, Any] = {"request_id": request_id, "tenant": tenant, "salt": salt}
-        stream = self.stream(
-            prompt, params, cache_key_hint=cache_key_hint, priority=priority, pins=pins, **who
-        )
-        outputs = collect_outputs([delta async for delta in stream])
+        outputs = collect_outputs([delta async for delta in self.stream(prompt, params, **options)])
         (output,) = outputs.values()
         encoded = self._input_processor.encode(prompt)
         output.prompt, output.prompt_token_ids = encoded.text, encoded.token_ids.tolist()
