@@ -25,12 +25,19 @@ from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 
 
-class Renderer(ABC):
-    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
+class WholeRenderer(ABC):
+    """How one answer is said that is never streamed."""
 
     @abstractmethod
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         """The body of a whole answer; one output per prompt, in order."""
+
+    async def keep(self, usage: Usage) -> None:  # noqa: B027
+        """The answer is complete, and the client has not seen its end: keep what must be kept of it."""
+
+
+class Renderer(WholeRenderer):
+    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
 
     @abstractmethod
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -39,9 +46,6 @@ class Renderer(ABC):
     @abstractmethod
     def ending(self, usage: Usage) -> bytes:
         """Framed events after the last delta."""
-
-    async def keep(self, usage: Usage) -> None:  # noqa: B027
-        """The answer is complete, and the client has not seen its end: keep what must be kept of it."""
 
     def stream_dialect(self, dialect: Dialect) -> Dialect:
         """How the stream is framed, and errors in it: by the API's own dialect, if nothing else is said."""

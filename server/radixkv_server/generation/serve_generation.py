@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
-from radixkv_server.generation.generation import Generation, Renderer
+from radixkv_server.generation.generation import Generation, Renderer, WholeRenderer
 from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import record_of
@@ -27,7 +27,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 #: From a body and who sent it to what the engine shall do, and how its answer is said.
-Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, Renderer]]]
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, WholeRenderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
@@ -72,6 +72,7 @@ async def respond(
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     if wanted.stream:
+        assert isinstance(renderer, Renderer)
         frames = generation.frames(renderer)
         return EventStream(frames, renderer.stream_dialect(dialect), record, settings.ping_interval_s)
     outputs = await run_until_disconnect(request.receive, generation.run())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from radixkv.request import OutputDelta, RequestOutput
+from radixkv.request import RequestOutput
 from radixkv_server.apis.responses.conversation import chat_of, items_of
 from radixkv_server.apis.responses.items import compaction, item_id
 from radixkv_server.apis.responses.render import usage_json
@@ -20,7 +20,7 @@ from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.generation.generation import Renderer
+from radixkv_server.generation.generation import WholeRenderer
 from radixkv_server.generation.request import GenerationRequest, new_id
 from radixkv_server.generation.usage import Usage
 from radixkv_server.tenants.tenant import Tenant
@@ -34,7 +34,7 @@ _WISH = (
 )
 
 
-class CompactionRenderer(Renderer):
+class CompactionRenderer(WholeRenderer):
     """The answer: a list of items in place of the conversation's."""
 
     def __init__(self, response_id: str, kept: Sequence[Json], readers: AnswerReaders) -> None:
@@ -52,12 +52,6 @@ class CompactionRenderer(Renderer):
             "output": [*self._kept, summary],
             "usage": usage_json(usage, 0),
         }
-
-    def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        raise NotImplementedError("a compaction is not streamed")
-
-    def ending(self, usage: Usage) -> bytes:
-        raise NotImplementedError("a compaction is not streamed")
 
 
 async def parse_compaction(
