@@ -12,6 +12,7 @@ from radixkv.errors import EngineOverloadedError
 from radixkv_server.chat.applied_rules import AppliedRules
 from radixkv_server.chat.call_memory import CallMemory
 from radixkv_server.chat.templates import ChatTemplates
+from radixkv_server.diagnostics.store import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
@@ -45,6 +46,7 @@ class ServerContext:
     cache_feed: CacheFeed
     tracing: Tracing | None = None
     activity: Activity = field(default_factory=Activity)
+    fingerprints: FingerprintStore = field(default_factory=FingerprintStore)
     names: NodeNames = field(default_factory=NodeNames)
     calls: CallMemory = field(default_factory=CallMemory)
     applied_rules: AppliedRules = field(default_factory=AppliedRules)

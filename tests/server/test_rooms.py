@@ -15,7 +15,7 @@ FLOORS = (
     ("tenants",),
     ("settings", "response_file"),
     (
-        "dialect",
+        *("diagnostics", "dialect"),
         *(
             "chat.applied_rules",
             "chat.call_memory",

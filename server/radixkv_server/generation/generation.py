@@ -60,7 +60,7 @@ class Generation:
     """
 
     def __init__(self, context: ServerContext, record: RequestRecord, request: GenerationRequest) -> None:
-        self._meter = Meter(context.metrics, context.activity, record, request)
+        self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, request)
         self._engine = context.engine
         self._tenant = record.tenant
         self._request = request

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 from radixkv_server.errors import to_api_error
 from radixkv_server.generation.progress import PromptProgress, SampleProgress
 from radixkv_server.generation.request import GenerationRequest
@@ -25,7 +26,12 @@ class Meter:
     """
 
     def __init__(
-        self, metrics: ServerMetrics, activity: Activity, record: RequestRecord, request: GenerationRequest
+        self,
+        metrics: ServerMetrics,
+        activity: Activity,
+        fingerprints: FingerprintStore,
+        record: RequestRecord,
+        request: GenerationRequest,
     ) -> None:
         self._prompts = [
             PromptProgress(len(prompt_request.prompt), prompt_request.params.n)
@@ -36,6 +42,8 @@ class Meter:
         self._metrics = metrics
         self._record = record
         self._activity = activity
+        self._fingerprints = fingerprints
+        self._kept: KeptRequest | None = None
         self._request = request
 
     def __enter__(self) -> Meter:
@@ -72,6 +80,8 @@ class Meter:
         if delta.finish_reason is not None:
             num_tokens = prompt.samples[delta.index].num_tokens
             self._metrics.observe_sample(tenant, delta.finish_reason, num_tokens)
+        if delta.is_last:
+            self._answered()
 
     def _admitted(self, index: int) -> None:
         """What the cache gave to a prompt is known."""
@@ -79,6 +89,23 @@ class Meter:
         report = self._prompts[index].report
         if report is not None:
             self._metrics.observe_cache_report(self._record.tenant, report)
+        self._keep_fingerprint(self._prompts[index])
+
+    def _keep_fingerprint(self, prompt: PromptProgress) -> None:
+        """From here on others can be compared with the request, however it ends."""
+        fingerprint, outcome = self._request.fingerprint, prompt.outcome
+        if fingerprint is None or outcome is None:
+            return
+        held = outcome.num_cached_tokens + outcome.num_cache_write_tokens
+        # The last token of a prompt that was cached whole was computed, and not written.
+        reusable = prompt.num_tokens if held >= prompt.num_tokens - 1 else held
+        self._kept = KeptRequest(fingerprint, reusable)
+        self._fingerprints.put(self._record.tenant, self._request.id, self._kept)
+
+    def _answered(self) -> None:
+        """The answer is complete; its client may not have seen its end."""
+        if self._kept is not None:
+            self._kept.is_running = False
 
     def _first_token_came(self) -> None:
         """Count the time to the request's first token, if there is one."""
@@ -97,6 +124,7 @@ class Meter:
             self._record.usage = self.usage
         if has_begun or has_left:
             self._count_ends()
+        self._answered()
         state: State = "finished" if error is None else "aborted" if has_left else "failed"
         code = None if error is None or has_left else to_api_error(error).code
         for one in self._seen:

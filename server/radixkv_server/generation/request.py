@@ -12,6 +12,7 @@ from radixkv.chat.client_rules import ClientRule
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
+from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
@@ -71,6 +72,7 @@ class GenerationRequest:
         cache_key_hint: what requests share that come back together: a hint for eviction; empty: nothing.
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
+        fingerprint: by which later requests are compared with it; None: they can't be.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -85,6 +87,7 @@ class GenerationRequest:
     cache_key_hint: str = ""
     priority: int = 0
     operation: str = "chat"
+    fingerprint: Fingerprint | None = None
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
+from radixkv_server.apis.common.cache_diagnosis import diagnosed
 from radixkv_server.chat.breakpoints import prefix_pins
 from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.chat.structured import grammar_of
@@ -47,9 +49,16 @@ async def parse_messages(
             prompt_request,
             pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt),
         )
-    request = body.generation_request(new_id("msg_"), [prompt_request], "messages")
+    asked = body.diagnostics
+    request, diagnosis = await diagnosed(
+        context,
+        caller,
+        body.generation_request(new_id("msg_"), [prompt_request], "messages"),
+        functools.partial(diagnostics.parts_of, body, model),
+        earlier_id=None if asked is None else asked.previous_message_id,
+        asked=asked is not None,
+    )
     hidden = body.thinking is not None and body.thinking.display == "omitted"
-    more = {**context_management, **_diagnostics(body)}
     return request, MessageRenderer(
         request,
         model,
@@ -57,7 +66,8 @@ async def parse_messages(
         functools.partial(context.calls.remember, caller.name),
         functools.partial(threads.keep, request.id, whole),
         hides_thinking=hidden,
-        more=more,
+        diagnosis=diagnosis,
+        more=context_management,
     )
 
 
@@ -70,13 +80,6 @@ async def count_tokens(context: ServerContext, body: CountTokensRequest, caller:
         original = answer["input_tokens"] if edited is body else await _count(context, body, caller)
         answer["context_management"] = {"original_input_tokens": original}
     return answer
-
-
-def _diagnostics(body: MessagesRequest) -> Json:
-    """Whether an earlier request's prompt is the same is not known here."""
-    if body.diagnostics is None or body.diagnostics.previous_message_id is None:
-        return {}
-    return {"diagnostics": {"cache_miss_reason": {"type": "unavailable"}}}
 
 
 async def _count(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> int:

@@ -28,8 +28,10 @@ from radixkv.chat.answer import (
     ToolCallEnd,
 )
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput
+from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
@@ -85,6 +87,7 @@ class MessageRenderer(Renderer):
         remember: called with the id and the arguments of every tool call.
         keep_thread: called with the blocks of the answer, once it is whole.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
+        diagnosis: of the prompt; None: nobody wants to know.
         more: further fields of the answer.
     """
 
@@ -97,6 +100,7 @@ class MessageRenderer(Renderer):
         keep_thread: KeepThread,
         *,
         hides_thinking: bool = False,
+        diagnosis: CacheDiagnosis | None = None,
         more: Json | None = None,
     ) -> None:
         self._answered: list[Json] = []
@@ -106,6 +110,7 @@ class MessageRenderer(Renderer):
         self._remember = remember
         self._keep_thread = keep_thread
         self._hides_thinking = hides_thinking
+        self._diagnosis = diagnosis
         self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
@@ -148,6 +153,7 @@ class MessageRenderer(Renderer):
             "content": content,
             **stop,
             "usage": self._usage(usage),
+            **({} if self._diagnosis is None else diagnostics.told(self._diagnosis, usage)),
             **self._more,
         }
 

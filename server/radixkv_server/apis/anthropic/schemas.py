@@ -226,7 +226,8 @@ class MessagesRequest(CountTokensRequest, RequestFields):
     fallbacks: Annotated[Any, WithoutEffect("this server declines nothing")] = None
     container: Annotated[Any, Refused("a container")] = None
     compaction: Annotated[Any, Refused("summaries made by the server")] = None
-    diagnostics: Diagnostics | None = None
+    # An object of nothing asks for something here; with None as its default the field would lose it.
+    diagnostics: Diagnostics | None = Field(default_factory=lambda: None)
     thread: Annotated[CreateThread | ContinueThread, _THREAD] | None = None
 
     @property

@@ -268,6 +268,12 @@ class CacheFields(StrictModel):
         return self.prompt_cache_key or ""
 
     @property
+    def compared_with(self) -> str | None:
+        """The id of the earlier request that this one is to be compared with."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
+
+    @property
     def pinned_s(self) -> float | None:
         """Seconds for which the prompt is to be pinned, after each use; None: not at all."""
         options = self.prompt_cache_options

@@ -17,7 +17,7 @@ def usage_details(usage: Usage) -> Json:
     `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
     other requests' prompts contain.
     """
-    misses = [_miss(*miss) for miss in usage.misses]
+    misses = [miss_json(*miss) for miss in usage.misses]
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     if misses:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
@@ -26,7 +26,7 @@ def usage_details(usage: Usage) -> Json:
     return details
 
 
-def _miss(report: MissReport, hint: str | None) -> Json:
+def miss_json(report: MissReport, hint: str | None) -> Json:
     """The reason, the position of the first token that was not found, and what is known of its cause."""
     miss: Json = {"reason": report.reason}
     if report.reason != "hit":

@@ -8,13 +8,16 @@ import time
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_N, SamplingParams
+from radixkv_server.apis.common.cache_diagnosis import diagnosed, for_prompt, unusual
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.chats import completion_request
+from radixkv_server.apis.common.grammars import GrammarFields
 from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.chat.structured import with_default
 from radixkv_server.context import ServerContext
+from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id, sampling_params
@@ -30,11 +33,48 @@ async def parse_chat(
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
     prompt, readers = await completion_request(context, body)
-    request = body.generation_request(new_id("chatcmpl-"), [prompt], "messages")
+    request, diagnosis = await diagnosed(
+        context,
+        caller,
+        body.generation_request(new_id("chatcmpl-"), [prompt], "messages"),
+        lambda: _chat_parts(body, model),
+        earlier_id=body.compared_with,
+        asked=body.compared_with is not None,
+    )
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(
-        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params
+        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params, diagnosis
+    )
+
+
+def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
+    """What a chat is compared by. O(its text)."""
+    names = [name for name in GrammarFields.model_fields if name != "response_format"]
+    answer = body.response_format
+    return RequestParts(
+        api="chat",
+        model=model,
+        tools=[tool.for_template() for tool in body.tools or ()],
+        system=(),
+        messages=list(map(for_prompt, body.messages)),
+        parameters={
+            "template": [
+                body.chat_template,
+                body.chat_template_kwargs,
+                body.add_generation_prompt is False,
+                bool(body.continue_final_message),
+            ],
+            "text_format": [
+                None if answer is None or answer.type == "text" else for_prompt(answer),
+                *(getattr(body, name) for name in names),
+            ],
+            "reasoning_effort": body.reasoning_effort,
+            "verbosity": unusual(body.verbosity, "medium"),
+            "prompt_cache_key": body.prompt_cache_key,
+            "service_tier": unusual(body.service_tier, "auto", "default"),
+            "cache_salt": body.cache_salt,
+        },
     )
 
 

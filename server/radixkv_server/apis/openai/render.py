@@ -21,6 +21,7 @@ from radixkv.chat.answer import (
 )
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
 from radixkv_server.apis.common.token_details import TokenDetails
@@ -87,9 +88,9 @@ class _ChunkWriter:
             more["usage"] = None
         return self._event([choice], more)
 
-    def ending(self, usage: Usage) -> bytes:
-        """The usage, if it was asked for, and `[DONE]`."""
-        return self._event([], {"usage": usage_json(usage)}) + _DONE if self._at_the_end else _DONE
+    def ending(self, usage: Usage, **more: Any) -> bytes:
+        """The usage, if it was asked for, with what else is to be said at the end; and `[DONE]`."""
+        return self._event([], {"usage": usage_json(usage), **more}) + _DONE if self._at_the_end else _DONE
 
     def _event(self, choices: list[Json], more: Json) -> bytes:
         value = self._envelope.wrap(choices, **more)
@@ -109,7 +110,9 @@ class ChatRenderer(Renderer):
         readers: AnswerReaders,
         prompt: EncodedPrompt,
         params: SamplingParams,
+        diagnosis: CacheDiagnosis | None,
     ) -> None:
+        self._diagnosis = diagnosis
         self._params = params
         self._tokens: dict[int, ContentTokens] = {}
         self._readers = readers
@@ -123,13 +126,15 @@ class ChatRenderer(Renderer):
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
         details = self._details.of_prompt(self._prompt, outputs[0].prompt_logprobs)
-        return self._envelope.wrap(choices, usage=usage_json(usage), **details)
+        return self._envelope.wrap(choices, usage=usage_json(usage), **details, **self._diagnosed(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # What is to be said of the prompt comes once, with the first chunk.
         is_first = not self._begun
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
-        details = self._details.of_prompt(self._prompt, logprobs) if is_first else {}
+        details: Json = {}
+        if is_first:
+            details = {**self._details.of_prompt(self._prompt, logprobs), **self._diagnosed(usage)}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -137,7 +142,10 @@ class ChatRenderer(Renderer):
         return b"".join(events)
 
     def ending(self, usage: Usage) -> bytes:
-        return self._chunks.ending(usage)
+        return self._chunks.ending(usage, **self._diagnosed(usage))
+
+    def _diagnosed(self, usage: Usage) -> Json:
+        return {} if self._diagnosis is None else self._diagnosis.openai(usage)
 
     def _choice(self, index: int, sample: CompletionOutput) -> Json:
         events = self._readers.read_whole(sample)

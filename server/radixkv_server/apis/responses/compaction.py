@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 
 from radixkv.request import RequestOutput
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis, diagnosed, text_block
 from radixkv_server.apis.responses.conversation import chat_of, items_of
-from radixkv_server.apis.responses.items import compaction, item_id
+from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
 from radixkv_server.apis.responses.schemas import CompactRequest, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
@@ -19,6 +20,7 @@ from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
+from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import WholeRenderer
 from radixkv_server.generation.request import GenerationRequest, new_id
@@ -37,10 +39,17 @@ _WISH = (
 class CompactionRenderer(WholeRenderer):
     """The answer: a list of items in place of the conversation's."""
 
-    def __init__(self, response_id: str, kept: Sequence[Json], readers: AnswerReaders) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        kept: Sequence[Json],
+        readers: AnswerReaders,
+        diagnosis: CacheDiagnosis | None,
+    ) -> None:
         self._id = response_id
         self._kept = kept
         self._readers = readers
+        self._diagnosis = diagnosis
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         answer = self._readers.answer(outputs[0].outputs[0])
@@ -51,6 +60,7 @@ class CompactionRenderer(WholeRenderer):
             "created_at": int(time.time()),
             "output": [*self._kept, summary],
             "usage": usage_json(usage, 0),
+            **({} if self._diagnosis is None else self._diagnosis.openai(usage)),
         }
 
 
@@ -58,7 +68,7 @@ async def parse_compaction(
     context: ServerContext, body: CompactRequest, caller: Tenant
 ) -> tuple[GenerationRequest, CompactionRenderer]:
     """The conversation with the wish for a summary after it."""
-    context.resolve_model(body.model)
+    model = context.resolve_model(body.model)
     response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
     before, new = await items_of(body, stored, response_id)
     items = [*before, *new]
@@ -79,5 +89,23 @@ async def parse_compaction(
         cache_salt=body.cache_salt,
         cache_key_hint=body.cache_key_hint,
     )
+    messages = list(map(comparable_item, kept))
+    parts = RequestParts(
+        api="responses",
+        model=model,
+        tools=(),
+        system=() if body.instructions is None else (text_block(body.instructions),),
+        messages=messages,
+        summaries=summaries_in(messages),
+        parameters={"prompt_cache_key": body.prompt_cache_key, "cache_salt": body.cache_salt},
+    )
+    request, diagnosis = await diagnosed(
+        context,
+        caller,
+        request,
+        lambda: parts,
+        earlier_id=body.compared_with,
+        asked=body.compared_with is not None,
+    )
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
-    return request, CompactionRenderer(response_id, words, readers)
+    return request, CompactionRenderer(response_id, words, readers, diagnosis)

@@ -240,6 +240,19 @@ def response_of(item: str) -> str:
     return "resp_" + item.partition("_")[2].partition("_")[0]
 
 
+def comparable_item(item: Json) -> Json:
+    """An item without what differs between an answer and what a client sends of it in the next turn."""
+    plain = {name: value for name, value in item.items() if name not in ("id", "status")}
+    if isinstance(plain.get("content"), list):
+        plain["content"] = [{"type": part["type"], "text": part["text"]} for part in plain["content"]]
+    return plain
+
+
+def summaries_in(items: Iterable[Json]) -> list[Json]:
+    """The items that stand for a part of the conversation."""
+    return [item for item in items if item["type"] == "compaction"]
+
+
 # ---------------------------------------------------------------------- messages
 
 

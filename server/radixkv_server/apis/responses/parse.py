@@ -6,8 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv_server.apis.common.cache_diagnosis import diagnosed, text_block, unusual
 from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of
+from radixkv_server.apis.responses.items import comparable_item, summaries_in
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
@@ -15,6 +17,7 @@ from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
+from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import GenerationRequest, new_id
 from radixkv_server.tenants.tenant import Tenant
@@ -34,6 +37,14 @@ async def parse_response(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
     )
     prompt, readers = await chat_request(context, chat, _sampling_of(body), renamed=_RENAMED)
+    request, diagnosis = await diagnosed(
+        context,
+        caller,
+        body.generation_request(response_id, [prompt.pinning(body.pinned_s)], "input"),
+        lambda: _parts_of(body, model, chat),
+        earlier_id=body.compared_with,
+        asked=body.compared_with is not None,
+    )
 
     async def store(response: Json) -> None:
         await stored.add(StoredResponse(response, conversation))
@@ -47,10 +58,40 @@ async def parse_response(
         tools,
         functools.partial(context.calls.remember, caller.name),
         None if body.store is False else store,
+        diagnosis,
         with_logprobs=body.wants_logprobs,
         hides_reasoning=body.wants_encrypted_reasoning,
     )
-    return body.generation_request(response_id, [prompt.pinning(body.pinned_s)], "input"), renderer
+    return request, renderer
+
+
+def _parts_of(body: ResponseRequest, model: str, chat: Chat) -> RequestParts:
+    """What a response is compared by: the items of its whole prompt, wherever they came from.
+
+    O(their text).
+    """
+    text, effort = body.text, body.reasoning and body.reasoning.effort
+    text_format = text and text.format and text.format.plain()
+    instructions, *items = chat.source
+    messages = list(map(comparable_item, items))
+    return RequestParts(
+        api="responses",
+        model=model,
+        tools=chat.tools,
+        system=() if instructions is None else (text_block(instructions),),
+        messages=messages,
+        summaries=summaries_in(messages),
+        parameters={
+            "template": (body.chat_template or body.chat_template_kwargs)
+            and [body.chat_template, body.chat_template_kwargs],
+            "text_format": None if text_format == {"type": "text"} else text_format,
+            "reasoning_effort": effort,
+            "verbosity": text and unusual(text.verbosity, "medium"),
+            "prompt_cache_key": body.prompt_cache_key,
+            "service_tier": unusual(body.service_tier, "auto", "default"),
+            "cache_salt": body.cache_salt,
+        },
+    )
 
 
 async def chat_that_fits(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from radixkv.chat.answer import ContentDelta, ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
@@ -43,7 +44,6 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
     reasoning = body.reasoning
     text_format = body.text.format if body.text is not None else None
     options = body.prompt_cache_options
-    compares = options is not None and options.comparison_response_id is not None
     return {
         "id": response_id,
         "object": "response",
@@ -63,7 +63,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "prompt_cache_retention": body.prompt_cache_retention,
-        "prompt_cache_diagnostics": {"type": "unavailable"} if compares else None,
+        "prompt_cache_diagnostics": None,
         "prompt_cache_options": options and options.told(),
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": body.safety_identifier,
@@ -90,6 +90,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         params: how the answer was asked for.
         tools, remember, hides_reasoning: see `OutputItems`.
         store: keeps the response; None: it is not to be kept.
+        diagnosis: of the prompt; None: nobody wants to know.
         with_logprobs: show them with the text.
 
     Attributes:
@@ -106,12 +107,14 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         tools: Toolbox,
         remember: Remember,
         store: Callable[[Json], Awaitable[None]] | None,
+        diagnosis: CacheDiagnosis | None,
         *,
         with_logprobs: bool,
         hides_reasoning: bool = False,
     ) -> None:
         self.response = base
         self._store = store
+        self._diagnosis = diagnosis
         self._params = params
         self._logprobs = logprobs
         self._with_logprobs = with_logprobs
@@ -143,6 +146,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         begin: list[Json] = []
         if not self._num_events:
+            self.response |= self._diagnosed(usage)
             begin = [
                 {"type": f"response.{name}", "response": {**self.response}}
                 for name in ("created", "in_progress")
@@ -215,7 +219,11 @@ class ResponseRenderer(Renderer, ResponsesDialect):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items.items,
             "usage": usage_json(usage, self._reasoning_tokens),
+            **self._diagnosed(usage),
         }
+
+    def _diagnosed(self, usage: Usage) -> Json:
+        return {} if self._diagnosis is None else self._diagnosis.openai(usage)
 
     def _frames(self, events: Iterable[Json]) -> bytes:
         frames = b""

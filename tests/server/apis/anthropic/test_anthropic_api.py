@@ -454,10 +454,3 @@ def test_between_tools(server: LiveServer, client: anthropic.Anthropic) -> None:
     for messages, thinks in (([user("say:ok")], False), ([user("x"), call, result], True)):
         text = last_text(server, client, messages=messages, thinking={"type": "between_tools"})
         assert f"'enable_thinking', {thinks}" in text
-
-
-def test_diagnostics_are_not_known(client: anthropic.Anthropic) -> None:
-    ask: dict[str, Any] = {**ASK, "messages": [user("say:ok")]}
-    message = client.beta.messages.create(**ask, diagnostics={"previous_message_id": "msg_1"})
-    assert message.diagnostics.cache_miss_reason.type == "unavailable"
-    assert client.beta.messages.create(**ask, diagnostics={"previous_message_id": None}).diagnostics is None
