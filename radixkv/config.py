@@ -18,7 +18,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `2g`, `512MiB`, `1.5 GB` or a plain number; units are powers of 1024.
+    """Bytes from `2g`, `512MiB`, `1.5 GB` or a plain number (also `8e9`); units are powers of 1024.
 
     >>> parse_size("2g"), parse_size("1.5MiB"), parse_size("4096")
     (2147483648, 1572864, 4096)
@@ -26,7 +26,7 @@ def parse_size(text: str) -> int:
     Raises:
         ConfigError: not a size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if found is None:
         raise ConfigError(f"{text!r} is not a size; write bytes, or a number with k, m, g or t (as 2g)")
     return int(float(found[1]) * _UNITS[found[2].lower()])

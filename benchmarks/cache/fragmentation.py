@@ -34,11 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
+from benchmarks.pool_usage import PoolUsage, measure_pool
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
-from radixkv.tools.replay.pool_usage import PoolUsage, measure_pool
 from radixkv.tools.replay.simulate import simulate
 from radixkv.tools.replay.trace import TraceBuilder
 from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
@@ -144,8 +144,10 @@ def look(engine: Engine) -> tuple[PoolUsage, int]:
 
 def measure(load: Workload, engine: Engine) -> dict[str, Any]:
     """Serve a workload; averages over the steps for which somebody waits, weighted as the simulation does."""
-    assert engine.vocab_size is not None
-    for tokens, count in zip(prompts(load, min(engine.vocab_size, 256)), load.output_lengths, strict=True):
+    assert engine.limits.vocab_size is not None
+    for tokens, count in zip(
+        prompts(load, min(engine.limits.vocab_size, 256)), load.output_lengths, strict=True
+    ):
         engine.add_request(
             tokens.tolist(), SamplingParams(max_tokens=int(count), temperature=0.0, ignore_eos=True)
         )

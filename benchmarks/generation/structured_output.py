@@ -193,9 +193,9 @@ def grammar_work_ms(llm: LLM, schema: dict[str, Any]) -> float:
     """CPU time of a step's grammar work for all rows: masks, application, acceptance."""
     grammar = llm.engine.input_processor.compile(params(schema))
     assert grammar is not None
-    assert llm.engine.vocab_size is not None
+    assert llm.engine.limits.vocab_size is not None
     rows = [grammar.start() for _ in range(NUM_ROWS)]
-    logits = torch.randn(NUM_ROWS, llm.engine.vocab_size, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(NUM_ROWS, llm.engine.limits.vocab_size, generator=torch.Generator().manual_seed(0))
     times = []
     for _ in range(100):
         chosen = logits.clone()

@@ -56,7 +56,14 @@ def test_every_setting_is_an_option_with_its_help():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1024", 1024), ("2g", 2 * 1024**3), ("1.5 MiB", 3 * 1024**2 // 2), ("7KB", 7 * 1024)]
+    ("text", "size"),
+    [
+        ("1024", 1024),
+        ("2g", 2 * 1024**3),
+        ("1.5 MiB", 3 * 1024**2 // 2),
+        ("7KB", 7 * 1024),
+        ("8e9", 8 * 10**9),
+    ],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size

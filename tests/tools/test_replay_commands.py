@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.tools.replay.cli import add_commands
 from radixkv.tools.replay.replay_command import parse_capacities, parse_policies
-from radixkv.tools.replay.simulate_command import parse_bytes
 
 KEYS = [
     "trace",
@@ -128,8 +127,10 @@ def test_model_shape_by_hand(app: typer.Typer, tmp_path: Path) -> None:
 def test_parsing() -> None:
     assert parse_capacities("10, 20,inf,10") == [10, 20, None]
     assert "adaptive" in parse_policies("all")
-    assert parse_bytes("24GiB") == 24 * 2**30
-    assert parse_bytes("8e9") == 8 * 10**9
-    for bad in ("", "GiB", "-1GiB", "nan", "12 parsecs"):
-        with pytest.raises(ConfigError, match="--memory"):
-            parse_bytes(bad)
+
+
+@pytest.mark.parametrize("bad", ["", "GiB", "-1GiB", "nan", "12 parsecs", "0"])
+def test_memory_that_is_none_is_refused(app: typer.Typer, bad: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--memory", bad])
+    assert isinstance(result.exception, ConfigError)
+    assert "size" in str(result.exception) or "more memory" in str(result.exception)

@@ -47,13 +47,6 @@ def test_unknown_policy_is_named() -> None:
         replay(build([[0]]), "nonsense", 1)
 
 
-def test_progress_counts_every_request() -> None:
-    trace = build(random_paths(random.Random(3), requests=700))
-    steps: list[int] = []
-    replay(trace, "lru", 5, steps.append)
-    assert sum(steps) == 700
-
-
 def test_one_request_in_flight_with_ample_room_hits_like_a_sequence() -> None:
     trace = build(random_paths(random.Random(11), requests=300, blocks=4, depth=6))
     result = replay_concurrent(trace, "lru", None, 1)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from inspection import inside
 from trace_tools import build, traces_folder
 
+from benchmarks.pool_usage import measure_pool
 from radixkv.errors import ConfigError
 from radixkv.tools.replay.allocators import BuddyAllocator, Sequence
-from radixkv.tools.replay.pool_usage import measure_pool
 from radixkv.tools.replay.simulate import SCHEMES, simulate
 from radixkv.tools.replay.workload import Workload, from_distribution, from_file
 

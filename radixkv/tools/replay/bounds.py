@@ -50,37 +50,30 @@ def infinite_bound(trace: Trace) -> BoundHits:
     return BoundHits.of(trace, np.bincount(requests[known], minlength=trace.num_requests).astype(np.int64))
 
 
-@dataclass(slots=True)
-class NextUses:
-    """For each request, its path cut into stretches of equal next use.
+def _next_uses(trace: Trace, capacity: int) -> list[list[tuple[int, int, int]]]:
+    """For each request, its path cut into stretches of equal next use. O(blocks).
 
-    Attributes:
-        segments: per request a list of (next request or `never`, first depth, end depth), in order of
-            depth, with ascending next use.
-        never: the number that stands for 'never again' (the number of requests).
+    A use counts only within the first `capacity` blocks of a request: no cache of that size can hold the
+    rest.
+
+    Returns:
+        Per request a list of (next request, first depth, end depth), in order of depth, with ascending next
+        use; never again is the number of requests.
     """
-
-    segments: list[list[tuple[int, int, int]]]
-    never: int
-
-    @classmethod
-    def of(cls, trace: Trace, capacity: int) -> NextUses:
-        """O(blocks). A use counts only within the first `capacity` blocks of a request: no cache of that
-        size can hold the rest."""
-        never = trace.num_requests
-        upcoming = np.full(trace.num_unique, never, dtype=np.int64)
-        segments: list[list[tuple[int, int, int]]] = [[] for _ in range(never)]
-        for request in range(never - 1, -1, -1):
-            path = trace.path(request)[:capacity]
-            if not len(path):
-                continue
-            uses = upcoming[path]
-            cuts = (np.flatnonzero(uses[1:] != uses[:-1]) + 1).tolist()
-            starts = [0, *cuts]
-            ends = [*cuts, len(path)]
-            segments[request] = list(zip(uses[starts].tolist(), starts, ends, strict=True))
-            upcoming[path] = request
-        return cls(segments, never)
+    never = trace.num_requests
+    upcoming = np.full(trace.num_unique, never, dtype=np.int64)
+    segments: list[list[tuple[int, int, int]]] = [[] for _ in range(never)]
+    for request in range(never - 1, -1, -1):
+        path = trace.path(request)[:capacity]
+        if not len(path):
+            continue
+        uses = upcoming[path]
+        cuts = (np.flatnonzero(uses[1:] != uses[:-1]) + 1).tolist()
+        starts = [0, *cuts]
+        ends = [*cuts, len(path)]
+        segments[request] = list(zip(uses[starts].tolist(), starts, ends, strict=True))
+        upcoming[path] = request
+    return segments
 
 
 def offline_optimum(trace: Trace, capacity: int) -> BoundHits:
@@ -96,7 +89,7 @@ def offline_optimum(trace: Trace, capacity: int) -> BoundHits:
         raise ValueError(f"capacity must be at least 1 block, not {capacity}")
     if capacity >= trace.num_unique:
         return infinite_bound(trace)
-    uses = NextUses.of(trace, capacity)
+    segments = _next_uses(trace, capacity)
     hits = np.zeros(trace.num_requests, dtype=np.int64)
     # The resident blocks, as segments that end at some depth of the path of the request that left them:
     # alive[(owner, first depth)] = end depth. All resident blocks with next use `r` lie on r's path and
@@ -129,10 +122,10 @@ def offline_optimum(trace: Trace, capacity: int) -> BoundHits:
             else:
                 alive[key] = end - take
                 heapq.heapreplace(heap, (next_use, -(end - take), owner, start))
-        for next_use, start, end in uses.segments[request]:
+        for next_use, start, end in segments[request]:
             key = (request, start)
             alive[key] = end
             heapq.heappush(heap, (-next_use, -end, request, start))
-            if next_use < uses.never:
+            if next_use < trace.num_requests:
                 due.setdefault(next_use, []).append(key)
     return BoundHits.of(trace, hits)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.tools.replay.bounds import BoundHits
-from radixkv.tools.replay.driver import Progress, ReplayResult
+from radixkv.tools.replay.driver import ReplayResult
 from radixkv.tools.replay.trace import Trace
 
 
@@ -102,7 +102,6 @@ def replay_concurrent(
     capacity: int | None,
     concurrency: int,
     rates: ServiceRates | None = None,
-    progress: Progress | None = None,
 ) -> ConcurrentResult:
     """Replay a trace with up to `concurrency` requests in flight; see the module's text for the model.
 
@@ -112,7 +111,6 @@ def replay_concurrent(
         capacity: blocks of the pool, held ones included; None: enough for everything.
         concurrency: most requests in flight, at least 1.
         rates: how long requests run.
-        progress: called with the number of requests done since its last call.
 
     Raises:
         ConfigError: unknown policy.
@@ -123,8 +121,6 @@ def replay_concurrent(
     began = time.perf_counter()
     run = _Overlap(trace, policy, capacity, concurrency, rates or ServiceRates())
     for request in range(trace.num_requests):
-        if progress is not None:
-            progress(1)
         run.serve(request)
     run.finish()
     hits = BoundHits.of(trace, run.hits)

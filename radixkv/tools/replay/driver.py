@@ -13,7 +13,6 @@ blocks as the model does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,6 @@ import numpy as np
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.tools.replay.bounds import BoundHits
 from radixkv.tools.replay.trace import Trace
-
-Progress = Callable[[int], None]
-
-_REPORT_EVERY = 256  # requests between calls of the progress function
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +75,7 @@ class ReplayResult:
         return self.hit_tokens / self.tokens if self.tokens else 0.0
 
 
-def make_cache(trace: Trace, policy: str, capacity: int | None, extra: int = 1) -> tuple[PrefixCache, int]:
-    """A cache for ids as tokens with room for `capacity` blocks (None: all of the trace) and `extra` more.
-
-    Returns the cache and the capacity that applies.
-
-    Raises:
-        ConfigError: unknown policy.
-    """
-    room = trace.num_unique if capacity is None else min(capacity, max(trace.num_unique, 1))
-    return PrefixCache(num_blocks=max(room, 1) + extra, block_size=1, policy=policy), max(room, 1)
-
-
-def replay(trace: Trace, policy: str, capacity: int | None, progress: Progress | None = None) -> ReplayResult:
+def replay(trace: Trace, policy: str, capacity: int | None) -> ReplayResult:
     """Replay a trace one request after another, inputs only, from a cold cache.
 
     Per request: the hit is the leading cached blocks; then its first min(n, capacity) blocks are held,
@@ -102,13 +85,13 @@ def replay(trace: Trace, policy: str, capacity: int | None, progress: Progress |
         trace: what to replay.
         policy: name of an eviction policy.
         capacity: blocks the cache may hold; None: no limit.
-        progress: called with the number of requests done since its last call.
 
     Raises:
         ConfigError: unknown policy.
     """
     began = time.perf_counter()
-    cache, room = make_cache(trace, policy, capacity)
+    room = max(trace.num_unique if capacity is None else min(capacity, trace.num_unique), 1)
+    cache = PrefixCache(num_blocks=room + 1, block_size=1, policy=policy)
     per_request = np.zeros(trace.num_requests, dtype=np.int64)
     last = np.array([trace.num_unique], dtype=np.int32)  # the token that is never committed
     ids = trace.block_ids.astype(np.int32)
@@ -121,9 +104,5 @@ def replay(trace: Trace, policy: str, capacity: int | None, progress: Progress |
             per_request[request] = lease.num_cached_tokens
             lease.commit(length)
             lease.release()
-        if progress is not None and request % _REPORT_EVERY == _REPORT_EVERY - 1:
-            progress(_REPORT_EVERY)
-    if progress is not None:
-        progress(trace.num_requests % _REPORT_EVERY)
     seconds = time.perf_counter() - began
     return ReplayResult.of(trace, policy, capacity, BoundHits.of(trace, per_request), seconds)

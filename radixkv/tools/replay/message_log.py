@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,8 @@ Message = dict[str, Any]
 NumberedLines = Iterable[tuple[int, dict[str, Any]]]
 
 
-class PromptTokenizer(Protocol):
-    """Turns messages (and tool definitions) into the token ids of a prompt, generation prompt included."""
-
-    def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[Any]: ...
+#: Turns messages and tool definitions into the token ids of a prompt, generation prompt included.
+PromptTokenizer = Callable[[list[Message], Any], npt.NDArray[Any]]
 
 
 def plain_text(messages: list[Message], tools: Any | None) -> str:
@@ -49,44 +47,8 @@ def _text_of(message: Message) -> str:
     return "".join(part.get("text") or json.dumps(part, sort_keys=True) for part in content)
 
 
-class BytesTokenizer:
-    """The plain rendering, one byte a token: needs no model and no download."""
-
-    def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(plain_text(messages, tools).encode("utf-8", "surrogatepass"), dtype=np.uint8)
-
-
-class ModelTokenizer:
-    """A Hugging Face tokenizer; messages go through its chat template as they do in the server.
-
-    One without a chat template gets the plain rendering.
-
-    Args:
-        name: a folder, a tokenizer.json, or a hub id. Imported on construction, so that the bytes tokenizer
-            needs no transformers.
-
-    Raises:
-        TraceError: no such tokenizer.
-    """
-
-    def __init__(self, name: str) -> None:
-        from radixkv.text.tokenizer import Tokenizer
-
-        self._name = name
-        self._tokenizer = Tokenizer(_load_pretrained(name))
-
-    def prompt_tokens(self, messages: list[Message], tools: Any | None) -> npt.NDArray[np.int32]:
-        if self._tokenizer.has_chat_template:
-            # An answer of tool calls alone has no content in many logs, and templates print it unasked.
-            messages = [{**message, "content": message.get("content") or ""} for message in messages]
-            try:
-                ids = self._tokenizer.apply_chat_template(messages, tools=tools or None)
-            except InvalidRequestError as error:
-                raise TraceError(f"tokenizer {self._name!r}: {error}") from None
-        else:
-            text = plain_text(messages, tools).encode("utf-8", "replace").decode("utf-8")
-            ids = self._tokenizer.encode(text)
-        return np.asarray(ids, dtype=np.int32)
+def _bytes_of(messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(plain_text(messages, tools).encode("utf-8", "surrogatepass"), dtype=np.uint8)
 
 
 def _load_pretrained(name: str) -> Any:
@@ -112,10 +74,31 @@ def _load_pretrained(name: str) -> Any:
 def load_tokenizer(name: str) -> PromptTokenizer:
     """`bytes`, or a Hugging Face tokenizer by folder, tokenizer.json or hub id.
 
+    `bytes` is the plain rendering, one byte a token: it needs no model and no download. Others render
+    messages by their chat template, as the server does; one without a template gets the plain rendering.
+
     Raises:
-        TraceError: as `ModelTokenizer`.
+        TraceError: no such tokenizer.
     """
-    return BytesTokenizer() if name == "bytes" else ModelTokenizer(name)
+    if name == "bytes":
+        return _bytes_of
+    from radixkv.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(_load_pretrained(name))
+
+    def prompt_tokens(messages: list[Message], tools: Any | None) -> npt.NDArray[np.int32]:
+        if tokenizer.has_chat_template:
+            # An answer of tool calls alone has no content in many logs, and templates print it unasked.
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
+            try:
+                ids = tokenizer.apply_chat_template(messages, tools=tools or None)
+            except InvalidRequestError as error:
+                raise TraceError(f"tokenizer {name!r}: {error}") from None
+        else:
+            ids = tokenizer.encode(plain_text(messages, tools).encode("utf-8", "replace").decode("utf-8"))
+        return np.asarray(ids, dtype=np.int32)
+
+    return prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from radixkv.tools.replay.message_log import MessageLog, PromptTokenizer, load_tokenizer
+from radixkv.tools.replay.message_log import MessageLog, load_tokenizer
 from radixkv.tools.replay.trace import FloatArray, Int64Array, Trace, TraceBuilder, TraceError
 
 BlockIds = Literal["auto", "prefix", "content"]
@@ -149,7 +149,7 @@ def read(path: Path, options: ReadOptions | None = None) -> Trace | Arrivals:
                 f"{path}: a schedule without its message log; expected {log.name} beside it, or name the "
                 "log and pass this file as --schedule"
             )
-        return read_messages(log, ReadOptions(**{**_as_dict(options), "schedule": path}))
+        return read_messages(log, replace(options, schedule=path))
     return read_messages(path, options)
 
 
@@ -166,10 +166,6 @@ def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
             "be told from it; `radixkv simulate` can use its lengths"
         )
     return result
-
-
-def _as_dict(options: ReadOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ReadOptions.__slots__}
 
 
 def _clip(text: str, width: int = 60) -> str:
@@ -266,11 +262,11 @@ def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
     tools = options.tools or _beside(path, stem + "_tools.json")
     schedule = options.schedule or _beside(path, f"{stem}{_SCHEDULE}.jsonl.gz", f"{stem}{_SCHEDULE}.jsonl")
     log = MessageLog.load(path, read_json_lines(path), tools)
-    tokenizer: PromptTokenizer = load_tokenizer(options.tokenizer)
+    prompt_tokens = load_tokenizer(options.tokenizer)
     builder = TraceBuilder(stem, ids_are_prefixes=False)
     for request in log.requests(schedule, read_json_lines(schedule) if schedule else None):
         try:
-            tokens = tokenizer.prompt_tokens(request.messages, request.tools)
+            tokens = prompt_tokens(request.messages, request.tools)
         except TraceError as error:
             raise TraceError(f"{schedule or path}, line {request.line}: {error}") from None
         full = len(tokens) // block_size

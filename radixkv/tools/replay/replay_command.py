@@ -80,46 +80,38 @@ def default_capacities(trace: Trace) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
-TracesArgument = Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, plain or gzipped.")]
-PolicyOption = Annotated[str, typer.Option(help="Eviction policies, separated by commas, or 'all'.")]
-CapacityOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Cache sizes in the trace's blocks, separated by commas; 'inf' is no limit. "
-        "Default: 1, 3, 10, 30 and 100 % of each trace's distinct blocks."
-    ),
-]
-ConcurrencyOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Also replay with up to so many requests in flight, reported apart."),
-]
-PrefillRateOption = Annotated[
-    float,
-    typer.Option(min=1e-3, help="With --concurrency: prompt tokens computed per second, per request."),
-]
-DecodeRateOption = Annotated[
-    float, typer.Option(min=1e-3, help="With --concurrency: answer tokens per second, per request.")
-]
-JobsOption = Annotated[
-    int | None, typer.Option(min=1, help="Processes. Default: 2, or 1 on a machine with one core.")
-]
-BlockSizeOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Tokens per block. Default: inferred from hash ids; 16 for message logs."),
-]
-
-
 def replay_command(
-    trace: TracesArgument,
-    policy: PolicyOption = ("lru,adaptive"),
-    capacity: CapacityOption = None,
+    trace: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, plain or gzipped.")],
+    policy: Annotated[str, typer.Option(help="Eviction policies, separated by commas, or 'all'.")] = (
+        "lru,adaptive"
+    ),
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Cache sizes in the trace's blocks, separated by commas; 'inf' is no limit. "
+            "Default: 1, 3, 10, 30 and 100 % of each trace's distinct blocks."
+        ),
+    ] = None,
     json_file: JsonOption = None,
     plot: PlotOption = None,
-    concurrency: ConcurrencyOption = None,
-    prefill_rate: PrefillRateOption = 20_000.0,
-    decode_rate: DecodeRateOption = 40.0,
-    jobs: JobsOption = None,
-    block_size: BlockSizeOption = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also replay with up to so many requests in flight, reported apart."),
+    ] = None,
+    prefill_rate: Annotated[
+        float,
+        typer.Option(min=1e-3, help="With --concurrency: prompt tokens computed per second, per request."),
+    ] = 20_000.0,
+    decode_rate: Annotated[
+        float, typer.Option(min=1e-3, help="With --concurrency: answer tokens per second, per request.")
+    ] = 40.0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes. Default: 2, or 1 on a machine with one core.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per block. Default: inferred from hash ids; 16 for message logs."),
+    ] = None,
     block_ids: BlockIdsOption = "auto",
     schedule: ScheduleOption = None,
     tools: ToolsOption = None,

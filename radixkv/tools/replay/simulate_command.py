@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.config import parse_size
 from radixkv.errors import ConfigError
 from radixkv.tools.output_files import check_writable, write_json
 from radixkv.tools.replay import workload as workloads
@@ -36,8 +37,6 @@ MODEL_SHAPES = {
     "qwen3-8b": (36, 8, 128),
     "qwen3-32b": (64, 8, 128),
 }
-_SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_SIZES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def parse_schemes(text: str) -> list[str]:
@@ -53,83 +52,48 @@ def parse_schemes(text: str) -> list[str]:
     return schemes
 
 
-def parse_bytes(text: str) -> int:
-    """A size such as 24GiB, 8e9, 512MiB.
-
-    Raises:
-        ConfigError: not a size above 0.
-    """
-    clean = text.strip().lower()
-    digits = clean.rstrip("abcdfghijklmnopqrstuvwxyz")
-    unit = clean[len(digits) :]
-    try:
-        size = int(float(digits) * _SIZES[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < 1:
-        raise ConfigError(f"--memory must be a size such as 24GiB, not {text!r}")
-    return size
-
-
-WorkloadsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[WORKLOAD]",
-        help="Trace files (hash ids, message logs, CSV arrivals), or length distributions: "
-        + ", ".join(workloads.DISTRIBUTIONS)
-        + ". Default: sharegpt and uniform.",
-    ),
-]
 ALL_SCHEMES = ",".join(SCHEMES)
-SchemeOption = Annotated[str, typer.Option(help="Allocation schemes, separated by commas.")]
-ModelOption = Annotated[
-    str, typer.Option(help=f"Model shape: {', '.join(MODEL_SHAPES)}; or give it by the next three.")
-]
-LayersOption = Annotated[int | None, typer.Option(min=1, help="Layers.")]
-KvHeadsOption = Annotated[int | None, typer.Option(min=1, help="KV heads per layer.")]
-HeadSizeOption = Annotated[int | None, typer.Option(min=1, help="Size of a head.")]
-DtypeBytesOption = Annotated[float, typer.Option(min=0.25, help="Bytes per element of K and V.")]
-MemoryOption = Annotated[str, typer.Option(help="Memory for K and V, such as 24GiB.")]
-BlockSizeOption = Annotated[int, typer.Option(min=1, help="Tokens per page.")]
-MaxLenOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2, help="Tokens of a slab. Default: 2048 for distributions, the longest request of a trace."
-    ),
-]
-SequencesOption = Annotated[int, typer.Option(min=1, help="Sequences drawn from a distribution.")]
-MeanInputOption = Annotated[float, typer.Option(help="Mean prompt length of 'lognormal'.")]
-MeanOutputOption = Annotated[float, typer.Option(help="Mean answer length of 'lognormal'.")]
-SigmaOption = Annotated[float, typer.Option(help="Spread of 'lognormal' (of the logarithm).")]
-SharedPrefixOption = Annotated[
-    int, typer.Option(min=0, help="Tokens that all prompts of a distribution begin with.")
-]
-SeedOption = Annotated[int, typer.Option(help="Of the distributions.")]
-TraceBlockSizeOption = Annotated[
-    int | None, typer.Option(min=1, help="Tokens per block of a trace. Default: inferred.")
-]
 
 
 def simulate_command(
-    workload: WorkloadsArgument = None,
-    scheme: SchemeOption = ALL_SCHEMES,
-    model: ModelOption = "llama-3-8b",
-    layers: LayersOption = None,
-    kv_heads: KvHeadsOption = None,
-    head_size: HeadSizeOption = None,
-    dtype_bytes: DtypeBytesOption = 2.0,
-    memory: MemoryOption = "24GiB",
-    block_size: BlockSizeOption = 16,
-    max_len: MaxLenOption = None,
-    sequences: SequencesOption = 2000,
-    mean_input: MeanInputOption = 512.0,
-    mean_output: MeanOutputOption = 256.0,
-    sigma: SigmaOption = 1.0,
-    shared_prefix: SharedPrefixOption = 0,
-    seed: SeedOption = 0,
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="Trace files (hash ids, message logs, CSV arrivals), or length distributions: "
+            + ", ".join(workloads.DISTRIBUTIONS)
+            + ". Default: sharegpt and uniform.",
+        ),
+    ] = None,
+    scheme: Annotated[str, typer.Option(help="Allocation schemes, separated by commas.")] = ALL_SCHEMES,
+    model: Annotated[
+        str, typer.Option(help=f"Model shape: {', '.join(MODEL_SHAPES)}; or give it by the next three.")
+    ] = "llama-3-8b",
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="KV heads per layer.")] = None,
+    head_size: Annotated[int | None, typer.Option(min=1, help="Size of a head.")] = None,
+    dtype_bytes: Annotated[float, typer.Option(min=0.25, help="Bytes per element of K and V.")] = 2.0,
+    memory: Annotated[str, typer.Option(help="Memory for K and V, such as 24GiB.")] = "24GiB",
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 16,
+    max_len: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of a slab. Default: 2048 for distributions, the longest request of a trace."
+        ),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences drawn from a distribution.")] = 2000,
+    mean_input: Annotated[float, typer.Option(help="Mean prompt length of 'lognormal'.")] = 512.0,
+    mean_output: Annotated[float, typer.Option(help="Mean answer length of 'lognormal'.")] = 256.0,
+    sigma: Annotated[float, typer.Option(help="Spread of 'lognormal' (of the logarithm).")] = 1.0,
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that all prompts of a distribution begin with.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the distributions.")] = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
-    trace_block_size: TraceBlockSizeOption = None,
+    trace_block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per block of a trace. Default: inferred.")
+    ] = None,
     block_ids: BlockIdsOption = "auto",
     schedule: ScheduleOption = None,
     tools: ToolsOption = None,
@@ -148,7 +112,7 @@ def simulate_command(
         require_matplotlib(plot)
     check_writable("--plot", plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
-    slots = int(parse_bytes(memory) / per_token)
+    slots = int(parse_size(memory) / per_token)
     options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
     draw = partial(
         workloads.from_distribution,
