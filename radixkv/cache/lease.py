@@ -162,7 +162,7 @@ class Lease(LeasePath):
             self.shares,
         )
         child.num_committed = self.num_committed
-        child.own_from = self.own_from
+        child.own_from, child.used_at = self.own_from, self.used_at
         child.due, child._report = self.due, self._report
         child.fill(self.blocks(0, self.num_blocks))
         self.tree.hold(self.node)
@@ -346,8 +346,8 @@ class Lease(LeasePath):
 
         Args:
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
-            keep: forget those beyond the first `keep` tokens.
-            used: whether this is a use, after which what it held is evicted later.
+            keep: forget those beyond the first `keep` tokens, unless others have used them meanwhile.
+            used: whether this is a use, after which what it held is evicted later; not where it forgets.
 
         Raises:
             LeaseError: the lease has been released before.
@@ -357,7 +357,7 @@ class Lease(LeasePath):
         if discard:
             keep = 0
         if keep is not None:
-            self.num_committed = min(self.num_committed, keep)
+            used, self.num_committed = False, min(self.num_committed, keep)
         if self.has_pending_copies:  # what the copies would have made is not there
             self._end_copies()
         elif self.tree_tokens < self.num_committed:
@@ -373,7 +373,7 @@ class Lease(LeasePath):
             tree.use(node)
         capacity.release(node)
         if keep is not None:
-            capacity.discard_from(node, max(keep, self.own_from))
+            capacity.discard_from(node, max(keep, self.own_from), None if discard else self.used_at)
         tree.end_changes()
 
     def _error(self, action: str) -> LeaseError:

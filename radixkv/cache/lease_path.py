@@ -46,6 +46,7 @@ class LeasePath(BlockTable):
         tree_tokens: the tokens up to there.
         own_from: tokens from there on in the tree were put there by this lease.
         public_tokens: leading tokens that belong to a public prefix.
+        used_at: the cache's use counter when it was acquired: what others have used since has a later one.
         pending: copies into its blocks that have not run.
         shares: whether what it commits may be matched.
         forks: the leases that are forks of one another, itself included; None: there are no others.
@@ -71,6 +72,7 @@ class LeasePath(BlockTable):
         self.tree_tokens = self.own_from = tree_tokens
         self.public_tokens = public_tokens
         self.shares = shares
+        self.used_at = 0
         self.pending: PendingCopies | None = None
         self.forks: list[LeasePath] | None = None
 

@@ -129,6 +129,7 @@ class Leasing:
         if source is not None:
             tree.protect(source)
         tree.use(node)
+        lease.used_at = node.last_access
         if tree.policy.tracks_path:
             tree.hit_path(node)
         else:

@@ -179,6 +179,7 @@ class Engine:
         cache_key_hint: str = "",
         grammar: Grammar | None = None,
         pins: Sequence[PrefixPin] = (),
+        keep_tokens: int | None = None,
         stream: bool = False,
     ) -> str:
         """Check a request and queue it.
@@ -192,6 +193,8 @@ class Engine:
             cache_key_hint: what requests share that come back together; tells `adaptive` eviction how soon.
             grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
             pins: what of the prompt to pin once it is computed.
+            keep_tokens: of prompt and answer, how many leading tokens may stay cached because of this request
+                when it has ended; what others have used meanwhile stays. None: all.
             stream: tell what each step adds, as deltas; else the whole output when it has ended.
 
         Returns:
@@ -211,6 +214,7 @@ class Engine:
             cache_key_hint=cache_key_hint,
             grammar=grammar,
             pins=pins,
+            keep_tokens=keep_tokens,
             stream=stream,
         )
         if not self.has_room:

@@ -249,6 +249,7 @@ class InputProcessor:
         cache_key_hint: str = "",
         grammar: Grammar | None = None,
         pins: Sequence[PrefixPin] = (),
+        keep_tokens: int | None = None,
         stream: bool = False,
     ) -> RequestGroup:
         """A request for samples; raises what `encode`, `check`, `check_quota` and `compile` raise.
@@ -267,7 +268,7 @@ class InputProcessor:
         if params.num_samples > params.n and params.logprobs is None:
             own = replace(params, logprobs=0)
         request = self._request(encoded, own, request_id, namespace, priority)
-        request.cache_key_hint = cache_key_hint
+        request.cache_key_hint, request.keep_tokens = cache_key_hint, keep_tokens
         request.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         request.sampling_state = SamplingState(
@@ -295,7 +296,7 @@ class InputProcessor:
             fork.sampling_state = parent.sampling_state.fork(seed)
             fork.output = self._output(fork, parent.output.max_output_tokens)
             fork.times.first_scheduled = parent.times.first_scheduled
-            fork.cache_key_hint = parent.cache_key_hint
+            fork.cache_key_hint, fork.keep_tokens = parent.cache_key_hint, parent.keep_tokens
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
             fork.cache_report = parent.cache_report

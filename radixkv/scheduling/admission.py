@@ -343,7 +343,9 @@ class AdmissionControl:
         if not request.was_admitted:
             request.was_admitted = True
             request.num_cached_tokens = lease.num_cached_tokens
-            request.num_cache_write_tokens = request.num_prompt_tokens - known if self._cache.enabled else 0
+            request.num_cache_write_tokens = (
+                max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
+            )
             request.cache_report = lease.report
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
@@ -380,5 +382,5 @@ class AdmissionControl:
         lease = request.lease
         assert lease is not None
         request.preempt()
-        lease.release()
+        lease.release(keep=request.keep_tokens)
         return was_row

@@ -158,12 +158,11 @@ class Scheduler:
         request.arrival_order = self._next_arrival
         self._next_arrival += 1
 
-    def finish(self, request: SequenceState, *, discard: bool = False, keep: int | None = None) -> None:
+    def finish(self, request: SequenceState, *, discard: bool = False) -> None:
         """Take a request out, waiting or running; its lease is released.
 
         Args:
             discard: forget the tokens it contributed to the cache.
-            keep: keep only its first `keep` tokens cached.
         """
         self._waiting.remove(request)
         self._running.remove(request, flush=not discard)
@@ -171,7 +170,7 @@ class Scheduler:
         lease, request.lease = request.lease, None
         request.match = request.producer = None
         if lease is not None:
-            lease.release(discard=discard, keep=keep)
+            lease.release(discard=discard, keep=request.keep_tokens)
 
     # ------------------------------------------------------------------ one step
 

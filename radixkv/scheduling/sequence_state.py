@@ -111,6 +111,7 @@ class SequenceState:
     priority: int = 0
     arrival_s: InitVar[float] = 0.0
     index: int = 0
+    keep_tokens: int | None = None  # how many of its leading tokens may stay cached because of it; None: all
     cache_key_hint: str = ""  # what requests share that come back together; empty: nothing is known
     tokens: TokenBuffer = field(init=False)
     num_prompt_tokens: int = field(init=False)
@@ -169,6 +170,12 @@ class SequenceState:
     def needs_prompt_logits(self) -> bool:
         """Whether logits of its prompt are still wanted, so that it must be computed, cached or not."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Of its prompt, what may stay cached because of it."""
+        keep = self.keep_tokens
+        return self.num_prompt_tokens if keep is None else min(keep, self.num_prompt_tokens)
 
     @property
     def has_progressed(self) -> bool:

@@ -106,3 +106,62 @@ def test_a_block_whose_copy_never_ran_is_not_shared() -> None:
     child.release()
     assert cache.match([1, 2, 3, 4, 5, 6]).num_tokens == 0
     assert cache.stats.free_blocks == 64
+
+
+def test_keep_spares_what_others_have_used() -> None:
+    """Two prompts at once: what the other one shared, and has let go, was used by somebody who wants it kept."""
+    cache = PrefixCache(64, 4)
+    tokens = list(range(30))
+    lease = cache.acquire(tokens)
+    lease.commit(30)
+    other = cache.acquire([*tokens[:22], 90, 91])
+    assert other.num_cached_tokens == 22
+    other.commit(24)
+    other.release()
+    lease.release(keep=0)
+    assert cache.match([*tokens[:22], 90, 91]).num_tokens == 24
+    assert cache.match(tokens).num_tokens == 22
+    cache.check()
+    # Nobody else: nothing is left, and of what was there before, all.
+    for prefix in (0, 9, 16):
+        cache.reset()
+        if prefix:
+            store(cache, tokens[:prefix])
+        lease = cache.acquire(tokens)
+        lease.commit(30)
+        lease.release(keep=0)
+        assert cache.match(tokens).num_tokens == prefix
+        cache.check()
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("keep", range(1, 34))
+def test_a_pin_ends_at_its_token_when_its_request_keeps_no_more(keep: int, size: int) -> None:
+    cache = PrefixCache(96, size)
+    tokens = list(range(40))
+    lease = cache.acquire(tokens)
+    lease.commit(34)
+    pin = cache.pin(tokens[:keep], ttl=60.0, at_least=True)
+    assert pin is not None
+    assert pin.num_tokens == keep
+    lease.commit(40)
+    lease.release(keep=keep)
+    cache.check()
+    assert cache.match(tokens).num_tokens == keep
+    cache.evict(96)
+    assert cache.match(tokens).num_tokens == keep
+    assert cache.stats.pinned_blocks == -(-keep // size)
+    assert cache.unpin(tokens[:keep])
+    cache.check()
+
+
+def test_a_longer_pin_of_anothers_is_not_cut() -> None:
+    cache = PrefixCache(64, 16)
+    tokens = list(range(40))
+    lease = cache.acquire(tokens)
+    lease.commit(40)
+    cache.pin(tokens[:20], ttl=60.0)
+    cache.pin(tokens[:27], ttl=60.0)
+    lease.release(keep=20)
+    assert cache.match(tokens).num_tokens >= 27
+    cache.check()

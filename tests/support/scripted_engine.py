@@ -135,6 +135,7 @@ class Asked:
     aborted: bool = False
     outcome: PromptOutcome | None = None
     cache_key_hint: str = ""
+    keep_tokens: int | None = None
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -315,6 +316,7 @@ class ScriptedEngine:
             options.get("priority", 0),
             pins,
             cache_key_hint=options.get("cache_key_hint", ""),
+            keep_tokens=options.get("keep_tokens"),
         )
         asked.outcome = self._look_up(asked)
         self.requests.append(asked)
@@ -338,11 +340,12 @@ class ScriptedEngine:
             lease = self.prefix_cache.acquire(asked.prompt, namespace)
             cached, report = lease.num_cached_tokens, lease.report
             lease.commit(num_tokens)
-            lease.release()
         pinned = [
             self.prefix_cache.pin(asked.prompt[: pin.num_tokens], namespace, pin.ttl, at_least=True)
             for pin in asked.pins
         ]
+        if self._caches:
+            lease.release(keep=asked.keep_tokens)
         return PromptOutcome(
             num_tokens,
             cached,

@@ -286,10 +286,18 @@ class Capacity:
         group = leaf.space.group
         self.free_tree_blocks(self.tree.trim(leaf, num_blocks), group)
 
-    def discard_from(self, node: Node, cut: int) -> None:
-        """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them."""
+    def discard_from(self, node: Node, cut: int, unused_since: int | None = None) -> None:
+        """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them.
+
+        Leases, pins, what hangs below. Of a block in which pins end, only what is pinned is needed.
+
+        Args:
+            unused_since: what has been used since the cache's counter stood there is needed, too.
+        """
         size = self.tree.block_size
         while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
+            if unused_since is not None and node.last_access > unused_since:
+                return
             parent = node.parent
             keep = max(0, -(-(cut - node.start) // size))
             if keep < len(node.blocks):
@@ -299,6 +307,10 @@ class Capacity:
                     self._forget(node, 1)
                 return
             node = parent
+        if node.is_leaf and node.refs == node.pins_here > 0 and cut < node.end < cut + size:
+            is_used = unused_since is not None and node.last_access > unused_since
+            if not is_used and all(pin.num_tokens <= cut for pin in self.pins if pin.node is node):
+                self.tree.truncate_tail(node, cut)
 
     # ------------------------------------------------------------------ making room
 
