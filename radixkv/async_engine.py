@@ -271,6 +271,7 @@ class AsyncEngine:
         cache_key_hint: str = "",
         priority: int = 0,
         pins: Sequence[PrefixPin] = (),
+        keep_tokens: int | None = None,
     ) -> Stream:
         """Check a request and hand it to the engine's thread, which tells the stream of it from then on."""
         namespace = self.cache.namespace(tenant, salt)
@@ -298,6 +299,7 @@ class AsyncEngine:
                 priority=priority,
                 grammar=grammar,
                 pins=pins,
+                keep_tokens=keep_tokens,
                 stream=stream,
             )
         )

@@ -86,8 +86,8 @@ class RequestOptions(TypedDict, total=False):
         cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
         priority: smaller is more urgent, under the `priority` policy.
         pins: what of the prompt to pin once it is computed; `PromptOutcome` tells how much that was.
-        keep_tokens: of prompt and answer, how many leading tokens may stay cached because of this request when
-            it has ended; None: all.
+        keep_tokens: of prompt and answer, how many leading tokens may stay cached because of this request
+            when it has ended; None: all.
     """
 
     request_id: str | None

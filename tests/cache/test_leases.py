@@ -109,7 +109,7 @@ def test_a_block_whose_copy_never_ran_is_not_shared() -> None:
 
 
 def test_keep_spares_what_others_have_used() -> None:
-    """Two prompts at once: what the other one shared, and has let go, was used by somebody who wants it kept."""
+    """Two at once: what the other one shared, and has let go, was used by somebody who wants it kept."""
     cache = PrefixCache(64, 4)
     tokens = list(range(30))
     lease = cache.acquire(tokens)

@@ -135,6 +135,7 @@ class Generation:
             "cache_key_hint": self._request.cache_key_hint,
             "priority": self._request.priority,
             "pins": self._request.prompt_requests[index].pins,
+            "keep_tokens": self._request.prompt_requests[index].keep_tokens,
         }
 
     @contextlib.contextmanager

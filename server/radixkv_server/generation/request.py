@@ -31,6 +31,7 @@ class PromptRequest:
 
     Args:
         pins: what of it is to be pinned.
+        keep_tokens: how many leading tokens may stay cached because of it; None: all.
         hint: what to say of the prompt's miss report beyond its reason.
         place_name: names the message that a place of the prompt lies in.
         last_message: how a chat's last message begins; "" is no chat.
@@ -41,6 +42,7 @@ class PromptRequest:
     prompt: EncodedPrompt
     params: SamplingParams
     pins: tuple[PrefixPin, ...] = ()
+    keep_tokens: int | None = None
     hint: Hint | None = None
     place_name: PlaceName | None = None
     last_message: str = ""
@@ -153,7 +155,7 @@ def sampling_params(
     wanted = options.get("max_tokens")
     try:
         if prompt_only:
-            return SamplingParams(**{**defaults, **options, "max_tokens": 0, "min_tokens": 0})
+            return SamplingParams(**{**defaults, **options, "max_tokens": 0, "min_tokens": 0, "n": 1})
         if wanted == 0:
             raise InvalidRequestError("max_tokens must be at least 1, not 0", param="max_tokens")
         max_tokens = None if wanted is None else min(wanted, room)

@@ -11,13 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from radixkv_server.apis.common.chat_messages import ChatMessage, breakpoints_in
-from radixkv_server.apis.common.content import CacheBreakpoint
 from radixkv_server.apis.common.fields import (
     AnyToolChoice,
-    CacheFields,
     ChatTemplateFields,
     ForOpenAI,
     IncludeObfuscation,
+    PrewarmFields,
     SamplingFields,
     ServiceTier,
     ToolName,
@@ -142,7 +141,7 @@ class MessageFields(ChatFields):
 class PredictionPart(StrictModel):
     type: Literal["text"]
     text: str
-    prompt_cache_breakpoint: CacheBreakpoint = None
+    prompt_cache_breakpoint: Annotated[Any, WithoutEffect("a prediction is no part of the prompt")] = None
 
 
 class Prediction(StrictModel):
@@ -157,7 +156,7 @@ class Prediction(StrictModel):
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
-class ChatCompletionRequest(MessageFields, CacheFields, CommonFields):
+class ChatCompletionRequest(MessageFields, PrewarmFields, CommonFields):
     """Body of POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None

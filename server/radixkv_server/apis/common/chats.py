@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from radixkv_server.apis.common.cache_controls import marked_parts, with_cache_controls
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage, template_messages
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.chat.breakpoints import prefix_pins
 from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.chat.structured import tool_choice
 from radixkv_server.context import ServerContext
@@ -72,11 +72,12 @@ async def completion_request(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
     chat = completion_chat(context, body)
-    request, readers = await chat_request(context, chat, options, renamed=renamed)
-    places = [place for _, place in body.breakpoints]
-    if places:
-        request = replace(request, pins=await prefix_pins(context, chat, places, request.prompt))
-    return request.pinning(body.pinned_s), readers
+    request, readers = await chat_request(context, chat, options, renamed=renamed, prompt_only=body.prewarms)
+    marked = [
+        (index, part) for index, message in enumerate(body.messages) for part in marked_parts(message.content)
+    ]
+    others = [place for _, place in body.breakpoints]
+    return await with_cache_controls(context, body, chat, request, marked, others), readers
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

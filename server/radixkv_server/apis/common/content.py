@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
-CacheBreakpoint = Annotated[Any, WithoutEffect("every prefix is found, wherever it ends")]
 Media = Annotated[Any, Refused("all but text")]
 _OfAnswer = Annotated[Any, WithoutEffect("it is of an answer's text, which is there")]
+
+
+class PromptCacheBreakpoint(StrictModel):
+    """The prompt up to the end of this part is to stay cached; `ttl`: else the request's."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class TextPart(StrictModel):
@@ -25,7 +31,7 @@ class TextPart(StrictModel):
     refusal: str | None = None
     annotations: _OfAnswer = None
     logprobs: _OfAnswer = None
-    prompt_cache_breakpoint: CacheBreakpoint = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
     image_url: Media = None
     input_audio: Media = None
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
@@ -47,6 +47,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     }
 )
 _KEPT_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
+DEFAULT_TTL = "30m"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 # Told apart from other answers' by nobody here.
@@ -238,22 +239,29 @@ def plain_choice(given: str | ToolChoice | None) -> str | dict[str, Any] | None:
 
 
 class PromptCacheOptions(StrictModel):
-    """`mode` and breakpoints change nothing: every prefix is found, wherever it ends."""
+    """Which breakpoints a request writes, and for how long; see `apis.common.cache_controls`.
 
-    mode: Annotated[
-        Literal["implicit", "explicit"] | None, WithoutEffect("every prefix is found", usual=("implicit",))
-    ] = None
+    Args:
+        prewarm: compute the prompt, for the cache, and generate nothing.
+    """
+
+    mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
-    prewarm: Annotated[Any, Refused("a request without an answer (max 1 token)")] = None
+    prewarm: bool | None = None
     comparison_response_id: str | None = None
 
     def told(self) -> dict[str, Any]:
         """As a response echoes them."""
         return {
             "mode": self.mode or "implicit",
-            "ttl": self.ttl or "30m",
+            "ttl": self.ttl or DEFAULT_TTL,
             "comparison_response_id": self.comparison_response_id,
         }
+
+
+def kept_s(name: str | None) -> float | None:
+    """Seconds of a time as OpenAI names it; None: it names none."""
+    return None if name is None else _KEPT_S.get(name)
 
 
 class CacheFields(StrictModel):
@@ -267,6 +275,21 @@ class CacheFields(StrictModel):
     def cache_key_hint(self) -> str:
         return self.prompt_cache_key or ""
 
+    @model_validator(mode="after")
+    def _one_lifetime(self) -> CacheFields:
+        options = self.prompt_cache_options
+        if self.prompt_cache_retention is not None and options is not None and options.ttl is not None:
+            raise ParamError(
+                "prompt_cache_retention and prompt_cache_options.ttl exclude each other: leave one out.",
+                "prompt_cache_retention",
+            )
+        return self
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether nothing is to stay cached but what breakpoints on parts say."""
+        return self.prompt_cache_options is not None and self.prompt_cache_options.mode == "explicit"
+
     @property
     def compared_with(self) -> str | None:
         """The id of the earlier request that this one is to be compared with."""
@@ -275,10 +298,32 @@ class CacheFields(StrictModel):
 
     @property
     def pinned_s(self) -> float | None:
-        """Seconds for which the prompt is to be pinned, after each use; None: not at all."""
+        """Seconds for which the whole prompt is to be pinned, after each use; None: not at all.
+
+        The implicit breakpoint: there is one where anything is said of breakpoints.
+        """
         options = self.prompt_cache_options
-        names = (self.prompt_cache_retention, options.ttl if options is not None else None)
-        return max((_KEPT_S[name] for name in names if name in _KEPT_S), default=None)
+        if options is None or not (options.mode or options.ttl or options.prewarm):
+            return kept_s(self.prompt_cache_retention)
+        return None if self.is_explicit else self.breakpoint_s()
+
+    def breakpoint_s(self, ttl: str | None = None) -> float:
+        """Seconds for which a breakpoint with this time of its own, if it has one, is to be kept."""
+        options = self.prompt_cache_options
+        given = ttl or self.prompt_cache_retention or (options.ttl if options is not None else None)
+        return kept_s(given) or kept_s(DEFAULT_TTL) or 0.0
+
+
+class PrewarmFields(CacheFields):
+    """The same, of routes that answer."""
+
+    generate: bool | None = None
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is only to be computed, for the cache."""
+        options = self.prompt_cache_options
+        return self.generate is False or bool(options is not None and options.prewarm)
 
 
 class ChatTemplateFields(StrictModel):

@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 
 from radixkv.request import RequestOutput
+from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis, diagnosed, text_block
-from radixkv_server.apis.responses.conversation import chat_of, items_of
+from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
 from radixkv_server.apis.responses.schemas import CompactRequest, ResponsePromptFields
@@ -80,10 +81,13 @@ async def parse_compaction(
         return chat_of(context, asked, some, tools, caller)
 
     kept = await fit(context, [*items, wish], make_chat, room, caller, body.cache_salt or "")
-    prompt_request, readers = await chat_request(context, make_chat(kept), {"max_tokens": room})
+    chat = make_chat(kept)
+    prompt_request, readers = await chat_request(context, chat, {"max_tokens": room})
+    marked = marked_items(body, new, kept, tools)
+    prompt_request = await with_cache_controls(context, body, chat, prompt_request, marked)
     request = GenerationRequest(
         id=response_id,
-        prompt_requests=(prompt_request.pinning(body.pinned_s),),
+        prompt_requests=(prompt_request,),
         stream=False,
         prompt_param="input",
         cache_salt=body.cache_salt,

@@ -6,9 +6,16 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv_server.apis.common.cache_controls import MarkedPart, marked_parts
 from radixkv_server.apis.common.chats import template_options
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.apis.responses.items import ItemReference, MessageItem, item_id, messages_of
+from radixkv_server.apis.responses.items import (
+    CallOutputItem,
+    ItemReference,
+    MessageItem,
+    item_id,
+    messages_of,
+)
 from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
@@ -61,7 +68,7 @@ def chat_of(
     recall = functools.partial(context.calls.recall, caller.name)
     return Chat(
         source=[body.instructions, *items],
-        convert=lambda: messages_of(body.instructions, items, tools, recall),
+        convert=lambda: messages_of(body.instructions, items, tools, recall)[0],
         param="input",
         tools=tools.functions,
         tool_choice=choice,
@@ -70,3 +77,25 @@ def chat_of(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
     )
+
+
+def marked_items(
+    body: ConversationFields, new: Sequence[Json], shown: Sequence[Json], tools: Toolbox
+) -> list[tuple[int, MarkedPart]]:
+    """The parts of a body's input that end with a breakpoint, each with the index of its message in the chat.
+
+    Args:
+        new: the plain forms of the input's items.
+        shown: the items that the chat is of, which may lack some.
+    """
+    marked = {}
+    for plain, item in zip(new, body.input or (), strict=False):
+        if isinstance(item, MessageItem | CallOutputItem):
+            content = item.content if isinstance(item, MessageItem) else item.output
+            marked[id(plain)] = list(marked_parts(content))
+    if not any(marked.values()):
+        return []
+    _, places = messages_of(body.instructions, shown, tools, lambda _, given: given)
+    return [
+        (place, part) for item, place in zip(shown, places, strict=True) for part in marked.get(id(item), ())
+    ]

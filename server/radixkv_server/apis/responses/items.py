@@ -258,8 +258,8 @@ def summaries_in(items: Iterable[Json]) -> list[Json]:
 
 def messages_of(
     instructions: str | None, items: Iterable[Json], tools: Toolbox, recall: Recall
-) -> list[Json]:
-    """A conversation in the form that chat templates expect.
+) -> tuple[list[Json], list[int]]:
+    """A conversation in the form that chat templates expect, and in which message each item is.
 
     What the assistant thought, said and called in a turn becomes one message.
 
@@ -271,6 +271,7 @@ def messages_of(
         ApiError: 400; the arguments of a function call are not JSON.
     """
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    places: list[int] = []
     turn: Json | None = None  # of the assistant, as long as it goes on
     for item in items:
         kind = item["type"]
@@ -289,7 +290,8 @@ def messages_of(
                 turn = {"role": "assistant", "content": ""}
                 messages.append(turn)
             _add_to_turn(turn, item, tools, recall)
-    return messages
+        places.append(len(messages) - 1)
+    return messages, places
 
 
 def _continues(turn: Json, kind: str) -> bool:

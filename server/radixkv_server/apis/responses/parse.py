@@ -6,9 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.cache_diagnosis import diagnosed, text_block, unusual
 from radixkv_server.apis.common.logprobs import LogprobsFormat
-from radixkv_server.apis.responses.conversation import chat_of, items_of
+from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import comparable_item, summaries_in
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
@@ -36,11 +37,15 @@ async def parse_response(
     chat, tools = await chat_that_fits(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
     )
-    prompt, readers = await chat_request(context, chat, _sampling_of(body), renamed=_RENAMED)
+    prompt, readers = await chat_request(
+        context, chat, _sampling_of(body), renamed=_RENAMED, prompt_only=body.prewarms
+    )
+    marked = marked_items(body, new, chat.source[1:], tools)
+    prompt = await with_cache_controls(context, body, chat, prompt, marked)
     request, diagnosis = await diagnosed(
         context,
         caller,
-        body.generation_request(response_id, [prompt.pinning(body.pinned_s)], "input"),
+        body.generation_request(response_id, [prompt], "input"),
         lambda: _parts_of(body, model, chat),
         earlier_id=body.compared_with,
         asked=body.compared_with is not None,

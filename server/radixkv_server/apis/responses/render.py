@@ -193,6 +193,8 @@ class ResponseRenderer(Renderer, ResponsesDialect):
             yield from self._items.add(event, told)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
+            if self._params.samples_nothing:
+                return  # an answer that was not asked for has no item, not even an empty one
             yield from self._items.finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def _count_reasoning_tokens(self, sample: CompletionOutput) -> int:
@@ -212,7 +214,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         """Make `response` what it is now that the answer is complete. May be called again."""
         if self.response["usage"] is not None:
             return
-        is_cut = self._finish_reason == "length"
+        is_cut = self._finish_reason == "length" and not self._params.samples_nothing
         self.response |= {
             "status": "incomplete" if is_cut else "completed",
             "completed_at": None if is_cut else int(time.time()),

@@ -17,6 +17,7 @@ from radixkv_server.apis.common.fields import (
     ChatTemplateFields,
     ForOpenAI,
     IncludeObfuscation,
+    PrewarmFields,
     SamplingFields,
     ServiceTier,
     Verbosity,
@@ -143,8 +144,16 @@ class CompactRequest(ConversationFields, CacheFields):
     image: Annotated[Any, Refused("image input")] = None
     service_tier: ServiceTier = None
 
+    @model_validator(mode="after")
+    def _with_a_summary(self) -> CompactRequest:
+        if self.prompt_cache_options is not None and self.prompt_cache_options.prewarm:
+            raise ParamError(
+                "a compaction is an answer: it can't be prewarmed.", "prompt_cache_options.prewarm"
+            )
+        return self
 
-class ResponseRequest(ResponsePromptFields, CacheFields, SamplingFields):
+
+class ResponseRequest(ResponsePromptFields, PrewarmFields, SamplingFields):
     """Body of POST /v1/responses."""
 
     store: bool | None = None
