@@ -69,8 +69,8 @@ def test_a_cache_key_names_the_family_of_a_request(server: LiveServer, ada: Open
         {"prompt_cache_options": {"ttl": "1h"}},
         {"prompt_cache_options": {"prewarm": 2}},
         {"prompt_cache_options": {"mode": "both"}},
-        {"prompt_cache_options": {"ttl": "30m"}, "prompt_cache_retention": "24h"},
-        {"prompt_cache_options": {"ttl": "12h"}, "prompt_cache_retention": "in_memory"},
+        {"prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}},
+        {"prompt_cache_retention": "in_memory", "prompt_cache_options": {"ttl": "12h"}},
         {"generate": "no"},
     ],
 )
