@@ -241,7 +241,7 @@ def test_async_and_beta(server: LiveServer) -> None:
             first = await beta.create(**body, diagnostics=own, **named)
             assert first.diagnostics is None
             body["messages"][0]["content"] = "Who am I?"
-            for more in (named, {}):
+            for more in (named, dict[str, Any]()):
                 async with beta.stream(**body, diagnostics={"previous_message_id": first.id}, **more) as told:
                     answer = await told.get_final_message()
                 assert answer.diagnostics is not None
