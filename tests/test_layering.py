@@ -35,7 +35,7 @@ FLOORS = (
     ("config", "thread_priority", "structured"),
     ("cache", "text"),
     ("chat",),
-    ("request", "tiers"),
+    ("request", "tiers", "insight"),
     ("scheduling", "sampling"),
     ("speculation",),
     ("model",),

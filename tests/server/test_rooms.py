@@ -47,6 +47,10 @@ ENGINE = {
     "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
+    "radixkv.insight.breaker",
+    "radixkv.insight.message_difference",
+    "radixkv.insight.prompt_difference",
+    "radixkv.insight.prompt_parts",
     "radixkv.chat.answer_grammar",
     "radixkv.chat.canonical_tools",
     "radixkv.chat.client_rules",

@@ -19,6 +19,7 @@ from radixkv.chat.format import TAIL_TOKENS, ChatFormat
 from radixkv.chat.hints import divergence_hint
 from radixkv.chat.history import reasoning_of, template_messages, template_tools
 from radixkv.client import TextTokenizer
+from radixkv.insight.prompt_parts import PromptParts
 from radixkv.request import CompletionOutput, OutputDelta
 from radixkv.structured import StructuredOutputs
 from radixkv_server.chat.message_places import place_name
@@ -97,6 +98,7 @@ class ChatPrompt:
         ids: the prompt's tokens; their number is not checked.
         format: how the answer will be written.
         messages: as the template got them.
+        tools: as they are shown.
         reasoning_sent: the messages carry the reasoning of earlier turns.
         client_rule: what held its client's own text constant; None: nothing.
     """
@@ -104,6 +106,7 @@ class ChatPrompt:
     ids: list[int]
     format: ChatFormat
     messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
     reasoning_sent: bool
     client_rule: ClientRule | None
 
@@ -196,7 +199,7 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     )
     if rule is not None:
         context.applied_rules.note(rule)
-    return ChatPrompt(ids, template.format, messages, reasoning_sent, rule)
+    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule)
 
 
 async def chat_request(
@@ -257,6 +260,7 @@ async def chat_request(
         place_name=_place_name(tokenizer, chat, prompt),
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
         client_rule=prompt.client_rule,
+        parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
         grammar_places=places,
     )
     return prompt_request, AnswerReaders(make_parser, forced=forced)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.chat.client_rules import ClientRule
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
+from radixkv.insight.prompt_parts import PromptParts
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
@@ -20,6 +21,9 @@ from radixkv_server.generation.usage import Hint, PlaceName
 MAX_SALT_LENGTH = 128
 #: What tells of more tokens than these, logprobs and all, is put together in a thread.
 INLINE_TOKENS = 1024
+
+#: Costs what converting all messages does: called when somebody asks.
+MakeParts = Callable[[], PromptParts]
 
 _AS_GIVEN = GrammarPlaces("structured_outputs")
 _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
@@ -37,6 +41,7 @@ class PromptRequest:
         last_message: how a chat's last message begins; "" is no chat.
         grammar_places: what the body calls that which the answer must look like, for errors.
         client_rule: what held text of the client's own constant; None: nothing.
+        parts: makes of a chat what prompts are compared by; None: only its text is known.
     """
 
     prompt: EncodedPrompt
@@ -48,6 +53,7 @@ class PromptRequest:
     last_message: str = ""
     grammar_places: GrammarPlaces = _AS_GIVEN
     client_rule: ClientRule | None = None
+    parts: MakeParts | None = None
 
     @property
     def tells_much(self) -> bool:

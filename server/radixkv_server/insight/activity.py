@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.request import GenerationRequest, PromptRequest
+from radixkv_server.generation.request import GenerationRequest, MakeParts, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class SeenRequest:
         prompt: all of them, while there is room; else empty.
         place: whose text the first one that missed is in; None: not known.
         client_rule: what held its client's own text constant; None: nothing.
+        parts: makes of a chat what prompts are compared by, while its prompt is kept; None: it is no chat.
         cause: what is known of the miss beyond the report; None: nothing.
         version: of the whole activity when it last changed.
     """
@@ -84,6 +85,7 @@ class SeenRequest:
         "id",
         "last_message",
         "operation",
+        "parts",
         "place",
         "progress",
         "prompt",
@@ -114,11 +116,17 @@ class SeenRequest:
         self.beginning = array("i", prompt_request.prompt.token_ids[:KEPT_TOKENS].tobytes())
         self.last_message = prompt_request.last_message
         self.client_rule = prompt_request.client_rule
+        self.parts: MakeParts | None = None
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None
         self.version = 0
         self._started = record.started
+
+    @property
+    def started(self) -> float:
+        """When it arrived, by the monotonic clock."""
+        return self._started
 
     @property
     def age_s(self) -> float:
@@ -141,6 +149,7 @@ class SeenRequest:
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", prompt_request.prompt.tokens.data)
+        self.parts = prompt_request.parts
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
         if report is not None and report.reason == "diverged":
@@ -259,7 +268,7 @@ class Activity:
         while self._kept_tokens > KEPT_PROMPT_TOKENS or len(self._prompts) > KEPT_PROMPTS:
             oldest = self._prompts.popleft()
             self._kept_tokens -= len(oldest.prompt)
-            oldest.prompt = array("i")
+            oldest.prompt, oldest.parts = array("i"), None
 
     def _chosen(self, tenant: str | None) -> Iterable[_Tenant]:
         if tenant is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from radixkv.cache.insight.advisor import BreakPoint
 from radixkv_server.apis.cache.advice_text import Divergence, PromptGroup, prompt_group_advice
+from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
@@ -69,16 +70,13 @@ def prompt_group_json(point: BreakPoint | None) -> Json | None:
     return None if point is None else {"here": point.count, "anywhere": point.group_count}
 
 
-def place_of(context: ServerContext, point: BreakPoint) -> str | None:
-    """Whose text it lies in, by the latest of the requests that part there; None: not known."""
-    size = context.engine.config.block_size
-    latest = context.activity.latest(owner_of(point)[0])
-    return next((one.place for one in latest if one.place and _parts_at(one, point, size)), None)
-
-
-def advice_json(point: BreakPoint, caller: Caller, texts: TokenTexts, place: str | None) -> Json:
+async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller, texts: TokenTexts) -> Json:
     """One place; with text if the prompts are the caller's own."""
     tenant, salt = owner_of(point)
+    size = context.engine.config.block_size
+    latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]
+    place = next((one.place for one in latest if one.place), None)
+    breaker = None
     shown: Json = {
         "position": point.position,
         "place": place,
@@ -102,7 +100,10 @@ def advice_json(point: BreakPoint, caller: Caller, texts: TokenTexts, place: str
             "family": texts.text(point.group_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
-    shown["advice"] = prompt_group_advice(found)
+        if latest:
+            breaker = await breaker_of_request(context, latest[0])
+    shown["breaker"] = breaker_json(breaker)
+    shown["advice"] = with_breaker(prompt_group_advice(found), breaker)
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt
     return shown

@@ -13,6 +13,13 @@ from radixkv.cache.insight.similarity import same_later
 from radixkv.chat.client_rules import ClientRule
 from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, divergence_advice, miss_advice
+from radixkv_server.apis.cache.breaker import (
+    Broken,
+    breaker_between,
+    breaker_json,
+    breaker_of,
+    with_breaker,
+)
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.prompt_ids import Prompt
 from radixkv_server.apis.cache.texts import TokenTexts
@@ -39,7 +46,23 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
     explanation = await asyncio.to_thread(_explanation, texts, report, prompt, cached, point)
-    return {**explanation, "nodes": [context.names.of(node) for node in path]}
+    around = explanation["around"] or {}
+    broken = Broken(
+        (caller.tenant, caller.salt),
+        ids,
+        report,
+        prompt.parts,
+        explanation["place"],
+        None if prompt.hint is None else prompt.hint(report),
+        cached=(around.get("before") or "", around.get("prompt") or "", around.get("cached") or ""),
+    )
+    found = await breaker_of(context, broken)
+    return {
+        **explanation,
+        "breaker": breaker_json(found),
+        "advice": with_breaker(explanation["advice"], found),
+        "nodes": [context.names.of(node) for node in path],
+    }
 
 
 def report_json(report: MissReport) -> Json:
@@ -138,16 +161,17 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-async def compare(context: ServerContext, prompt: Prompt, other: list[int]) -> Json:
+async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
     return await asyncio.to_thread(_comparison, TokenTexts(context.engine.tokenizer), prompt, other)
 
 
-def _comparison(texts: TokenTexts, prompt: Prompt, other: list[int]) -> Json:
-    ids = prompt.ids
+def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:
+    ids, other = prompt.ids, earlier.ids
     one, two = _arrays(ids, other)
     shared = _common(one, two)
     is_same = shared == len(ids) == len(other)
+    breaker = None
     missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
     recoverable = same_later(one[shared:], two[shared:])
     around, place, advice = None, None, "The prompts are the same."
@@ -160,6 +184,7 @@ def _comparison(texts: TokenTexts, prompt: Prompt, other: list[int]) -> Json:
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
             advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
+            breaker = breaker_between(texts, (earlier.parts, other), (prompt.parts, ids), place)
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),
@@ -170,5 +195,6 @@ def _comparison(texts: TokenTexts, prompt: Prompt, other: list[int]) -> Json:
         "missed_tokens": missed,
         "recoverable_tokens": recoverable,
         "around": around,
-        "advice": advice,
+        "breaker": breaker_json(breaker),
+        "advice": with_breaker(advice, breaker),
     }

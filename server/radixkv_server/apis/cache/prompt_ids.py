@@ -8,6 +8,7 @@ from radixkv.chat.client_rules import ClientRule
 from radixkv_server.apis.cache.schemas import CachePromptFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.context import ServerContext
+from radixkv_server.generation.request import MakeParts
 from radixkv_server.generation.usage import Hint, PlaceName
 
 
@@ -19,6 +20,7 @@ class Prompt:
     hint: Hint | None = None
     place_name: PlaceName | None = None
     client_rule: ClientRule | None = None
+    parts: MakeParts | None = None
 
 
 async def prompt_ids(
@@ -50,4 +52,4 @@ async def prompt_of(
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, _ = await completion_request(context, body)
     ids = request.prompt.token_ids.tolist()
-    return Prompt(ids, request.hint, request.place_name, request.client_rule)
+    return Prompt(ids, request.hint, request.place_name, request.client_rule, request.parts)

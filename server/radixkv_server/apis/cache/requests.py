@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from radixkv.cache.insight.explain import MissReport
 from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, miss_advice
+from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import normalized_json, report_json
 from radixkv_server.apis.cache.texts import TokenTexts
@@ -91,12 +92,13 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
         place=one.place,
         prompt_group=prompt_group_of(point),
     )
-    around = None
+    around, breaker = None, None
     if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
         before, prompt = texts.text(one.before), texts.text(one.after)
         cached = None if report.cached_is_public else texts.text(report.cached_tokens_after) or None
         around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
         found = found.with_text(before, prompt, cached)
+        breaker = await breaker_of_request(context, one)
     return {
         **report_json(report),
         "place": one.place,
@@ -104,7 +106,8 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
         "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
         "family": prompt_group_json(point),
         "around": around,
-        "advice": miss_advice(report, found, one.cause),
+        "breaker": breaker_json(breaker),
+        "advice": with_breaker(miss_advice(report, found, one.cause), breaker),
     }
 
 

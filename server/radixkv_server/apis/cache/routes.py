@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, Request, Response
 
-from radixkv_server.apis.cache.advice import advice_json, place_of
+from radixkv_server.apis.cache.advice import advice_json
 from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
@@ -141,7 +141,7 @@ async def explain_prompt(request: Request) -> Response:
     if body.compare is not None:
         one, other = body.compared()
         prompt = await prompt_of(context, one)
-        return json_response(await compare(context, prompt, await prompt_ids(context, other)))
+        return json_response(await compare(context, prompt, await prompt_of(context, other)))
     return json_response(await explain(context, caller, await prompt_of(context, body)))
 
 
@@ -234,7 +234,7 @@ async def get_advice(request: Request) -> Response:
     limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     texts = TokenTexts(context.engine.tokenizer)
-    data = [advice_json(point, caller, texts, place_of(context, point)) for point in points]
+    data = [await advice_json(context, point, caller, texts) for point in points]
     return json_response({"object": "list", "data": data})
 
 

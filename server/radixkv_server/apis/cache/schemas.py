@@ -63,7 +63,7 @@ class PromptBody(CachePromptFields):
 
 
 class Comparison(StrictModel):
-    """Two prompts, each a text, token ids, or messages."""
+    """Two prompts, each a text, token ids, messages, or a body with these and what else it has."""
 
     prompt: Any
     other: Any = Field(alias="with")
@@ -73,8 +73,10 @@ class Comparison(StrictModel):
     def _known_shape(cls, value: Any) -> Any:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return _MESSAGES.validate_python(value)
+        if isinstance(value, dict) and value.keys() & {"messages", "prompt"}:
+            return PromptBody.model_validate(value)
         if not value:
-            raise ValueError("must be a text, a list of token ids or a list of messages, and not empty.")
+            raise ValueError("must be a text, token ids, messages or the body of a request, and not empty.")
         return _text_or_ids(value)
 
 
@@ -94,6 +96,8 @@ class ExplainBody(CachePromptFields):
         return self._about(self.compare.prompt), self._about(self.compare.other)
 
     def _about(self, value: Any) -> CachePromptFields:
+        if isinstance(value, CachePromptFields):
+            return value
         is_chat = isinstance(value, list) and isinstance(value[0], ChatMessage)
         return self.model_copy(
             update={"messages": value if is_chat else [], "prompt": None if is_chat else value}

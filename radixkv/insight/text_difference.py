@@ -1,0 +1,142 @@
+"""Where two texts differ, word by word, and how much of them is the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+WINDOW = 160  # characters on each side of a difference that are looked at
+_MAX_WORDS = 600  # of each text that are compared at once
+_MAX_LINES = 3000
+#: Numbers, words, white space, single characters; each of a script without blanks, too.
+_WORDS = re.compile(r"\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|\s+|[\s\S]")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A place where two texts differ.
+
+    Args:
+        old_text, new_text: all of the earlier text, and of the later one.
+        old, new: where the place is in each: begin and end; nothing may be there in one of them.
+    """
+
+    old_text: str
+    new_text: str
+    old: tuple[int, int]
+    new: tuple[int, int]
+
+    @property
+    def old_part(self) -> str:
+        """What is there in the earlier text."""
+        return self.old_text[slice(*self.old)]
+
+    @property
+    def new_part(self) -> str:
+        """What is there in the later one."""
+        return self.new_text[slice(*self.new)]
+
+    def sides(self) -> Iterator[tuple[str, int, int]]:
+        """Each text around the place, and where the place begins and ends in that."""
+        for text, (start, stop) in ((self.old_text, self.old), (self.new_text, self.new)):
+            first = max(0, start - WINDOW)
+            yield text[first : stop + WINDOW], start - first, stop - first
+
+    def lines_before(self, count: int) -> str:
+        """The text in front of the place, from so many lines above it on."""
+        at = self.new[0]
+        for _ in range(count):
+            at = self.new_text.rfind("\n", 0, max(0, at))
+            if at < 0:
+                return self.new_text[: self.new[0]]
+        return self.new_text[at : self.new[0]]
+
+    @property
+    def label(self) -> str:
+        """What stands before the place in its line."""
+        return self.new_text[max(0, self.new[0] - WINDOW) : self.new[0]].rpartition("\n")[2]
+
+
+def differences(old: str, new: str) -> list[Difference]:
+    """The places where two texts differ, in order; next to one another they are one.
+
+    Of long texts only the first such places are told apart. O(n) and a comparison of some hundred words.
+    """
+    return [Difference(old, new, *place) for place in _joined(old, new, list(_places(old, new)))]
+
+
+def _places(old: str, new: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    for a, b in _changed(*(some[:_MAX_LINES] for some in lines)):
+        starts = sum(map(len, lines[0][: a[0]])), sum(map(len, lines[1][: b[0]]))
+        texts = "".join(lines[0][slice(*a)]), "".join(lines[1][slice(*b)])
+        yield from _words_changed(texts, starts)
+
+
+def _words_changed(
+    texts: tuple[str, str], starts: tuple[int, int]
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    words = [[match[0] for match in _WORDS.finditer(text)] for text in texts]
+    ends = [[0], [0]]
+    for side in (0, 1):
+        for word in words[side]:
+            ends[side].append(ends[side][-1] + len(word))
+    for a, b in _changed(*words):
+        yield (
+            (starts[0] + ends[0][a[0]], starts[0] + ends[0][a[1]]),
+            (starts[1] + ends[1][b[0]], starts[1] + ends[1][b[1]]),
+        )
+
+
+def _changed(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The ranges of two lists that differ; what begins and ends alike is not compared further."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
+    if not a and not b:
+        return
+    if not a or not b or max(len(a), len(b)) > _MAX_WORDS:
+        small = SequenceMatcher(None, a[:_MAX_WORDS], b[:_MAX_WORDS], autojunk=True)
+    else:
+        small = SequenceMatcher(None, a, b, autojunk=False)
+    for tag, a0, a1, b0, b1 in small.get_opcodes():
+        if tag != "equal":
+            yield (head + a0, head + a1), (head + b0, head + b1)
+
+
+def _joined(
+    old: str, new: str, places: list[tuple[tuple[int, int], tuple[int, int]]]
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Places between which there is next to nothing become one, as the groups of digits of an id."""
+    joined: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    for a, b in places:
+        if joined:
+            (a0, a1), (b0, b1) = joined[-1]
+            between = new[b1 : b[0]]
+            is_near = len(between) <= 2 or (len(between) <= 16 and not re.search(r"\s", between))
+            if is_near and "\n" not in between and old[a1 : a[0]] == between:
+                joined[-1] = ((a0, a[1]), (b0, b[1]))
+                continue
+        joined.append((a, b))
+    return joined
+
+
+def share_in_common(old: str, new: str) -> float:
+    """How much of the shorter of two texts is in the other one, too, in words at any place: 0 to 1. O(n)."""
+    counts: dict[str, int] = {}
+    one, other = (_WORDS.findall(text) for text in (old, new))
+    one, other = ([word for word in words if not word.isspace()] for words in (one, other))
+    for word in one:
+        counts[word] = counts.get(word, 0) + 1
+    same = 0
+    for word in other:
+        if counts.get(word, 0):
+            counts[word] -= 1
+            same += 1
+    return same / max(1, min(len(one), len(other)))
