@@ -113,7 +113,7 @@ def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
 
 def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memoryview:
     """A part of a file, or less where it is shorter."""
-    buffer = memoryview(np.empty(num_bytes, np.uint8))
+    buffer = np.empty(num_bytes, np.uint8).data
     file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         done = 0
