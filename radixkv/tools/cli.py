@@ -1,4 +1,4 @@
-"""The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `bench`, `replay`, `simulate`.
+"""The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `cache`, `bench`, `replay` ...
 
 Every mistake of a user ends as one paragraph on standard error and a non-zero exit, without a traceback.
 """
@@ -65,12 +65,13 @@ def pull(
 def command_tree() -> typer.Typer:
     """All commands, those included that live with what they run."""
     from radixkv.tools.bench import cli as bench
+    from radixkv.tools.cache_folder import cli as cache_folder
     from radixkv.tools.chat import cli as chat
     from radixkv.tools.explain import cli as explain
     from radixkv.tools.replay import cli as replay
     from radixkv.tools.serve import cli as serve
 
-    for commands in (serve, chat, explain, bench, replay):
+    for commands in (serve, chat, explain, cache_folder, bench, replay):
         commands.add_commands(app)
     return app
 

@@ -93,7 +93,13 @@ def _in_use(folder: Path, process: int | str) -> ConfigError:
 
 def process_using(folder: Path) -> str | None:
     """The number of the process that writes in a folder; None: nobody does."""
-    with contextlib.suppress(FileNotFoundError), open(folder / LOCK, "rb+", buffering=0) as file:
+    with _locked_lock:  # to close the file would end a lock of this process's own
+        if folder.resolve() in _locked:
+            return str(os.getpid())
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError),
+        open(folder / LOCK, "rb+", buffering=0) as file,
+    ):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

@@ -83,12 +83,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record is."""
+    """Where a record is.
+
+    Attributes:
+        index: of the segment's records.
+        older: another copy, found at the start: power may have been lost while this one was copied forward.
+    """
 
     segment: Segment
     index: int
     offset: int
     num_bytes: int
+    older: Place | None = None
 
 
 def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
@@ -188,7 +194,8 @@ class SegmentStore:
         segment, path = Segment(number), file_name(self.folder, number, SEGMENT)
         try:
             for offset, header in scan(path, self._system):
-                self._note(segment, header.key, offset, header.record_bytes)
+                older = self._places.get(header.key)
+                self._note(segment, header.key, offset, header.record_bytes, older)
         except RecordError:
             self.counts.damaged += 1
         segment.num_bytes = self._system.stat(path).st_size
@@ -200,9 +207,11 @@ class SegmentStore:
             segment.used[index] = byte == 1
         return segment
 
-    def _note(self, segment: Segment, key: bytes, offset: int, num_bytes: int) -> None:
+    def _note(
+        self, segment: Segment, key: bytes, offset: int, num_bytes: int, older: Place | None = None
+    ) -> None:
         with self._lock:
-            self._places[key] = Place(segment, len(segment.keys), offset, num_bytes)
+            self._places[key] = Place(segment, len(segment.keys), offset, num_bytes, older)
             segment.keys.append(key)
             segment.used.append(0)
 
@@ -210,27 +219,32 @@ class SegmentStore:
 
     def read(self, name: BlockName, tokens: Bytes) -> memoryview | None:
         """A block, verified; None: it is not there, or is not believed (and forgotten)."""
-        place = self._places.get(name.key)
-        if place is None:
-            return None
-        path = file_name(self.folder, place.segment.number, SEGMENT)
-        try:
-            block = unpack_record(read_bytes(path, place.offset, place.num_bytes, self._system), name, tokens)
-        except FileNotFoundError:
-            self._forget(name.key, place)
-            return None
-        except RecordError:
-            self.counts.damaged += self._forget(name.key, place)
-            return None
-        self.counts.read += 1
-        place.segment.used[place.index] = 1
-        place.segment.used_changed = True
-        return block
+        while (place := self._places.get(name.key)) is not None:
+            path = file_name(self.folder, place.segment.number, SEGMENT)
+            try:
+                record = read_bytes(path, place.offset, place.num_bytes, self._system)
+                block = unpack_record(record, name, tokens)
+            except FileNotFoundError:
+                self._forget(name.key, place)
+            except RecordError:
+                self.counts.damaged += self._forget(name.key, place)
+            else:
+                self.counts.read += 1
+                place.segment.used[place.index] = 1
+                place.segment.used_changed = True
+                return block
+        return None
 
     def _forget(self, key: bytes, place: Place) -> bool:
-        """False: it was forgotten already."""
+        """A copy is no good, there may be an older one; False: it was forgotten already."""
         with self._lock:
-            return self._places.get(key) is place and self._places.pop(key) is place
+            if self._places.get(key) is not place:
+                return False
+            if place.older is None:
+                del self._places[key]
+            else:
+                self._places[key] = place.older
+            return True
 
     # ------------------------------------------------------------------ writing, on one thread
 

@@ -1,0 +1,105 @@
+"""What lies in a folder of segments, for people; the folder may be in use meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.tiers.disk.folder import SEGMENT, USED, file_name, files_in
+from radixkv.tiers.disk.segments import read_bytes, scan
+from radixkv.tiers.record import RecordError, verify_record
+
+
+@dataclass(slots=True)
+class SegmentReport:
+    """One file.
+
+    Attributes:
+        file: its name.
+        num_bytes: its size.
+        modified: when it was written last, seconds since 1970.
+        num_records, num_tokens: whole records, and the tokens of their blocks.
+        num_used: of the records, those that were read since they were written.
+        damaged: offsets of records whose contents are not what was written; empty where they were not read.
+        lost_bytes: at the end, after the last whole record.
+    """
+
+    file: str
+    num_bytes: int
+    modified: float
+    num_records: int
+    num_tokens: int
+    num_used: int
+    damaged: list[int]
+    lost_bytes: int
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged and not self.lost_bytes
+
+
+def report_segments(folder: Path, *, verify: bool) -> Iterator[SegmentReport]:
+    """A report for each file, the oldest first; each file is read when its report is asked for.
+
+    Args:
+        verify: read the records' contents, too.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    for number, ending in files_in(folder):
+        if ending == SEGMENT:
+            try:
+                yield _report(folder, number, verify=verify)
+            except FileNotFoundError:  # it has gone for others meanwhile
+                continue
+
+
+def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
+    path = file_name(folder, number, SEGMENT)
+    status = os.stat(path)
+    num_records = num_tokens = end = 0
+    damaged = []
+    try:
+        for offset, header in scan(path):
+            if verify:
+                try:
+                    verify_record(read_bytes(path, offset, header.record_bytes))
+                except RecordError:
+                    damaged.append(offset)
+            num_records += 1
+            num_tokens += header.token_bytes // TOKEN_BYTES
+            end = offset + header.record_bytes
+    except RecordError:
+        pass
+    try:
+        used = bytes(read_bytes(file_name(folder, number, USED), 0, num_records))
+    except FileNotFoundError:
+        used = b""
+    return SegmentReport(
+        file=os.path.basename(path),
+        num_bytes=status.st_size,
+        modified=status.st_mtime,
+        num_records=num_records,
+        num_tokens=num_tokens,
+        num_used=used.count(1),
+        damaged=damaged,
+        lost_bytes=max(0, status.st_size - end),
+    )
+
+
+def clear(folder: Path) -> int:
+    """Remove all files of ours but the lock, which the caller holds; how many bytes that were.
+
+    Raises:
+        OSError: a file can't be removed.
+    """
+    num_bytes = 0
+    for number, ending in files_in(folder):
+        path = Path(file_name(folder, number, ending))
+        num_bytes += path.stat().st_size
+        path.unlink()
+    return num_bytes

@@ -1,0 +1,1 @@
+"""`radixkv cache`: what lies in the folder of a disk tier."""
