@@ -31,9 +31,10 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 1024
 
 
-def _require(condition: bool, param: str, message: str) -> None:
-    if not condition:
-        raise InvalidRequestError(message, param=param)
+def _require(good: bool, param: str, wanted: str, value: object) -> None:
+    """Refuses a value that is not good, saying what is wanted of the parameter."""
+    if not good:
+        raise InvalidRequestError(f"{param} {wanted}, not {value!r:.80}", param=param)
 
 
 def _is_number(value: object) -> bool:
@@ -138,23 +139,13 @@ class SamplingParams:
         self._check_ruled_out()
 
     def _check_lengths(self) -> None:
-        if self.max_tokens is not None:
-            _require(
-                _is_int(self.max_tokens) and self.max_tokens >= 0,
-                "max_tokens",
-                f"max_tokens must be an integer of at least 0, not {self.max_tokens!r}",
-            )
-        _require(
-            _is_int(self.min_tokens) and self.min_tokens >= 0,
-            "min_tokens",
-            f"min_tokens must be an integer of at least 0, not {self.min_tokens!r}",
-        )
-        if self.max_tokens is not None:
-            _require(
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
-            )
+        least = "must be an integer of at least 0"
+        _require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", least, self.min_tokens)
+        most = self.max_tokens
+        if most is not None:
+            _require(_is_int(most) and most >= 0, "max_tokens", least, most)
+            wanted = f"must be at most max_tokens ({most})"
+            _require(self.min_tokens <= most, "min_tokens", wanted, self.min_tokens)
 
     def _check_distribution(self) -> None:
         for name, low, high in (
@@ -164,138 +155,69 @@ class SamplingParams:
             ("frequency_penalty", -2.0, 2.0),
             ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         ):
-            value = getattr(self, name)
-            _require(
-                _is_number(value) and low <= value <= high,
-                name,
-                f"{name} must be a number from {low:g} to {high:g}, not {value!r}",
-            )
-        _require(
-            _is_number(self.top_p) and 0.0 < self.top_p <= 1.0,
-            "top_p",
-            f"top_p must be above 0 and at most 1, not {self.top_p!r}",
-        )
-        _require(
-            _is_int(self.top_k) and self.top_k >= -1,
-            "top_k",
-            f"top_k must be -1 or 0 (all tokens) or a positive integer, not {self.top_k!r}",
-        )
-        if self.logit_bias is not None:
-            _require(
-                isinstance(self.logit_bias, Mapping),
-                "logit_bias",
-                f"logit_bias must map token ids to numbers, not be {self.logit_bias!r:.80}",
-            )
-            for token, bias in self.logit_bias.items():
-                _require(
-                    _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100,
-                    "logit_bias",
-                    "logit_bias maps token ids (integers >= 0) to numbers from -100 to 100, "
-                    f"not {token!r}: {bias!r}",
-                )
+            value, wanted = getattr(self, name), f"must be a number from {low:g} to {high:g}"
+            _require(_is_number(value) and low <= value <= high, name, wanted, value)
+        top_p, top_k, biases = self.top_p, self.top_k, self.logit_bias
+        _require(_is_number(top_p) and 0 < top_p <= 1, "top_p", "must be above 0 and at most 1", top_p)
+        wanted = "must be -1 or 0 (all tokens) or a positive integer"
+        _require(_is_int(top_k) and top_k >= -1, "top_k", wanted, top_k)
+        if biases is not None:
+            wanted = "maps token ids (integers >= 0) to numbers from -100 to 100"
+            _require(isinstance(biases, Mapping), "logit_bias", wanted, biases)
+            for token, bias in biases.items():
+                good = _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100
+                _require(good, "logit_bias", wanted, {token: bias})
 
     def _check_counts(self) -> None:
-        _require(
-            _is_int(self.n) and 1 <= self.n <= MAX_N,
-            "n",
-            f"n must be an integer from 1 to {MAX_N}, not {self.n!r}",
-        )
-        if self.best_of is not None:
-            _require(
-                _is_int(self.best_of) and self.n <= self.best_of <= MAX_N,
-                "best_of",
-                f"best_of must be an integer from n ({self.n}) to {MAX_N}, not {self.best_of!r}",
-            )
-        _require(
-            self.max_tokens != 0 or self.num_samples == 1,
-            "n",
-            f"n and best_of must be 1 where max_tokens is 0, which samples nothing, not {self.num_samples}",
-        )
-        if self.seed is not None:
-            _require(
-                _is_int(self.seed) and -(2**63) <= self.seed < 2**63,
-                "seed",
-                f"seed must be a 64-bit signed integer, not {self.seed!r}",
-            )
+        n, best_of, seed = self.n, self.best_of, self.seed
+        _require(_is_int(n) and 1 <= n <= MAX_N, "n", f"must be an integer from 1 to {MAX_N}", n)
+        if best_of is not None:
+            wanted = f"must be an integer from n ({n}) to {MAX_N}"
+            _require(_is_int(best_of) and n <= best_of <= MAX_N, "best_of", wanted, best_of)
+        wanted = "and best_of must be 1 where max_tokens is 0, which samples nothing"
+        _require(self.max_tokens != 0 or self.num_samples == 1, "n", wanted, self.num_samples)
+        if seed is not None:
+            wanted = "must be a 64-bit signed integer"
+            _require(_is_int(seed) and -(2**63) <= seed < 2**63, "seed", wanted, seed)
         for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _require(
-                    _is_int(value) and 0 <= value <= MAX_LOGPROBS,
-                    name,
-                    f"{name} must be an integer from 0 to {MAX_LOGPROBS}, not {value!r}",
-                )
+            value, wanted = getattr(self, name), f"must be an integer from 0 to {MAX_LOGPROBS}"
+            _require(value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS), name, wanted, value)
 
     def _check_stops(self) -> None:
-        _require(
-            self.stop is None or isinstance(self.stop, Iterable),
-            "stop",
-            f"stop must be a string or a sequence of strings, not {self.stop!r}",
-        )
-        _require(
-            isinstance(self.stop_token_ids, Iterable),
-            "stop_token_ids",
-            f"stop_token_ids must be a sequence of token ids, not {self.stop_token_ids!r}",
-        )
+        stop, ids = self.stop, self.stop_token_ids
+        is_iterable = stop is None or isinstance(stop, Iterable)
+        _require(is_iterable, "stop", "must be a string or a sequence of strings", stop)
+        _require(isinstance(ids, Iterable), "stop_token_ids", "must be a sequence of token ids", ids)
         stops = self.stop_strings
         _require(
-            len(stops) <= MAX_STOP_STRINGS,
-            "stop",
-            f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(stops)}",
+            len(stops) <= MAX_STOP_STRINGS, "stop", f"must be at most {MAX_STOP_STRINGS} strings", len(stops)
         )
         for text in stops:
-            _require(
-                isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH,
-                "stop",
-                f"each stop string must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.80}",
-            )
+            good = isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH
+            _require(good, "stop", f"must be strings of 1 to {MAX_STOP_LENGTH} characters", text)
         for token in self.prediction or ():
-            _require(
-                _is_int(token) and 0 <= token < 2**31,
-                "prediction",
-                f"prediction must be token ids from 0 to {2**31 - 1}, not {token!r:.80}",
-            )
-        for token in self.stop_token_ids:
-            _require(
-                _is_int(token) and token >= 0,
-                "stop_token_ids",
-                f"stop_token_ids must be integers of at least 0, not {token!r}",
-            )
+            wanted = f"must be token ids from 0 to {2**31 - 1}"
+            _require(_is_int(token) and 0 <= token < 2**31, "prediction", wanted, token)
+        for token in ids:
+            wanted = "must be integers of at least 0"
+            _require(_is_int(token) and token >= 0, "stop_token_ids", wanted, token)
 
     def _check_ruled_out(self) -> None:
-        words = self.bad_words
-        _require(
-            isinstance(words, Sequence) and not isinstance(words, str | bytes),
-            "bad_words",
-            f"bad_words must be a sequence of texts, not {words!r:.80}",
-        )
+        words, allowed = self.bad_words, self.allowed_token_ids
+        are_words = isinstance(words, Sequence) and not isinstance(words, str | bytes)
+        _require(are_words, "bad_words", "must be a sequence of texts", words)
         num_texts = sum(isinstance(word, str) for word in words)
-        _require(
-            num_texts <= MAX_BAD_WORDS,
-            "bad_words",
-            f"at most {MAX_BAD_WORDS} bad_words are allowed, not {num_texts}",
-        )
+        wanted = f"must be at most {MAX_BAD_WORDS} texts"
+        _require(num_texts <= MAX_BAD_WORDS, "bad_words", wanted, num_texts)
         for word in words:
-            _require(
-                _is_bad_word(word),
-                "bad_words",
-                f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters, not {word!r:.80}",
-            )
-        allowed = self.allowed_token_ids
+            wanted = f"must each have 1 to {MAX_BAD_WORD_LENGTH} characters"
+            _require(_is_bad_word(word), "bad_words", wanted, word)
         if allowed is not None:
             # There may be as many as tokens in the vocabulary: looked at without a loop of Python's.
-            good = (
-                isinstance(allowed, Sequence | Set)
-                and not isinstance(allowed, str | bytes)
-                and len(allowed) > 0
-            )
+            good = isinstance(allowed, Sequence | Set) and not isinstance(allowed, str | bytes)
             good = good and set(map(type, allowed)) == {int} and min(allowed) >= 0
-            _require(
-                good,
-                "allowed_token_ids",
-                "allowed_token_ids must be token ids (integers >= 0), at least one, or None, "
-                f"not {allowed!r:.80}",
-            )
+            wanted = "must be token ids (integers >= 0), at least one, or None"
+            _require(good, "allowed_token_ids", wanted, allowed)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -393,16 +315,10 @@ class PrefixPin:
     ttl: float | None = None
 
     def __post_init__(self) -> None:
-        _require(
-            _is_int(self.num_tokens) and self.num_tokens >= 1,
-            "pins",
-            f"a pin needs an integer of at least 1 as num_tokens, not {self.num_tokens!r}",
-        )
-        _require(
-            self.ttl is None or (_is_number(self.ttl) and self.ttl > 0),
-            "pins",
-            f"a pin's ttl must be a positive number of seconds, or None, not {self.ttl!r}",
-        )
+        count, ttl = self.num_tokens, self.ttl
+        _require(_is_int(count) and count >= 1, "pins", "need an integer of at least 1 as num_tokens", count)
+        good = ttl is None or (_is_number(ttl) and ttl > 0)
+        _require(good, "pins", "need a positive number of seconds as ttl, or None", ttl)
 
 
 @dataclass(frozen=True, slots=True)
