@@ -208,28 +208,10 @@ def run(
         tier: there is a tier below the pool, of which everything is to be expected.
     """
     setup = np.random.default_rng(seed + 10**6)
-    block_size = int(setup.choice([8, 16]))
-    num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
-    longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
-    failing = iter(setup.random(10**5) < 0.01)
     below = _Tier(seed) if tier else None
-    model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
-    engine, _ = make_engine(
-        model=model,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        budget=int(setup.choice([8, 24, 64, 200])),
-        max_model_len=longest,
-        max_num_seqs=int(setup.choice([3, 8, 32])),
-        max_tokens_per_request=int(setup.choice([5, 40])) if setup.random() < 0.4 else None,
-        scheduling_policy=str(setup.choice(POLICIES)),
-        max_overtake=int(setup.choice([0, 2, 32])),
-        eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
-        max_draft_tokens=int(setup.choice([4, 16])),
-        step_costs=FREE if setup.random() < 0.7 else None,
-        **({} if below is None else below.options),
-    )
-    traffic, oracle = Traffic(seed, longest), Oracle(block_size)
+    engine, model = _small_engine(setup, faults=faults, tier_options={} if below is None else below.options)
+    block_size = engine.cache.block_size
+    traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
     at_once = int(setup.choice([2, 6, 16]))
     outcome, running, step = Outcome(), {}, 0
     while outcome.requests < num_requests or engine.has_work:
@@ -267,13 +249,46 @@ def run(
     stats = engine.stats()
     outcome.preemptions = stats.num_preemptions
     outcome.evicted_blocks = stats.cache.evicted_blocks
+    _check_end(seed, engine, model)
+    return outcome
+
+
+def _small_engine(
+    setup: np.random.Generator, *, faults: bool, tier_options: dict[str, Any]
+) -> tuple[Engine, Parrot]:
+    """An engine of few blocks, with settings that are drawn."""
+    block_size = int(setup.choice([8, 16]))
+    num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
+    longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
+    failing = iter(setup.random(10**5) < 0.01)
+    model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
+    engine, _ = make_engine(
+        model=model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        budget=int(setup.choice([8, 24, 64, 200])),
+        max_model_len=longest,
+        max_num_seqs=int(setup.choice([3, 8, 32])),
+        max_tokens_per_request=int(setup.choice([5, 40])) if setup.random() < 0.4 else None,
+        scheduling_policy=str(setup.choice(POLICIES)),
+        max_overtake=int(setup.choice([0, 2, 32])),
+        eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
+        max_draft_tokens=int(setup.choice([4, 16])),
+        step_costs=FREE if setup.random() < 0.7 else None,
+        **tier_options,
+    )
+    return engine, model
+
+
+def _check_end(seed: int, engine: Engine, model: Parrot) -> None:
+    """Nothing runs any more: nothing is held, and nothing was broken."""
     engine.check()
+    stats = engine.stats()
     # A pin of the last steps may not have expired.
     held = stats.cache.held_blocks - stats.cache.pinned_blocks
     assert (held, stats.cache.num_leases) == (0, 0), f"seed {seed}: blocks are held when nothing runs"
     assert stats.num_rebuilds == 0, f"seed {seed}: an invariant was broken"
     assert not model.violations, f"seed {seed}: {model.violations}"
-    return outcome
 
 
 def _disturb(engine: Engine, traffic: Traffic, random: np.random.Generator) -> None:

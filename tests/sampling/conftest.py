@@ -1,0 +1,13 @@
+"""A compiler that the tests of a file share."""
+
+from __future__ import annotations
+
+import pytest
+from grammar_trials import make_compiler
+
+from radixkv.sampling.grammar.compiler import GrammarCompiler
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return make_compiler()
