@@ -60,7 +60,6 @@ class BlockIdentities:
     """Computes identities.
 
     Args:
-        block_bytes: bytes of a block's token ids.
         hash_function: bytes -> int, used instead of xxh3_128.
     """
 
@@ -70,7 +69,7 @@ class BlockIdentities:
         self._digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
         if hash_function is not None:
             self._digest = lambda data: (hash_function(data) & _MASK).to_bytes(IDENTITY_BYTES, "little")
-        self._size = block_bytes
+        self._size = block_bytes  # bytes of a block's token ids
         self._cut = _Cutters(block_bytes)
 
     def seed(self, key: NamespaceKey) -> bytes:

@@ -33,20 +33,20 @@ class BlockLeases:
         self._leasing = parts.leasing
 
     def missing(self, match: Match) -> BlockRun:
-        """The whole blocks of a prompt after its match, which must be current: all those of one owner.
+        """The whole blocks of a prompt after its match, which must be current: all those of one whose.
 
         The public ones where the match ends before the end of public text, else the namespace's own.
         O(tokens after the match).
         """
         tree, data, walk = self._tree, match.data, match.walk
-        space = self._namespaces.obtain(match.namespace)
-        public = space.declared.length_in(data)
+        owner = self._namespaces.obtain(match.namespace)
+        public = owner.declared.length_in(data)
         start = 0 if walk is None else walk.depth * TOKEN_BYTES
-        owner = space.public if start < public else space
-        before = owner.seed if walk is None else tree.identity_of_match(walk, owner)
+        whose = owner.public if start < public else owner
+        before = whose.seed if walk is None else tree.identity_of_match(walk, whose)
         end = public if start < public else len(data) - len(data) % tree.block_bytes
         ids = tree.identities.chain(before, data[start:end])
-        return _run(owner, space, data[:end], start // TOKEN_BYTES, ids)
+        return _run(whose, owner, data[:end], start // TOKEN_BYTES, ids)
 
     def reserve(self, run: BlockRun, match: Match) -> Lease:
         """A lease on all blocks up to the end of a run that is missing after a match: new ones for the run.
@@ -56,9 +56,9 @@ class BlockLeases:
         Raises:
             OutOfBlocks: nothing was changed.
         """
-        space = self._namespaces.obtain(match.namespace)
-        walk = match.walk or self._lookup.nothing_found(match.data, space)
-        return self._leasing.hold_blocks(match.data, run.end, match.namespace, space, walk)
+        owner = self._namespaces.obtain(match.namespace)
+        walk = match.walk or self._lookup.nothing_found(match.data, owner)
+        return self._leasing.hold_blocks(match.data, run.end, match.namespace, owner, walk)
 
     def hold(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Lease | None:
         """A lease on all blocks of a text up to the end of a run; None: they are no longer cached.
@@ -66,13 +66,13 @@ class BlockLeases:
         O(tokens + path).
         """
         data = encode_tokens(token_ids)
-        space = self._namespaces.obtain(namespace)
-        walk = self._lookup.match(data, space).walk
+        owner = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(data, owner).walk
         if walk is None or walk.depth < run.end:
             return None
         node = self._tree.split_after(walk.node, run.end)
         walk = walk._replace(node=node, depth=run.end)
-        return self._leasing.hold_blocks(data, run.end, namespace, space, walk)
+        return self._leasing.hold_blocks(data, run.end, namespace, owner, walk)
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceKey]]:
         """What is cached, as whole texts and whose they are: the latest used first, at most so many.
@@ -87,30 +87,30 @@ class BlockLeases:
         ]
 
     def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
-        """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""
+        """The whole blocks of a text that are cached: a run for each whose. O(tokens + path)."""
         data = encode_tokens(token_ids)
-        space = self._namespaces.obtain(namespace)
-        walk = self._lookup.match(data, space).walk
+        owner = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(data, owner).walk
         if walk is None:
             return []
         ids: dict[Namespace, bytearray] = {}
         for node in self._tree.path(walk.node):
             count = min(node.end, walk.depth) - node.start
-            ids.setdefault(node.space, bytearray()).extend(
+            ids.setdefault(node.owner, bytearray()).extend(
                 node.ids[: count // self._tree.block_size * IDENTITY_BYTES]
             )
         runs, start = [], 0
-        for owner, own in ids.items():
+        for whose, own in ids.items():
             end = start + len(own) // IDENTITY_BYTES * self._tree.block_size
-            runs.append(_run(owner, space, data[: end * TOKEN_BYTES], start, own))
+            runs.append(_run(whose, owner, data[: end * TOKEN_BYTES], start, own))
             start = end
         return runs
 
 
-def _run(owner: Namespace, space: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
-    """A run of one owner: `space`, or the public text that it shares."""
+def _run(whose: Namespace, owner: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
+    """A run of what is `owner`'s, or of the public text that it shares."""
     identities = tuple(
         bytes(ids[place : place + IDENTITY_BYTES]) for place in range(0, len(ids), IDENTITY_BYTES)
     )
-    key = what_computes(space.key) if owner.is_public else space.key
-    return BlockRun(key, owner.is_public, data, start, identities)
+    key = what_computes(owner.key) if whose.is_public else owner.key
+    return BlockRun(key, whose.is_public, data, start, identities)

@@ -16,22 +16,18 @@ from radixkv.cache.invalidated_tree import InvalidatedTree
 class BlockPool:
     """A stack of free block ids and the extra holders of private blocks.
 
-    Args:
-        num_blocks: blocks in the pool, numbered from 0.
-
     Attributes:
         num_free: free blocks, those in reserves included.
-        extra_holders: private block -> how many leases hold it besides the first.
     """
 
     __slots__ = ("_reserves", "_stack", "_top", "extra_holders", "num_blocks", "num_free")
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks  # blocks in the pool, numbered from 0
         self.num_free = self._top = num_blocks
         self._stack = array("i", range(num_blocks - 1, -1, -1))
         self._reserves: deque[InvalidatedTree] = deque()
-        self.extra_holders: dict[int, int] = {}
+        self.extra_holders: dict[int, int] = {}  # private block -> how many leases hold it besides the first
 
     def __repr__(self) -> str:
         return f"BlockPool({self.num_free} of {self.num_blocks} blocks free)"

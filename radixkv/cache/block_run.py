@@ -17,21 +17,15 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """All blocks of a run are one namespace's, or all public.
+    """All blocks of a run are one namespace's, or all public."""
 
-    Attributes:
-        namespace: the framed namespace; of public text the parts of it that say what computes its K/V.
-        is_public: whether it is public text.
-        tokens: all token ids from the beginning of the text to the end of the last block, four bytes each.
-        start: tokens before the first block.
-        identities: of the blocks, see `radixkv.cache.block_identity`.
-    """
-
+    # The framed namespace; of public text the parts of it that say what computes its K/V.
     namespace: NamespaceKey
-    is_public: bool
+    is_public: bool  # whether it is public text
+    # All token ids from the beginning of the text to the end of the last block, four bytes each.
     tokens: bytes
-    start: int
-    identities: tuple[bytes, ...]
+    start: int  # tokens before the first block
+    identities: tuple[bytes, ...]  # of the blocks, see `radixkv.cache.block_identity`
 
     def __len__(self) -> int:
         return len(self.identities)

@@ -11,17 +11,13 @@ _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the f
 
 
 class BlockTable:
-    """A growing array of block ids, int32. Its fields are written here only, the first time by `fill`.
-
-    Attributes:
-        num_blocks: entries in use.
-    """
+    """A growing array of block ids, int32. Its fields are written here only, the first time by `fill`."""
 
     __slots__ = ("_table", "_view", "num_blocks")
 
     _table: array[int]  # the entries in use, then spare ones
     _view: npt.NDArray[np.int32] | None  # the same as an array
-    num_blocks: int
+    num_blocks: int  # entries in use
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixkv.cache.insight.advisor import Advisor
-from radixkv.cache.insight.explain import Explainer
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.leasing import Leasing
@@ -20,15 +19,10 @@ from radixkv.cache.retention.quota import Quota, QuotaGroups
 
 
 class Declared(NamedTuple):
-    """What users declared to a cache, which outlives what is cached.
+    """What users declared to a cache, which outlives what is cached."""
 
-    Attributes:
-        quotas: by framed namespace.
-        public_prefixes: what computes them, and their encoded tokens.
-    """
-
-    quotas: dict[NamespaceKey, Quota]
-    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]
+    quotas: dict[NamespaceKey, Quota]  # by framed namespace
+    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
 
 
 @dataclass(slots=True)
@@ -44,6 +38,5 @@ class CacheParts:
     capacity: Capacity
     lookup: Lookup
     advisor: Advisor
-    explainer: Explainer
     leasing: Leasing
     num_resets: int = 0

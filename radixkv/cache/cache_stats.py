@@ -9,39 +9,26 @@ from radixkv.cache.cache_parts import CacheParts
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot of the cache's counters. Blocks: free + cached + held = total.
-
-    Attributes:
-        cached_blocks: in the tree and evictable.
-        held_blocks: held by leases or pins.
-        pinned_blocks: of the held ones, those that pins protect.
-        queried_tokens: prompt tokens of all acquires.
-        hit_tokens: those of them found cached.
-        evicted_blocks: evicted since the start (not those discarded or reset).
-        evicted_by_age: of these, by the seconds since their latest use; see `AGE_BOUNDS`.
-        evicted_age_s: sum of those seconds over the evicted blocks.
-        out_of_blocks: how often OutOfBlocks was raised.
-        ghost_blocks: removed blocks that are remembered; one that a reset removed again may count twice.
-    """
+    """A snapshot of the cache's counters. Blocks: free + cached + held = total."""
 
     total_blocks: int
     free_blocks: int
-    cached_blocks: int
-    held_blocks: int
-    pinned_blocks: int
+    cached_blocks: int  # in the tree and evictable
+    held_blocks: int  # held by leases or pins
+    pinned_blocks: int  # of the held ones, those that pins protect
     num_nodes: int
     num_leases: int
     num_pins: int
     acquires: int
-    queried_tokens: int
-    hit_tokens: int
-    evicted_blocks: int
-    evicted_by_age: tuple[int, ...]
-    evicted_age_s: float
-    out_of_blocks: int
+    queried_tokens: int  # prompt tokens of all acquires
+    hit_tokens: int  # those of them found cached
+    evicted_blocks: int  # evicted since the start (not those discarded or reset)
+    evicted_by_age: tuple[int, ...]  # of these, by the seconds since their latest use; see `AGE_BOUNDS`
+    evicted_age_s: float  # sum of those seconds over the evicted blocks
+    out_of_blocks: int  # how often OutOfBlocks was raised
     resets: int
     pins_given_way: int
-    ghost_blocks: int
+    ghost_blocks: int  # removed blocks that are remembered; one that a reset removed again may count twice
 
 
 def snapshot(parts: CacheParts) -> CacheStats:

@@ -29,16 +29,16 @@ def _check_structure(parts: CacheParts, nodes: list[Node]) -> None:
     size = tree.block_bytes
     assert len(nodes) == tree.num_nodes, f"{tree.num_nodes} nodes are counted, {len(nodes)} are reachable"
     assert len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice"
-    for space, root in tree.roots.items():
-        assert root.space is space, f"the root of {space!r} is misplaced"
-        assert root.parent is None, f"the root of {space!r} has a parent"
-        assert not root.key, f"the root of {space!r} holds tokens"
-        assert space.is_public or space.seed == tree.identities.seed(space.key), f"{space!r} has another seed"
-        assert root.ids == space.seed, f"the root of {space!r} does not begin with its seed"
-        assert not len(root.blocks), f"the root of {space!r} holds blocks"
-        assert not root.is_leaf or root.refs, f"the empty root of {space!r} was left"
-    for computes, space in parts.namespaces.publics.items():
-        assert space.seed == tree.identities.public_seed(computes), (
+    for owner, root in tree.roots.items():
+        assert root.owner is owner, f"the root of {owner!r} is misplaced"
+        assert root.parent is None, f"the root of {owner!r} has a parent"
+        assert not root.key, f"the root of {owner!r} holds tokens"
+        assert owner.is_public or owner.seed == tree.identities.seed(owner.key), f"{owner!r} has another seed"
+        assert root.ids == owner.seed, f"the root of {owner!r} does not begin with its seed"
+        assert not len(root.blocks), f"the root of {owner!r} holds blocks"
+        assert not root.is_leaf or root.refs, f"the empty root of {owner!r} was left"
+    for computes, owner in parts.namespaces.publics.items():
+        assert owner.seed == tree.identities.public_seed(computes), (
             f"public text of {computes} has another seed"
         )
     for node in nodes:
@@ -51,10 +51,10 @@ def _check_structure(parts: CacheParts, nodes: list[Node]) -> None:
             f"{node!r} has blocks that its tokens don't fill"
         )
         assert node.is_leaf or not len(node.key) % size, f"{node!r} has children after a partial block"
-        assert node.space is parent.space or parent.space is node.space.public, (
-            f"{node!r} of {node.space!r} hangs below a private node of {parent.space!r}"
+        assert node.owner is parent.owner or parent.owner is node.owner.public, (
+            f"{node!r} of {node.owner!r} hangs below a private node of {parent.owner!r}"
         )
-        before = tree.identity_after(parent, node.space)
+        before = tree.identity_after(parent, node.owner)
         ids = tree.identities.chain(before, node.key[: len(node.key) // size * size])
         assert node.ids == ids, f"{node!r} has other identities than its tokens"
     for node in [*tree.roots.values(), *nodes]:
@@ -64,8 +64,8 @@ def _check_structure(parts: CacheParts, nodes: list[Node]) -> None:
 def _check_siblings(tree: RadixTree, node: Node) -> None:
     by_namespace = {} if node.namespace_children is None else dict(node.namespace_children)
     if node.children is not None:
-        by_namespace[node.space] = node.children
-    for space, children in by_namespace.items():
+        by_namespace[node.owner] = node.children
+    for owner, children in by_namespace.items():
         members = list(children)
         firsts = sorted(bytes(child.key[: tree.block_bytes]) for child in members)
         assert members, f"{node!r} keeps an empty set of children"
@@ -78,7 +78,7 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
         assert ordered == firsts, f"the children below {node!r} are out of order"
         for child in members:
             assert child.parent is node, f"{child!r} does not point back to {node!r}"
-            assert child.space is space, f"{child!r} is filed under {space!r}"
+            assert child.owner is owner, f"{child!r} is filed under {owner!r}"
             found = children.find(bytes(child.key[: tree.block_bytes]))
             if len(child.key) >= tree.block_bytes:
                 assert found is child, f"{child!r} is not found"
@@ -134,7 +134,7 @@ def _check_leases(parts: CacheParts) -> None:
         assert len(set(lease.block_table.tolist())) == lease.num_blocks, f"{lease!r} has a block twice"
         root = path[0].parent if path else lease.node
         assert root is not None, f"{lease!r} holds a node without a root"
-        assert root.space is lease.space or root.space.is_public, (
+        assert root.owner is lease.owner or root.owner.is_public, (
             f"{lease!r} holds blocks of another namespace"
         )
 
@@ -160,9 +160,9 @@ def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
     assert shared == pool.extra_holders, "the holders of private blocks are miscounted"
     used: Counter[int] = Counter()
     for node in nodes:
-        used[id(node.space.group)] += len(node.blocks)
+        used[id(node.owner.group)] += len(node.blocks)
     for group in parts.capacity.groups:
-        mine = [node for node in nodes if node.space.group is group]
+        mine = [node for node in nodes if node.owner.group is group]
         blocks = sum(len(node.blocks) for node in mine)
         protected = sum(len(node.blocks) for node in mine if node.refs)
         assert group.blocks == blocks, f"{group.blocks} tree blocks are counted, there are {blocks}"
@@ -170,7 +170,7 @@ def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
     total = sum(group.used for group in parts.capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
     # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-    if not any(space.declared.version for space in parts.namespaces.publics.values()):
+    if not any(owner.declared.version for owner in parts.namespaces.publics.values()):
         for group in parts.capacity.groups:
             assert group.most is None or group.used <= group.most, "a quota's ceiling is exceeded"
 
@@ -178,7 +178,7 @@ def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
 def _check_index(parts: CacheParts, nodes: list[Node]) -> None:
     for group in parts.capacity.groups:
         expected = {
-            id(node) for node in nodes if node.space.group is group and node.is_leaf and not node.refs
+            id(node) for node in nodes if node.owner.group is group and node.is_leaf and not node.refs
         }
         actual = list(group.index)
         assert {id(node) for node in actual} == expected, (

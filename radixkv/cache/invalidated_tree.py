@@ -22,20 +22,15 @@ class InvalidatedTree:
     """The nodes of a tree that was reset; nothing holds or changes them any more.
 
     Args:
-        tree: has the old roots.
-        kept: blocks that are private to leases now, and not free.
         num_blocks: the others.
-
-    Attributes:
-        num_blocks: blocks that have not been handed out yet.
     """
 
-    __slots__ = ("_kept", "_places", "_roots", "_taken_nodes", "_to_clear", "_tree", "num_blocks")
+    __slots__ = ("_held", "_places", "_roots", "_taken_nodes", "_to_clear", "_tree", "num_blocks")
 
-    def __init__(self, tree: TreeNodes, kept: set[int], num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._tree = tree
-        self._kept = kept
+    def __init__(self, tree: TreeNodes, held: set[int], num_blocks: int) -> None:
+        self.num_blocks = num_blocks  # blocks that have not been handed out yet
+        self._tree = tree  # has the old roots
+        self._held = held  # blocks that are private to leases now, and not free
         self._roots = dict(tree.roots)
         self._places = self._nodes()
         self._taken_nodes = 0
@@ -56,8 +51,8 @@ class InvalidatedTree:
                 stack.append(node.each_child())
 
     def _free(self, node: Node) -> array[int]:
-        kept = self._kept
-        return array("i", [block for block in node.blocks if block not in kept]) if kept else node.blocks
+        held = self._held
+        return array("i", [block for block in node.blocks if block not in held]) if held else node.blocks
 
     def take(self) -> array[int]:
         """The free blocks of the next node that has any; not to be called when there are none. O(blocks)."""

@@ -39,7 +39,7 @@ def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
         if lease.leave(below, moved) and lease is not owner:
             lease.shares = False
     for node in reversed(list(below)):
-        group = node.space.group
+        group = node.owner.group
         blocks = capacity.tree.trim(node, len(node.blocks))
         capacity.free_tree_blocks(array("i", [block for block in blocks if block not in moved]), group)
         for block in blocks:
@@ -61,7 +61,7 @@ def invalidate_all(capacity: Capacity) -> InvalidatedTree:
     num_free = capacity.forget_tree(groups[0] for groups in moved.values())
     capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
     for lease in leases:
-        lease.node = tree.root(lease.node.space)
+        lease.node = tree.root(lease.node.owner)
         tree.hold(lease.node)
     invalidated = InvalidatedTree(old, set(moved), num_free)
     capacity.pool.free_later(invalidated)

@@ -24,16 +24,12 @@ CONTEXT_TOKENS = 48  # tokens shown from the place on where two prompts part
 
 @final
 class EncodedTokens:
-    """Token ids, checked and encoded once: for a prompt that is looked up again and again.
-
-    Attributes:
-        data: the encoding, see `encode_tokens`.
-    """
+    """Token ids, checked and encoded once: for a prompt that is looked up again and again."""
 
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.data = data  # the encoding, see `encode_tokens`
 
     def __len__(self) -> int:
         return len(self.data) // TOKEN_BYTES

@@ -14,7 +14,7 @@ from array import array
 import numpy as np
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
-from radixkv.cache.insight.explain import DueReport, Explainer, MissReport
+from radixkv.cache.insight.explain import DueReport, MissReport, report_of
 from radixkv.cache.invalidation import invalidate_subtree
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
 from radixkv.cache.lease_path import LeasePath
@@ -40,7 +40,7 @@ class Lease(LeasePath):
         self,
         capacity: Capacity,
         namespace: NamespaceName,
-        space: Namespace,
+        owner: Namespace,
         tokens: bytes | bytearray,
         node: Node,
         tree_tokens: int,
@@ -48,7 +48,7 @@ class Lease(LeasePath):
         public_tokens: int,
         shares: bool,
     ) -> None:
-        super().__init__(capacity, space, tokens, node, tree_tokens, public_tokens, shares)
+        super().__init__(capacity, owner, tokens, node, tree_tokens, public_tokens, shares)
         self.namespace = namespace
         self.num_cached_tokens = self.num_committed = num_cached_tokens
         self.due: DueReport | None = None
@@ -72,7 +72,7 @@ class Lease(LeasePath):
             if self.due is None:
                 self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
             else:
-                self._report = Explainer.complete(self.due, self.tokens, self.num_cached_tokens)
+                self._report = report_of(self.due, self.tokens, self.num_cached_tokens)
                 self.due = None
         return self._report
 
@@ -126,7 +126,7 @@ class Lease(LeasePath):
     def new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
         """List a copy; `node`: has the source, is protected already. For the cache itself."""
         if self.pending is None:
-            self.pending = PendingCopies(self.capacity, self.space.group)
+            self.pending = PendingCopies(self.capacity, self.owner.group)
         self.pending.add(source, target, slots, node)
 
     def _end_copies(self) -> None:
@@ -153,7 +153,7 @@ class Lease(LeasePath):
         child = Lease(
             self.capacity,
             self.namespace,
-            self.space,
+            self.owner,
             bytearray(self.tokens),
             self.node,
             self.tree_tokens,
@@ -261,7 +261,7 @@ class Lease(LeasePath):
         size = self.tree.block_size
         keep = -(-num_tokens // size)
         private = max(keep, -(-self.tree_tokens // size))
-        self.capacity.free_private(self.blocks(private, self.num_blocks), self.space.group)
+        self.capacity.free_private(self.blocks(private, self.num_blocks), self.owner.group)
         if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
             self.move(self.tree.split_after(self.node, keep * size))
         self.keep_blocks(keep)
@@ -271,11 +271,11 @@ class Lease(LeasePath):
 
     def _grow(self, count: int) -> array[int]:
         """`count` more blocks; OutOfBlocks: nothing was changed."""
-        capacity, group = self.capacity, self.space.group
+        capacity, group = self.capacity, self.owner.group
         if count > capacity.pool.num_free or group.ceiling is not None:
             path = (self.node, self.tree_tokens)
             total = self.num_blocks + count
-            capacity.require(count, self.space, total, path, lambda: capacity.room(group), self)
+            capacity.require(count, self.owner, total, path, lambda: capacity.room(group), self)
         return capacity.allocate(count, group)
 
     # ------------------------------------------------------------------ committing
@@ -368,7 +368,7 @@ class Lease(LeasePath):
             self.forks.remove(self)
         tree, capacity, node = self.tree, self.capacity, self.node
         if self.num_blocks > -(-self.tree_tokens // tree.block_size):
-            capacity.free_private(self.private_blocks(), self.space.group)
+            capacity.free_private(self.private_blocks(), self.owner.group)
         if used:
             tree.use(node)
         capacity.release(node)

@@ -38,24 +38,16 @@ class LeasePath(BlockTable):
     """A block table whose first blocks are those of a path in the tree.
 
     Attributes:
-        space: the namespace.
         tokens: the token ids as bytes.
-        num_tokens: tokens that have slots.
-        num_committed: leading tokens whose K/V exist or are computed in this step.
-        node: where the tree's part of its path ends; the lease is one of its holders.
         tree_tokens: the tokens up to there.
         own_from: tokens from there on in the tree were put there by this lease.
-        public_tokens: leading tokens that belong to a public prefix.
         used_at: the cache's use counter when it was acquired: what others have used since has a later one.
-        pending: copies into its blocks that have not run.
-        shares: whether what it commits may be matched.
-        forks: the leases that are forks of one another, itself included; None: there are no others.
     """
 
     def __init__(
         self,
         capacity: Capacity,
-        space: Namespace,
+        owner: Namespace,
         tokens: bytes | bytearray,
         node: Node,
         tree_tokens: int,
@@ -64,16 +56,17 @@ class LeasePath(BlockTable):
     ) -> None:  # its maker fills the block table
         self.capacity = capacity
         self.tree = capacity.tree
-        self.space = space
+        self.owner = owner  # the namespace
         self.tokens = tokens  # bytes until tokens are appended
-        self.num_tokens = len(tokens) // TOKEN_BYTES
-        self.num_committed = 0
-        self.node = node
+        self.num_tokens = len(tokens) // TOKEN_BYTES  # tokens that have slots
+        self.num_committed = 0  # leading tokens whose K/V exist or are computed in this step
+        self.node = node  # where the tree's part of its path ends; the lease is one of its holders
         self.tree_tokens = self.own_from = tree_tokens
-        self.public_tokens = public_tokens
-        self.shares = shares
+        self.public_tokens = public_tokens  # leading tokens that belong to a public prefix
+        self.shares = shares  # whether what it commits may be matched
         self.used_at = 0
-        self.pending: PendingCopies | None = None
+        self.pending: PendingCopies | None = None  # copies into its blocks that have not run
+        # The leases that are forks of one another, itself included; None: there are no others.
         self.forks: list[LeasePath] | None = None
 
     def private_blocks(self) -> array[int]:
@@ -103,7 +96,7 @@ class LeasePath(BlockTable):
         tree.release(self.node)
         size = tree.block_size
         for block in self.blocks(start // size, -(-self.tree_tokens // size)):
-            moved.setdefault(block, []).append(self.space.group)
+            moved.setdefault(block, []).append(self.owner.group)
         self.node, self.tree_tokens = node, start
         self.own_from = min(self.own_from, start)
         return True
@@ -124,14 +117,14 @@ class LeasePath(BlockTable):
             pos = self.tree_tokens
             start = pos - pos % size
             end = start + size
-            limit, space = self.num_committed, self.space
+            limit, owner = self.num_committed, self.owner
             if pos < self.public_tokens:
-                limit, space = min(limit, self.public_tokens), self.space.public
+                limit, owner = min(limit, self.public_tokens), self.owner.public
             node = self.node
             if pos == start or len(node.blocks) == 1:  # the next block is, or is to be, a child's first one
                 above = node if pos == start else node.parent
                 assert above is not None
-                siblings = above.children if above.space is space else tree.children_of(above, space)
+                siblings = above.children if above.owner is owner else tree.children_of(above, owner)
                 if siblings is not None and end <= limit:
                     child = siblings.find(bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
                     if child is not None:
@@ -139,7 +132,7 @@ class LeasePath(BlockTable):
                         continue
             if pos != start:
                 self._grow_tail(pos, min(limit, end))
-            elif not self._insert(pos, limit, space, siblings):
+            elif not self._insert(pos, limit, owner, siblings):
                 break
         return shared_until
 
@@ -161,7 +154,7 @@ class LeasePath(BlockTable):
             return False
         above = self.node if pos == start else self.node.parent
         assert above is not None
-        siblings = tree.children_of(above, self.space.public if is_public else self.space)
+        siblings = tree.children_of(above, self.owner.public if is_public else self.owner)
         block = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
         return siblings is not None and siblings.find(block) is not None
 
@@ -191,12 +184,12 @@ class LeasePath(BlockTable):
         own = self.blocks(-(-self.tree_tokens // size), first + count)
         self.replace_blocks(first, target.blocks)
         self.move(target)
-        self.capacity.free_private(own, self.space.group)
+        self.capacity.free_private(own, self.owner.group)
         self.own_from = self.tree_tokens
         return self.tree_tokens
 
-    def _insert(self, pos: int, end: int, space: Namespace, siblings: Children | None) -> bool:
-        """Put the tokens [pos, end) and their private blocks into the tree, as part of `space`.
+    def _insert(self, pos: int, end: int, owner: Namespace, siblings: Children | None) -> bool:
+        """Put the tokens [pos, end) and their private blocks into the tree, as part of `owner`.
 
         False: the first of the blocks is also private to a lease that can't follow.
         """
@@ -220,17 +213,17 @@ class LeasePath(BlockTable):
             and node.is_leaf
             and not node.pins_here
             and node.parent is not None
-            and node.space is space
+            and node.owner is owner
             # Blocks with hits of their own are kept apart from new ones, for policies that count hits.
             and (node.start >= self.own_from or not tree.policy.tracks_path)
         ):
             tree.extend(node, key, blocks)
         else:
-            self.node = tree.add_held_child(node, space, key, blocks)
+            self.node = tree.add_held_child(node, owner, key, blocks)
             if siblings is not None and siblings.partial:
                 self.capacity.drop_covered(self.node)
-        if space.group is not self.space.group:
-            self.capacity.transfer(len(blocks), self.space.group, space.group)
+        if owner.group is not self.owner.group:
+            self.capacity.transfer(len(blocks), self.owner.group, owner.group)
         self.tree_tokens = end
         for follower, count in followers:
             follower._follow(self, count)
@@ -276,4 +269,4 @@ class LeasePath(BlockTable):
         if self.pending is not None:
             self.pending.forget_into(duplicates)
         self.move(node)
-        self.capacity.free_private(duplicates, self.space.group)
+        self.capacity.free_private(duplicates, self.owner.group)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.advisor import Advisor
-from radixkv.cache.insight.explain import DueReport, Explainer, new_due
+from radixkv.cache.insight.explain import DueReport, due_report, new_due
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
@@ -25,11 +25,6 @@ from radixkv.cache.tree_nodes import Walk
 class Leasing:
     """Makes the leases of one cache.
 
-    Args:
-        explainer, advisor: told of every lookup; None: leases carry no reports.
-        enabled: False: what leases commit is not kept.
-        partial_reuse: whether parts of blocks are shared.
-
     Attributes:
         made: leases so far.
         queried_tokens: tokens of their prompts.
@@ -40,24 +35,21 @@ class Leasing:
         self,
         capacity: Capacity,
         ghosts: GhostIndex,
-        explainer: Explainer | None,
-        advisor: Advisor,
-        *,
+        advisor: Advisor | None,
         enabled: bool,
         partial_reuse: bool,
     ) -> None:
         self._capacity = capacity
         self._pins = capacity.pins
         self._ghosts = ghosts
-        self._explainer = explainer
-        self._advisor = advisor
-        self._enabled = enabled
-        self._partial_reuse = partial_reuse
+        self._advisor = advisor  # told of every lookup; None: leases carry no reports
+        self._enabled = enabled  # False: what leases commit is not kept
+        self._partial_reuse = partial_reuse  # whether parts of blocks are shared
         self._on_acquire = overridden(capacity.tree.policy, "on_acquire")
         self.made = self.queried_tokens = self.hit_tokens = 0
 
     def make(
-        self, data: bytes, namespace: NamespaceName, space: Namespace, walk: Walk, skip: str | None
+        self, data: bytes, namespace: NamespaceName, owner: Namespace, walk: Walk, skip: str | None
     ) -> Lease:
         """Plan what to hold, copy and allocate; make sure that there is room; only then change anything.
 
@@ -89,29 +81,29 @@ class Leasing:
         total = -(-num_tokens // size)
         held_tokens = found if takes_over else depth
         needed = total - -(-held_tokens // size)
-        group = space.group
+        group = owner.group
         if needed > capacity.pool.num_free or group.ceiling is not None:
             if slots and needed > min(capacity.room_beside(group, node, depth, source)):
                 source, slots, cached = None, 0, depth
             whole = source  # held to its end, because it is copied from or taken over
             capacity.require(
-                needed, space, total, (node, depth), lambda: capacity.room_beside(group, node, depth, whole)
+                needed, owner, total, (node, depth), lambda: capacity.room_beside(group, node, depth, whole)
             )
         due: DueReport | None = None
-        if self._explainer is not None:  # before anything is evicted or split
+        if self._advisor is not None:  # before anything is evicted or split
             if skip is None and self._ghosts.count:
-                due = self._explainer.due(data, space, walk)
+                due = due_report(self._ghosts, tree, data, owner, walk)
             else:
                 due = new_due((walk, num_tokens, None, 0.0, skip))
             if found and skip is None and found < num_tokens - 1 and walk.onward:
-                self._advisor.observe(data, walk, space)
+                self._advisor.observe(data, walk, owner)
         if takes_over:
             assert source is not None
             held = source
         else:
             held = self._ending_at(node, depth)
-        public = space.declared.length_in(data) // TOKEN_BYTES if space.declared.prefixes else 0
-        lease = Lease(capacity, namespace, space, data, held, held_tokens, cached, public, self._enabled)
+        public = owner.declared.length_in(data) // TOKEN_BYTES if owner.declared.prefixes else 0
+        lease = Lease(capacity, namespace, owner, data, held, held_tokens, cached, public, self._enabled)
         lease.due = due
         self._grant(lease, needed, source if slots else None, slots)
         return lease
@@ -150,13 +142,13 @@ class Leasing:
         """Give a lease the blocks of its path, which it holds, and `needed` new ones."""
         table = lease.tree.path_blocks(lease.node)
         if needed:
-            table += self._capacity.allocate(needed, lease.space.group)
+            table += self._capacity.allocate(needed, lease.owner.group)
         lease.fill(table)
         if self._ghosts.leaving:
             self._ghosts.free_some()
 
     def hold_blocks(
-        self, data: bytes, num_tokens: int, namespace: NamespaceName, space: Namespace, walk: Walk
+        self, data: bytes, num_tokens: int, namespace: NamespaceName, owner: Namespace, walk: Walk
     ) -> Lease:
         """A lease on the whole blocks of a text up to `num_tokens`, to move them; those after `walk` are new.
 
@@ -165,19 +157,19 @@ class Leasing:
         Raises:
             OutOfBlocks: nothing was changed.
         """
-        capacity, group = self._capacity, space.group
+        capacity, group = self._capacity, owner.group
         tree = capacity.tree
         node, depth = walk.node, walk.depth
         total = num_tokens // tree.block_size
         needed = total - depth // tree.block_size
         if needed > capacity.pool.num_free or group.ceiling is not None:
             capacity.require(
-                needed, space, total, (node, depth), lambda: capacity.room_beside(group, node, depth, None)
+                needed, owner, total, (node, depth), lambda: capacity.room_beside(group, node, depth, None)
             )
         node = self._ending_at(node, depth)
-        public = min(space.declared.length_in(data) // TOKEN_BYTES, num_tokens)
+        public = min(owner.declared.length_in(data) // TOKEN_BYTES, num_tokens)
         data = data[: num_tokens * TOKEN_BYTES]
-        lease = Lease(capacity, namespace, space, data, node, depth, depth, public, self._enabled)
+        lease = Lease(capacity, namespace, owner, data, node, depth, depth, public, self._enabled)
         tree.hold(node)
         self._fill(lease, needed)
         return lease

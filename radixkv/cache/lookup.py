@@ -15,26 +15,17 @@ MAX_NAMESPACES = 256  # others that an administrator's question looks into
 
 
 class Match:
-    """The longest cached prefix of some tokens, at the time of the lookup.
-
-    Attributes:
-        num_tokens: its length, token-granular; may be the whole prompt.
-        data: the tokens, encoded.
-        namespace: as given.
-        space: the same as it was known; None: it was not.
-        walk: where the lookup ended; None: nothing at all was cached in the namespace.
-        version: of the lookup when it was made.
-    """
+    """The longest cached prefix of some tokens, at the time of the lookup."""
 
     # Set by Lookup.match: an __init__ would double what making one costs.
-    __slots__ = ("_versions", "data", "namespace", "num_tokens", "space", "version", "walk")
+    __slots__ = ("_versions", "data", "namespace", "num_tokens", "owner", "version", "walk")
 
-    num_tokens: int
-    data: bytes
-    namespace: NamespaceName
-    space: Namespace | None
-    walk: Walk | None
-    version: int
+    num_tokens: int  # its length, token-granular; may be the whole prompt
+    data: bytes  # the tokens, encoded
+    namespace: NamespaceName  # as given
+    owner: Namespace | None  # the same as it was known; None: it was not
+    walk: Walk | None  # where the lookup ended; None: nothing at all was cached in the namespace
+    version: int  # of the lookup when it was made
     _versions: tuple[int, int]  # of the node where it ends, and of the one that holds its last tokens
 
     def __repr__(self) -> str:
@@ -60,107 +51,89 @@ class Match:
 
 
 class Lookup:
-    """Looks prompts up in a tree, the public part of a prompt in the shared one.
-
-    Args:
-        enabled: False: nothing is ever found.
-
-    Attributes:
-        version: changes when earlier answers don't hold any more wherever they end.
-    """
-
-    __slots__ = ("_enabled", "_namespaces", "_tree", "version")
+    """Looks prompts up in a tree, the public part of a prompt in the shared one."""
 
     def __init__(self, tree: RadixTree, namespaces: Namespaces, enabled: bool) -> None:
         self._tree = tree
         self._namespaces = namespaces
-        self._enabled = enabled
-        self.version = 0
+        self._enabled = enabled  # False: nothing is ever found
+        self.version = 0  # changes when earlier answers don't hold any more wherever they end
 
-    def outdate(self) -> None:
-        """Public prefixes were declared or taken back, or all was forgotten. O(1)."""
-        self.version += 1
-
-    def match(self, data: bytes, space: Namespace | None, namespace: NamespaceName = "") -> Match:
+    def match(self, data: bytes, owner: Namespace | None, namespace: NamespaceName = "") -> Match:
         """The longest cached prefix. O(tokens + path).
 
         Args:
-            namespace: of that name; it says what public text is shared where there is no space so far.
+            namespace: of that name; it says what public text is shared where there is no owner so far.
         """
         match = Match()
         match.data = data
         match.namespace = namespace
-        match.space = space
+        match.owner = owner
         match.version = self.version
-        root = self._tree.roots.get(space) if space is not None else None
+        root = self._tree.roots.get(owner) if owner is not None else None
         if not self._enabled:
             walk = None
-        elif self._namespaces.any_declared and (length := self._public(space, namespace).length_in(data)):
-            walk = self._walk_public(data, space, namespace, length)
-        elif root is None or space is None:
+        elif self._namespaces.any_declared and (length := self._public(owner, namespace).length_in(data)):
+            walk = self._walk_public(data, owner, namespace, length)
+        elif root is None or owner is None:
             walk = None
         else:
-            walk = self._tree.walk(root, space, data, 0, len(data))
+            walk = self._tree.walk(root, owner, data, 0, len(data))
         match.end_at(walk)
         return match
 
-    def nothing_found(self, data: bytes, space: Namespace) -> Walk:
+    def nothing_found(self, data: bytes, owner: Namespace) -> Walk:
         """Where a lookup of these tokens begins, as one that found nothing. O(log public prefixes)."""
-        root = self._tree.root(space.public if space.declared.length_in(data) else space)
+        root = self._tree.root(owner.public if owner.declared.length_in(data) else owner)
         return Walk(root, 0, 0, None, None, b"")
 
-    def identity(self, match: Match) -> tuple[bytes, int]:
-        """As `PrefixCache.identity`."""
-        walk = match.walk
-        return (b"", 0) if walk is None else (self._tree.identity_of_match(walk, walk.node.space), walk.depth)
-
-    def following(self, data: bytes, space: Namespace | None, most: int) -> bytes:
+    def following(self, data: bytes, owner: Namespace | None, most: int) -> bytes:
         """What is cached after these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
-        if space is None or not self._enabled:
+        if owner is None or not self._enabled:
             return b""
         whole = len(data) - len(data) % self._tree.block_bytes
-        walk = self.match(data[:whole], space).walk
+        walk = self.match(data[:whole], owner).walk
         if walk is None or walk.depth * TOKEN_BYTES != whole:
             return b""
-        return self._tree.following(walk, space, data[whole:], most)
+        return self._tree.following(walk, owner, data[whole:], most)
 
     def still_holds(self, match: Match, data: bytes, namespace: NamespaceName) -> bool:
         """Whether an earlier match found something, and a lookup of these tokens would, too. O(tokens)."""
         walk = match.walk
         if walk is None or match.version != self.version or match.namespace != namespace:
             return False
-        return match.space is not None and match.data == data and match.is_untouched()
+        return match.owner is not None and match.data == data and match.is_untouched()
 
-    def found_elsewhere(self, data: bytes, space: Namespace) -> int:
+    def found_elsewhere(self, data: bytes, owner: Namespace) -> int:
         """The longest match of another namespace, of the `MAX_NAMESPACES` latest. O(tokens) each."""
-        others = (other for other in reversed(self._tree.roots) if other is not space)
+        others = (other for other in reversed(self._tree.roots) if other is not owner)
         return max(
             (self.match(data, other).num_tokens for other in islice(others, MAX_NAMESPACES)), default=0
         )
 
-    def _public(self, space: Namespace | None, namespace: NamespaceName) -> PublicPrefixes:
-        return self._namespaces.public_of(namespace).declared if space is None else space.declared
+    def _public(self, owner: Namespace | None, namespace: NamespaceName) -> PublicPrefixes:
+        return self._namespaces.public_of(namespace).declared if owner is None else owner.declared
 
     def _walk_public(
-        self, data: bytes, space: Namespace | None, namespace: NamespaceName, public: int
+        self, data: bytes, owner: Namespace | None, namespace: NamespaceName, public: int
     ) -> Walk | None:
         """Follow the public part of a prompt in the shared tree, the rest in the namespace's own."""
         tree = self._tree
-        shared = self._namespaces.public_of(namespace) if space is None else space.public
+        shared = self._namespaces.public_of(namespace) if owner is None else owner.public
         root = tree.roots.get(shared)
         if root is None:
             return None
         walk = tree.walk(root, shared, data, 0, public)
         node = walk.node
-        if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or space is None:
+        if walk.depth * TOKEN_BYTES < public or node.end > walk.depth or owner is None:
             return walk
-        return tree.walk(node, space, data, public, len(data)) if public < len(data) else walk
+        return tree.walk(node, owner, data, public, len(data)) if public < len(data) else walk
 
-    def is_current(self, match: Match, space: Namespace | None) -> bool:
+    def is_current(self, match: Match, owner: Namespace | None) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there.
 
         Args:
-            space: the match's namespace as it is known now.
+            owner: the match's namespace as it is known now.
         """
         if not self._enabled:
             return True
@@ -170,12 +143,12 @@ class Lookup:
                 return True
             if match.walk is not None and not any_declared:
                 return self._renew(match, match.walk)
-            if not any_declared and space is not None and space not in self._tree.roots:
+            if not any_declared and owner is not None and owner not in self._tree.roots:
                 return True
-        new = self.match(match.data, space, match.namespace)
+        new = self.match(match.data, owner, match.namespace)
         if new.num_tokens != match.num_tokens:
             return False
-        match.version, match.space = new.version, space
+        match.version, match.owner = new.version, owner
         match.end_at(new.walk)
         return True
 
@@ -186,8 +159,8 @@ class Lookup:
             return False
         while node.parent is not None and node.end > walk.depth:  # it was split, or the match ends inside
             node = node.parent
-        assert match.space is not None
-        new = self._tree.walk(node, match.space, match.data, node.end * TOKEN_BYTES, len(match.data))
+        assert match.owner is not None
+        new = self._tree.walk(node, match.owner, match.data, node.end * TOKEN_BYTES, len(match.data))
         if new.depth + new.partial != match.num_tokens:
             return False
         match.end_at(new)

@@ -9,7 +9,7 @@ vanishes by itself. So any number of names may come and go.
 
 from __future__ import annotations
 
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from radixkv.cache.block_identity import BlockIdentities, what_computes
 from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace, whole_key
@@ -19,41 +19,24 @@ from radixkv.cache.retention.quota import QuotaGroups
 from radixkv.errors import InvalidRequestError
 
 
-class _Reference(ref[Namespace]):
-    """A weak reference that knows under which name it is filed."""
-
-    __slots__ = ("name",)
-    name: NamespaceName
-
-
 class Namespaces:
-    """The namespaces in use.
-
-    Args:
-        groups: what their blocks count in.
-        identities: give each its seed.
-        block_bytes: bytes of a block's token ids.
-        model: what computes, in the keys of which callers name less than all four parts; empty: nothing.
-
-    Attributes:
-        publics: the public text, by what computes it, as far as some was ever asked for.
-        any_declared: whether a prefix is declared public.
-    """
+    """The namespaces in use."""
 
     def __init__(
         self, groups: QuotaGroups, identities: BlockIdentities, block_bytes: int, model: str = ""
     ) -> None:
-        self._identities = identities
-        self._block_bytes = block_bytes
+        self._identities = identities  # give each its seed
+        self._block_bytes = block_bytes  # bytes of a block's token ids
+        # What computes, in the keys of which callers name less than all four parts; empty: nothing.
         self._model = model
+        # The public text, by what computes it, as far as some was ever asked for.
         self.publics: dict[NamespaceKey, Namespace] = {}
-        self.any_declared = False
-        self._groups = groups
-        # By plain name where the key has only one part.
-        self._references: dict[NamespaceName, _Reference] = {}
+        self.any_declared = False  # whether a prefix is declared public
+        self._groups = groups  # what their blocks count in
+        self._in_use: WeakValueDictionary[NamespaceKey, Namespace] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        return len(self._references)
+        return len(self._in_use)
 
     def __repr__(self) -> str:
         return f"Namespaces({len(self)} in use)"
@@ -82,11 +65,11 @@ class Namespaces:
         return self._public(what_computes(self.key(namespace)))
 
     def _public(self, computes: NamespaceKey) -> Namespace:
-        space = self.publics.get(computes)
-        if space is None:
+        owner = self.publics.get(computes)
+        if owner is None:
             declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
-            space = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
-        return space
+            owner = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
+        return owner
 
     def declare(self, computes: NamespaceKey, data: bytes) -> int:
         """Declare a prefix public; returns its length in bytes, of whole blocks."""
@@ -97,13 +80,13 @@ class Namespaces:
     def undeclare(self, computes: NamespaceKey, data: bytes) -> bool:
         """Take a declaration back; False: there was none."""
         done = self._public(computes).declared.discard(data)
-        self.any_declared = any(space.declared.prefixes for space in self.publics.values())
+        self.any_declared = any(owner.declared.prefixes for owner in self.publics.values())
         return done
 
     def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
         """What computes and the tokens of every public prefix. O(prefixes)."""
         return tuple(
-            (computes, data) for computes, space in self.publics.items() for data in space.declared.prefixes
+            (computes, data) for computes, owner in self.publics.items() for data in owner.declared.prefixes
         )
 
     def known(self, namespace: NamespaceName) -> Namespace | None:
@@ -112,11 +95,7 @@ class Namespaces:
         Raises:
             InvalidRequestError: as `key`.
         """
-        if type(namespace) is str and not self._model:
-            reference = self._references.get(namespace)
-        else:
-            reference = self._references.get(_name(self.key(namespace)))
-        return None if reference is None else reference()
+        return self._in_use.get(self.key(namespace))
 
     def obtain(self, namespace: NamespaceName) -> Namespace:
         """The namespace, in use from now on for as long as something refers to it. O(1).
@@ -124,28 +103,15 @@ class Namespaces:
         Raises:
             InvalidRequestError: as `key`.
         """
-        space = self.known(namespace)
-        if space is None:
-            key = self.key(namespace)
+        key = self.key(namespace)
+        owner = self._in_use.get(key)
+        if owner is None:
             public = self._public(what_computes(key))
-            space = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
-            reference = _Reference(space, self._forget)
-            reference.name = _name(key)
-            self._references[reference.name] = reference
-        return space
-
-    def _forget(self, reference: ref[Namespace]) -> None:
-        assert isinstance(reference, _Reference)
-        if self._references.get(reference.name) is reference:
-            del self._references[reference.name]
+            owner = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
+            self._in_use[key] = owner
+        return owner
 
     def regroup(self) -> None:
         """There are new groups: namespaces that have no blocks may count in them. O(namespaces in use)."""
-        for reference in list(self._references.values()):
-            space = reference()
-            if space is not None:
-                space.group = self._groups.of(space.key)
-
-
-def _name(key: NamespaceKey) -> NamespaceName:
-    return key[0] if len(key) == 1 else key
+        for owner in list(self._in_use.values()):
+            owner.group = self._groups.of(owner.key)

@@ -29,19 +29,17 @@ _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker
 
 
 class Namespace:
-    """One namespace, or the public text of all whose K/V is computed alike.
+    """One namespace, or the public text of all whose K/V is computed alike."""
 
-    Args:
-        public: the public text that a namespace shares; None: this is public itself.
-
-    Attributes:
-        key: its framed key; () if it is public.
-        group: the quota group it counts in.
-        seed: what the identity of its first block follows.
-        declared: the public prefixes that it shares.
-    """
-
-    __slots__ = ("__weakref__", "declared", "group", "is_public", "key", "public", "seed")
+    __slots__ = (
+        "__weakref__",
+        "declared",  # the public prefixes that it shares
+        "group",  # the quota group it counts in
+        "is_public",
+        "key",  # framed; () if it is public
+        "public",  # the public text that it shares: itself if it is public
+        "seed",  # what the identity of its first block follows
+    )
 
     def __init__(
         self,
@@ -65,66 +63,47 @@ class Namespace:
 class Node:
     """A run of cached blocks and what hangs below it.
 
-    Owned by the tree it is in: only `RadixTree` writes its fields. Others keep notes of theirs on it, which
-    the tree clears or hands on as it changes: `entry` is the eviction index's, `lapsed` the pins',
-    `data` the policy's.
-
-    Attributes:
-        parent: the node above; None for a root and for a node that has left the tree.
-        space: the namespace that the node's tokens belong to.
-        start: number of tokens before the run (a multiple of the block size).
-        key: the run's token ids, four bytes each.
-        blocks: physical block ids (int32), one per block of the run.
-        ids: the identities of the run's whole blocks, see `block_identity`; of a root its namespace's seed.
-        children: nodes below, or None for a leaf.
-        namespace_children: only below public nodes: namespace -> its private children there.
-        refs: leases, pins and pending copies that end here, plus the children that are themselves protected.
-            A node with refs == 0 may be evicted once it is a leaf.
-        holders: how many of the refs are leases.
-        pins: pins that end here plus the children that are themselves pinned.
-        pins_here: pins that end here.
-        version: changes whenever a match that ends here could have changed; -1: no longer in the tree.
-        last_access: the cache's counter at the latest use; complete only for leaves (a node inherits its
-            children's when they go).
-        hits: how often a lease acquired a prefix through this node, where the policy asks for that; else one
-            that ends here, or in what was below and has gone: with all below, they add up to the same.
-        lapsed: a pin on it has run out.
-        entry: its entry in the eviction index; None when it is not a candidate.
-        data: free for the eviction policy.
+    Owned by the tree it is in: only `RadixTree` writes its fields, but for the notes that others keep on it,
+    which the tree clears or hands on as it changes.
     """
 
     __slots__ = (
-        "blocks",
-        "children",
-        "data",
-        "entry",
+        "blocks",  # physical block ids (int32), one per block of the run
+        "children",  # nodes below, or None for a leaf
+        "data",  # the eviction policy's own
+        "entry",  # in the eviction index, which writes it; None when it is not a candidate
+        # How often a lease acquired a prefix through this node, where the policy asks for that; else one that
+        # ends here, or in what was below and has gone: with all below, they add up to the same.
         "hits",
-        "holders",
-        "ids",
-        "key",
-        "lapsed",
+        "holders",  # how many of the refs are leases
+        "ids",  # identities of the run's whole blocks, see `block_identity`; of a root its namespace's seed
+        "key",  # the run's token ids, four bytes each
+        "lapsed",  # a pin on it has run out; the pins' own
+        # The cache's counter at the latest use; complete only for leaves: a node inherits it when they go.
         "last_access",
-        "namespace_children",
-        "parent",
-        "pins",
-        "pins_here",
+        "namespace_children",  # only below public nodes: namespace -> its private children there
+        "parent",  # the node above; None for a root and for a node that has left the tree
+        "pins",  # pins that end here plus the children that are themselves pinned
+        "pins_here",  # pins that end here
+        # Leases, pins and pending copies that end here, plus the children that are themselves protected. A
+        # node without may be evicted once it is a leaf.
         "refs",
-        "space",
-        "start",
-        "version",
+        "owner",  # the namespace that the node's tokens belong to
+        "start",  # number of tokens before the run, a multiple of the block size
+        "version",  # changes whenever a match that ends here could have changed; -1: no longer in the tree
     )
 
     def __init__(
         self,
         parent: Node | None,
-        space: Namespace,
+        owner: Namespace,
         start: int,
         key: bytearray,
         blocks: array[int],
         ids: bytearray,
     ) -> None:  # the node keeps `key`, `blocks` and `ids`: they must not be used elsewhere
         self.parent = parent
-        self.space = space
+        self.owner = owner
         self.start = start
         self.key = key
         self.blocks = blocks
@@ -145,11 +124,6 @@ class Node:
         """Number of tokens up to and including the run."""
         return self.start + len(self.key) // TOKEN_BYTES
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the run."""
-        return len(self.blocks)
-
     def identity(self, num_blocks: int) -> bytes:
         """Of the prefix up to the end of the run's first `num_blocks` blocks, whole ones, at least one. O(1).
 
@@ -162,14 +136,6 @@ class Node:
     def is_leaf(self) -> bool:
         """Whether nothing hangs below."""
         return self.children is None and self.namespace_children is None
-
-    @property
-    def num_children(self) -> int:
-        """The node's fan-out."""
-        count = len(self.children) if self.children is not None else 0
-        if self.namespace_children is not None:
-            count += sum(len(children) for children in self.namespace_children.values())
-        return count
 
     def unlink(self) -> None:
         """Let go of the nodes around: this one is in no tree any more. O(1)."""
@@ -188,22 +154,25 @@ class Children:
     """The children of one node (in one namespace): by their first block's tokens, and in token order.
 
     The order finds the one that shares the longest part of a block, which is always a direct neighbour of the
-    sought block's place, in O(log n).
-
-    Attributes:
-        whole: first block -> the child, for those whose first block is whole.
-        partial: first block -> the children whose only block is partial and holds just these tokens, the
-            oldest first (requests that computed them at the same time); None: there are none.
+    sought block's place, in O(log n); so are all others, if they don't say otherwise.
     """
 
-    __slots__ = ("_members", "_order", "_size", "partial", "whole")
+    __slots__ = (
+        "_members",  # the children to be found in the same order, while few
+        "_order",  # the children's first blocks, sorted, equal ones once
+        "_size",
+        # Tokens -> the children whose only block is partial and holds just these, the oldest first (requests
+        # that computed them at the same time); None: there are none.
+        "partial",
+        "whole",  # first block -> the child, for those whose first block is whole
+    )
 
     def __init__(self, block_bytes: int) -> None:
         self._size = block_bytes
         self.whole: dict[bytes, Node] = {}
         self.partial: dict[bytes, list[Node]] | None = None
-        self._order: Any = []  # the children's first blocks, sorted, equal ones once
-        self._members: list[Node] | None = []  # the children to be found in the same order, while few
+        self._order: Any = []
+        self._members: list[Node] | None = []
 
     def __len__(self) -> int:
         return len(self._order)
@@ -235,12 +204,8 @@ class Children:
         return child
 
     def nearest(self, block: bytes) -> tuple[Node, int, bytes]:
-        """The child that shares the most leading tokens with `block`, how many bytes, and its first block.
-
-        O(log n).
-        """
-        order = self._order
-        i = bisect_left(order, block) if type(order) is list else order.bisect_left(block)
+        """The child that shares the most leading tokens with `block`, how many bytes, and its first block."""
+        order, i = self._order, self._place(block)
         token = block[:TOKEN_BYTES]
         most, best = 0, i
         if i == len(order):
@@ -251,20 +216,15 @@ class Children:
             shared = shared_bytes(order[i - 1], block)
             if shared > most:
                 most, best = shared, i - 1
-        members = self._members
-        child = self._member(best) if members is None else members[best]
-        return child, most - most % TOKEN_BYTES, order[best]
+        return self._member(best), most - most % TOKEN_BYTES, order[best]
 
     def begins_with(self, block: bytes) -> bool:
-        """Whether a child's first block begins with all of `block`. O(log n)."""
+        """Whether a child's first block begins with all of `block`."""
         i = self._place(block)
         return i < len(self._order) and self._order[i].startswith(block)
 
     def latest_beginning_with(self, block: bytes) -> Node | None:
-        """Of the children that begin with all of `block` and go on, one that was used last. O(log n).
-
-        Of many, the first few in token order are looked at.
-        """
+        """Of the first few children that begin with all of `block` and go on, the one that was used last."""
         i, best = self._place(block), None
         for place in range(i, min(i + _MAX_LOOKED_AT, len(self._order))):
             first = self._order[place]
@@ -276,16 +236,14 @@ class Children:
         return best
 
     def is_covered(self, node: Node) -> bool:
-        """Whether another child begins with all the tokens of `node`, a partial child. O(log n)."""
+        """Whether another child begins with all the tokens of `node`, a partial child."""
         assert self.partial is not None
-        block = bytes(node.key)
-        if len(self.partial[block]) > 1:
-            return True
-        i = self._place(block) + 1
-        return i < len(self._order) and self._order[i].startswith(block)
+        block, order = bytes(node.key), self._order
+        after = self._place(block) + 1
+        return len(self.partial[block]) > 1 or (after < len(order) and order[after].startswith(block))
 
     def unheld_beginning(self, node: Node) -> Node | None:
-        """A partial child with which `node` begins and that nobody holds, or None. O(log n)."""
+        """A partial child with which `node` begins and that nobody holds, or None."""
         if not self.partial:
             return None
         block = bytes(node.key[: self._size])
@@ -301,7 +259,7 @@ class Children:
         return None
 
     def add(self, node: Node) -> None:
-        """Add a child; if its first block is whole, it differs from the others'. O(log n)."""
+        """Add a child; if its first block is whole, it differs from the others'."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
             if self.partial is None:
@@ -324,7 +282,7 @@ class Children:
             self._members = None
 
     def remove(self, node: Node) -> None:
-        """Remove a child. O(log n)."""
+        """Remove a child."""
         first = bytes(node.key[: self._size])
         if len(first) < self._size:
             assert self.partial is not None
@@ -346,7 +304,7 @@ class Children:
         del members[i]
 
     def replace(self, new: Node) -> None:
-        """Put `new` in the place of the child that begins with the same whole block. O(log n)."""
+        """Put `new` in the place of the child that begins with the same whole block."""
         first = bytes(new.key[: self._size])
         self.whole[first] = new
         if self._members is not None:

@@ -22,27 +22,18 @@ Moved = dict[int, list[QuotaGroup]]  # blocks that leave the tree -> of each hol
 
 
 class PendingCopies:
-    """Copies of one lease.
-
-    Args:
-        group: what the lease's own blocks count as.
-
-    Attributes:
-        copies: those that nobody has taken to make them, in order.
-        nodes: (node, block) that copies read in the tree, protected until they have run.
-        blocks: what they read outside the tree, with one holder more until then.
-        outlasts_commit: they have been taken `until_done`.
-    """
+    """Copies of one lease."""
 
     __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes", "outlasts_commit")
 
     def __init__(self, capacity: Capacity, group: QuotaGroup) -> None:
         self._capacity = capacity
-        self._group = group
-        self.copies: list[Copy] = []
+        self._group = group  # what the lease's own blocks count as
+        self.copies: list[Copy] = []  # those that nobody has taken to make them, in order
+        # (node, block) that copies read in the tree, protected until they have run.
         self.nodes: list[tuple[Node, int]] = []
-        self.blocks: list[int] = []
-        self.outlasts_commit = False
+        self.blocks: list[int] = []  # what they read outside the tree, with one holder more until then
+        self.outlasts_commit = False  # they have been taken `until_done`
 
     @property
     def hold_something(self) -> bool:

@@ -31,7 +31,7 @@ from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.insight.advisor import Advisor, BreakPoint
 from radixkv.cache.insight.ages import UseTimes
 from radixkv.cache.insight.events import ChangeLog, Listener
-from radixkv.cache.insight.explain import CACHE_IS_OFF, Explainer, MissReport
+from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport, classify
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
@@ -52,7 +52,7 @@ from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import Pin, PinBoard, PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaGroups, QuotaUsage, framed_quotas
+from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups, QuotaUsage, framed_quotas
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
@@ -61,6 +61,8 @@ __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
 
 class PrefixCache:
     """A radix tree over a pool of blocks, with leases, eviction, pins, quotas and explanations.
+
+    Calls raise InvalidRequestError where token ids (`encode`) or a namespace (`namespace_key`) is malformed.
 
     Args:
         num_blocks: blocks in the pool.
@@ -99,9 +101,9 @@ class PrefixCache:
         partial_reuse: bool = True,
         explain: bool = True,
     ) -> None:
-        for name, value, low in (("num_blocks", num_blocks, 1), ("block_size", block_size, 1)):
-            if type(value) is not int or not low <= value < 2**31:
-                raise ConfigError(f"{name} must be an integer in [{low}, 2**31), not {value!r}")
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if type(value) is not int or not 1 <= value < 2**31:
+                raise ConfigError(f"{name} must be an integer in [1, 2**31), not {value!r}")
         if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
             raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
         if not 0.0 <= pin_budget <= 1.0:
@@ -134,17 +136,10 @@ class PrefixCache:
         self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
         self._lookup = lookup = Lookup(tree, names, enabled)
         advisor = Advisor(block_size)
-        explainer = Explainer(tree, ghosts, clock, enabled=enabled, partial_reuse=partial_reuse)
-        self._leasing = leasing = Leasing(
-            capacity,
-            ghosts,
-            explainer if explain else None,
-            advisor,
-            enabled=enabled,
-            partial_reuse=partial_reuse,
-        )
+        watched_by = advisor if explain else None
+        self._leasing = leasing = Leasing(capacity, ghosts, watched_by, enabled, partial_reuse)
         self._parts = parts = CacheParts(
-            clock, groups, tree, names, ghosts, pins, capacity, lookup, advisor, explainer, leasing
+            clock, groups, tree, names, ghosts, pins, capacity, lookup, advisor, leasing
         )
         self._changes = ChangeLog(tree.block_bytes)
         self._last: Match | None = None  # a request is usually matched, then acquired
@@ -183,12 +178,12 @@ class PrefixCache:
             Tokens of the prefix that are shared: its whole blocks.
         """
         length = self._namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
-        self._lookup.outdate()
+        self._lookup.version += 1
         return length // TOKEN_BYTES
 
     def unpublish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
-        self._lookup.outdate()
+        self._lookup.version += 1
         return self._namespaces.undeclare(self._computes(namespace), encode_tokens(token_ids))
 
     def _computes(self, namespace: NamespaceName) -> NamespaceKey:
@@ -206,33 +201,27 @@ class PrefixCache:
         return EncodedTokens(encode_tokens(token_ids))
 
     def match(self, token_ids: TokenIds, namespace: NamespaceName = "") -> Match:
-        """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path).
-
-        Raises:
-            InvalidRequestError: token ids or namespace are malformed.
-        """
+        """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path)."""
         if self._pins.by_key:
             self._pins.expire()
         data = encode_tokens(token_ids)
-        space = self._namespaces.known(namespace)
-        self._last = match = self._lookup.match(data, space, namespace)
+        owner = self._namespaces.known(namespace)
+        self._last = match = self._lookup.match(data, owner, namespace)
         return match
 
     def is_current(self, match: Match) -> bool:
         """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
         if self._pins.by_key:
             self._pins.expire()
-        space = match.space
-        if space is None:
-            space = self._namespaces.known(match.namespace)
-        return self._lookup.is_current(match, space)
+        return self._lookup.is_current(match, match.owner or self._namespaces.known(match.namespace))
 
     def identity(self, match: Match) -> tuple[bytes, int]:
         """The identity of a match's whole blocks (of none, the seed), and their tokens. O(1).
 
         The match must be current; empty where nothing has been cached in its namespace.
         """
-        return self._lookup.identity(match)
+        tree, walk = self._parts.tree, match.walk
+        return (b"", 0) if walk is None else (tree.identity_of_match(walk, walk.node.owner), walk.depth)
 
     # ------------------------------------------------------------------ acquire
 
@@ -257,7 +246,7 @@ class PrefixCache:
 
         Raises:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
-            InvalidRequestError: token ids or namespace are malformed, or there are none.
+            InvalidRequestError: there are no tokens.
         """
         if self._pins.by_key:
             self._pins.expire()
@@ -270,24 +259,24 @@ class PrefixCache:
             skip = CACHE_IS_OFF
         walk: Walk | None = None
         if skip is None and match is not None and self._lookup.still_holds(match, data, namespace):
-            space, walk = match.space, match.walk
+            owner, walk = match.owner, match.walk
         else:
-            space = self._namespaces.obtain(namespace)
+            owner = self._namespaces.obtain(namespace)
             if skip is None:
-                walk = self._lookup.match(data, space).walk
-        assert space is not None
+                walk = self._lookup.match(data, owner).walk
+        assert owner is not None
         if walk is None:
-            walk = self._lookup.nothing_found(data, space)
+            walk = self._lookup.nothing_found(data, owner)
         if self._on_cache_key_hint is not None:
-            self._on_cache_key_hint((space.key, cache_key_hint) if cache_key_hint else None)
-        return self._leasing.make(data, namespace, space, walk, skip)
+            self._on_cache_key_hint((owner.key, cache_key_hint) if cache_key_hint else None)
+        return self._leasing.make(data, namespace, owner, walk, skip)
 
     # ------------------------------------------------------------------ room
 
     def available_blocks(self, namespace: NamespaceName = "") -> int:
         """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
         self._pins.expire()
-        return min(self._capacity.room(self._groups.of(self._namespaces.key(namespace))))
+        return min(self._capacity.room(self._group(namespace)))
 
     def room(self, namespace: NamespaceName = "") -> tuple[int, int | None]:
         """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
@@ -295,12 +284,15 @@ class PrefixCache:
         The smaller one is `available_blocks`. O(quota groups).
         """
         self._pins.expire()
-        group = self._groups.of(self._namespaces.key(namespace))
+        group = self._group(namespace)
         return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
+
+    def _group(self, namespace: NamespaceName) -> QuotaGroup:
+        return self._groups.of(self._namespaces.key(namespace))
 
     def ceiling(self, namespace: NamespaceName = "") -> int:
         """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
-        ceiling = self._groups.of(self._namespaces.key(namespace)).ceiling
+        ceiling = self._group(namespace).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
     def most_blocks(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
@@ -309,7 +301,7 @@ class PrefixCache:
         The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
         public prefixes, else O(1).
         """
-        ceiling = self._groups.of(self._namespaces.key(namespace)).ceiling
+        ceiling = self._group(namespace).ceiling
         if ceiling is None:
             return self.num_blocks
         if self._namespaces.any_declared:
@@ -319,7 +311,7 @@ class PrefixCache:
 
     def shares_quota(self, one: NamespaceName, other: NamespaceName) -> bool:
         """Whether the blocks of two namespaces count for the same quota, or for none. O(1)."""
-        return self._groups.of(self._namespaces.key(one)) is self._groups.of(self._namespaces.key(other))
+        return self._group(one) is self._group(other)
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
@@ -332,11 +324,9 @@ class PrefixCache:
         The rest is free at once; its nodes are taken apart later, piece by piece.
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
-        parts = self._parts
-        old = invalidate_all(self._capacity)
-        parts.ghosts.remember_all(old, "reset()")
-        parts.num_resets += 1
-        self._lookup.outdate()
+        self._parts.ghosts.remember_all(invalidate_all(self._capacity), "reset()")
+        self._parts.num_resets += 1
+        self._lookup.version += 1
         self._last = None
         self.policy.on_reset()
 
@@ -375,7 +365,7 @@ class PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
 
         For the caller who found a broken invariant: this cache and its leases must not be used any more. The
-        policy is a new one of the same class; pins, ghosts, advice and counters begin anew. O(nodes).
+        policy is a new one of the same class; pins, ghosts, advice and counters begin anew.
         """
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
@@ -397,11 +387,11 @@ class PrefixCache:
             ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
                 had a quota has blocks already, which count for all others (`reset` frees it of them).
         """
-        framed = self._framed(quotas)
-        used = {space.key for space in self._parts.tree.roots}
-        used |= {lease.space.key for lease in self._capacity.leases.values()}
+        framed, known = self._framed(quotas), self._groups.quotas
+        used = {owner.key for owner in self._parts.tree.roots}
+        used |= {lease.owner.key for lease in self._capacity.leases.values()}
         for key in framed:
-            if key not in self._groups.quotas and any(key in (name, name[:1]) for name in used):
+            if key not in known and any(key in (name, name[:1]) for name in used):
                 raise ConfigError(
                     f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
                     "give its quota before its first request, or reset the cache"
@@ -442,7 +432,7 @@ class PrefixCache:
             The pin; None: nothing of the prefix is cached, or the budget is spent.
 
         Raises:
-            InvalidRequestError: token ids or namespace are malformed, or ttl is not a number above 0.
+            InvalidRequestError: ttl is not a number above 0.
 
         O(tokens + path).
         """
@@ -453,18 +443,18 @@ class PrefixCache:
             raise InvalidRequestError(
                 f"ttl must be a number of seconds above 0, or None, not {ttl!r}", param="ttl"
             )
-        space = self._namespaces.obtain(namespace)  # what is pinned may all be public
-        walk = self._lookup.match(data, space).walk
-        pin = None if walk is None else pins.add(data, space, walk, ttl, at_least)
+        owner = self._namespaces.obtain(namespace)  # what is pinned may all be public
+        walk = self._lookup.match(data, owner).walk
+        pin = None if walk is None else pins.add(data, owner, walk, ttl, at_least)
         return None if pin is None else pins.show(pin)
 
     def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
         """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
         self._pins.expire()
-        data, space = encode_tokens(token_ids), self._namespaces.known(namespace)
-        if space is None:
+        data, owner = encode_tokens(token_ids), self._namespaces.known(namespace)
+        if owner is None:
             return False
-        return self._unpin(self._pins.find(data, space, self._lookup.match(data, space).walk))
+        return self._unpin(self._pins.find(data, owner, self._lookup.match(data, owner).walk))
 
     def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
         """End the pin of that id in a namespace; False: there is none. O(path)."""
@@ -477,11 +467,7 @@ class PrefixCache:
         return pin is not None
 
     def pins(self, most_tokens: int | None = None) -> list[PinInfo]:
-        """The pins, oldest first. O(pins and their tokens).
-
-        Args:
-            most_tokens: show only so many leading tokens of each.
-        """
+        """The pins, oldest first; show at most so many leading tokens of each. O(pins and their tokens)."""
         self._pins.expire()
         return [self._pins.show(pin, most_tokens) for pin in self._pins]
 
@@ -520,32 +506,32 @@ class PrefixCache:
     ) -> MissReport:
         """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).
 
-        Args:
-            admin: also look under other namespaces (the 256 cached latest), and say so (`namespace`).
+        With `admin`, other namespaces (the 256 cached latest) are looked into and may be the reason.
         """
         self._pins.expire()
         data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
-        space = self._namespaces.obtain(namespace)
-        walk = self._lookup.match(data, space).walk
-        elsewhere = self._lookup.found_elsewhere(data, space) if admin else None
-        return self._parts.explainer.dry(data, space, walk, elsewhere)
+        owner = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(data, owner).walk
+        num_tokens = len(data) // TOKEN_BYTES
+        if not self.enabled:
+            return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
+        cached, record = 0, None
+        if walk is not None:
+            cached = min(walk.depth + (walk.partial if self.partial_reuse else 0), num_tokens - 1)
+        ghosts = self._parts.ghosts
+        if ghosts.count:
+            record = ghosts.removal(self._parts.tree, data, owner, walk)
+        elsewhere = self._lookup.found_elsewhere(data, owner) if admin else None
+        return classify(data, num_tokens, cached, walk, record, ghosts.clock(), elsewhere)
 
     def advice(self, limit: int = 10, namespace: NamespaceName | None = None) -> list[BreakPoint]:
-        """Where recent prompts broke off from cached ones, and what moving that place would bring.
-
-        Args:
-            namespace: whose prompts; None: everybody's.
-        """
+        """Where recent prompts (of a namespace, or all) left cached ones, and what moving that would bring."""
         key = None if namespace is None else self._namespaces.key(namespace)
         return self._parts.advisor.advice(limit, key)
 
     def check(self) -> None:
-        """Assert every invariant of pool, tree, leases and index. O(blocks).
-
-        Raises:
-            AssertionError: says which invariant is broken and where.
-        """
+        """Assert all invariants of pool, tree, leases and index: AssertionError says what is broken. O(blocks)."""
         self._pins.expire()
         check(self._parts)

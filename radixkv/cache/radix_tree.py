@@ -32,14 +32,8 @@ if TYPE_CHECKING:
 class RadixTree(TreeNodes):
     """Nodes, their counts and their order of eviction.
 
-    It writes what nodes hold, and the counts of blocks in the tree of their quota groups; nobody else does,
-    but for the fields that `Node` names the owners of.
-
-    Args:
-        block_size: tokens per block.
-        identities: computes those of blocks that join.
-        policy: decides the order of eviction.
-        use_times: is told of every use.
+    It writes what nodes hold, and the counts of blocks in the tree of their quota groups; nobody else does.
+    It tells the policy of what happens to nodes, and `use_times` of every use.
     """
 
     def __init__(
@@ -55,19 +49,18 @@ class RadixTree(TreeNodes):
 
     # ------------------------------------------------------------------ roots
 
-    def root(self, space: Namespace) -> Node:
+    def root(self, owner: Namespace) -> Node:
         """The namespace's root, created when missing. O(1)."""
-        root = self.roots.get(space)
+        root = self.roots.get(owner)
         if root is None:
-            root = Node(None, space, 0, bytearray(), array("i"), bytearray(space.seed))
-            self.roots[space] = root
+            root = Node(None, owner, 0, bytearray(), array("i"), bytearray(owner.seed))
+            self.roots[owner] = root
         return root
 
-    def drop_empty_root(self, space: Namespace) -> None:
-        """Remove the namespace's root if nothing hangs below it and nobody holds it. O(1)."""
-        root = self.roots.get(space)
-        if root is not None and root.is_leaf and not root.refs:
-            del self.roots[space]
+    def drop_empty_root(self, root: Node | None) -> None:
+        """Remove a namespace's root if nothing hangs below it and nobody holds it. O(1)."""
+        if root is not None and root.is_leaf and not root.refs and self.roots.get(root.owner) is root:
+            del self.roots[root.owner]
             root.version = -1
 
     def end_changes(self) -> None:
@@ -80,14 +73,14 @@ class RadixTree(TreeNodes):
     def protect(self, node: Node) -> None:
         """Add a reference: node and all above it can't be evicted. O(nodes that were unprotected)."""
         current: Node | None = node
-        group, count = node.space.group, 0
+        group, count = node.owner.group, 0
         while current is not None:
             current.refs += 1
             if current.refs > 1:
                 break
-            if current.space.group is not group:  # public from here on
+            if current.owner.group is not group:  # public from here on
                 group.count_tree(0, count)
-                group, count = current.space.group, 0
+                group, count = current.owner.group, 0
             count += len(current.blocks)
             if current.entry is not None:
                 group.index.remove(current)
@@ -129,19 +122,19 @@ class RadixTree(TreeNodes):
     def unprotect(self, node: Node) -> None:
         """Drop a reference; leaves that lose their last one become candidates. O(nodes that lose it)."""
         current: Node | None = node
-        group, count = node.space.group, 0
+        group, count = node.owner.group, 0
         while current is not None:
             current.refs -= 1
             if current.refs:
                 assert current.refs > 0, f"{current!r} was released more often than held"
                 break
-            if current.space.group is not group:  # public from here on
+            if current.owner.group is not group:  # public from here on
                 group.count_tree(0, -count)
-                group, count = current.space.group, 0
+                group, count = current.owner.group, 0
             count += len(current.blocks)
             if current.children is None and current.namespace_children is None:
                 if current.parent is None:
-                    self._drop_root(current)
+                    self.drop_empty_root(current)
                 else:
                     group.index.add(current)
             current = current.parent
@@ -160,12 +153,6 @@ class RadixTree(TreeNodes):
         old = TreeNodes(self.block_size, self.identities, self.roots, self.num_nodes)
         self.roots, self.num_nodes = {}, 0
         return old
-
-    def _drop_root(self, root: Node) -> None:
-        """An empty root that nobody holds goes away."""
-        if self.roots.get(root.space) is root:
-            del self.roots[root.space]
-            root.version = -1
 
     def pin(self, node: Node) -> int:
         """Add a pin (a reference as well); returns how many more blocks are pinned now. O(path)."""
@@ -197,29 +184,26 @@ class RadixTree(TreeNodes):
 
     # ------------------------------------------------------------------ growth
 
-    def add_held_child(self, parent: Node, space: Namespace, key: bytearray, blocks: array[int]) -> Node:
-        """Hang a new run below a node and move one lease's hold down to it. O(log siblings).
-
-        `key` and `blocks` become the node's own.
-        """
-        before = bytes(parent.ids[-IDENTITY_BYTES:]) if parent.space is space else None
-        ids = self.identities.chain(before or self.identity_after(parent, space), key)
-        node = Node(parent, space, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
+    def add_held_child(self, parent: Node, owner: Namespace, key: bytearray, blocks: array[int]) -> Node:
+        """Hang a new run, which keeps `key` and `blocks`, below a node and move a lease's hold down to it."""
+        before = bytes(parent.ids[-IDENTITY_BYTES:]) if parent.owner is owner else None
+        ids = self.identities.chain(before or self.identity_after(parent, owner), key)
+        node = Node(parent, owner, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
-        siblings = parent.children if parent.space is space else self.children_of(parent, space)
+        siblings = self.children_of(parent, owner)
         if siblings is None:
             siblings = Children(self.block_bytes)
-            if parent.space is space:
+            if parent.owner is owner:
                 parent.children = siblings
+            elif parent.namespace_children is None:
+                parent.namespace_children = {owner: siblings}
             else:
-                if parent.namespace_children is None:
-                    parent.namespace_children = {}
-                parent.namespace_children[space] = siblings
+                parent.namespace_children[owner] = siblings
         siblings.add(node)
         parent.version += 1
         self.num_nodes += 1
-        space.group.count_tree(len(blocks), len(blocks))
+        owner.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
         if self.changes is not None:
@@ -244,7 +228,7 @@ class RadixTree(TreeNodes):
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
-        leaf.space.group.count_tree(len(blocks), len(blocks))
+        leaf.owner.group.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(leaf, len(blocks))
         if self.changes is not None:
@@ -274,7 +258,7 @@ class RadixTree(TreeNodes):
         child.key = key
         siblings.add(child)
         assert child.parent is not None
-        child.ids = self.identities.chain(self.identity_after(child.parent, child.space), key)
+        child.ids = self.identities.chain(self.identity_after(child.parent, child.owner), key)
         child.parent.version += 1
         if self.changes is not None:
             self.changes.stored(child, 0)
@@ -293,16 +277,14 @@ class RadixTree(TreeNodes):
         cut = num_blocks * self.block_bytes
         cut_id = num_blocks * IDENTITY_BYTES
         upper = Node(
-            parent, node.space, node.start, node.key[:cut], node.blocks[:num_blocks], node.ids[:cut_id]
+            parent, node.owner, node.start, node.key[:cut], node.blocks[:num_blocks], node.ids[:cut_id]
         )
         upper.refs = 1 if node.refs else 0
         upper.pins = 1 if node.pins else 0
         upper.last_access = node.last_access
         upper.hits = node.hits if self.policy.tracks_path else 0
         upper.lapsed = node.lapsed
-        siblings = self.children_of(parent, node.space)
-        assert siblings is not None
-        siblings.replace(upper)
+        self.siblings(node).replace(upper)
         node.key = node.key[cut:]
         node.blocks = node.blocks[num_blocks:]
         node.ids = node.ids[cut_id:]
@@ -351,7 +333,7 @@ class RadixTree(TreeNodes):
         if self.changes is not None:
             self.changes.removed(leaf, keep)
         taken = leaf.blocks[keep:]
-        leaf.space.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
+        leaf.owner.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
             del leaf.blocks[keep:]
             del leaf.key[keep * self.block_bytes :]
@@ -386,20 +368,19 @@ class RadixTree(TreeNodes):
         return True
 
     def _remove(self, leaf: Node) -> None:
-        parent, space = leaf.parent, leaf.space
+        parent, owner = leaf.parent, leaf.owner
         assert parent is not None
         if leaf.entry is not None:
-            space.group.index.remove(leaf)
-        siblings = parent.children if parent.space is space else self.children_of(parent, space)
-        assert siblings is not None
+            owner.group.index.remove(leaf)
+        siblings = self.siblings(leaf)
         siblings.remove(leaf)
         is_leaf = False
         if not len(siblings):
-            if parent.space is space:
+            if parent.owner is owner:
                 parent.children = None
             else:
                 assert parent.namespace_children is not None
-                del parent.namespace_children[space]
+                del parent.namespace_children[owner]
                 if not parent.namespace_children:
                     parent.namespace_children = None
             is_leaf = parent.is_leaf
@@ -420,6 +401,6 @@ class RadixTree(TreeNodes):
             self.unprotect(parent)
         elif is_leaf and not parent.refs:
             if parent.parent is None:
-                self._drop_root(parent)
+                self.drop_empty_root(parent)
             else:
-                parent.space.group.index.add(parent)
+                parent.owner.group.index.add(parent)

@@ -17,23 +17,14 @@ from radixkv.cache.node import Children, Namespace, Node
 
 
 class Walk(NamedTuple):
-    """Where a lookup ended.
+    """Where a lookup ended."""
 
-    Attributes:
-        node: the deepest node of which at least one whole block matched (or the root).
-        depth: tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0.
-        partial: further tokens that match inside one more block.
-        source: the node holding that block; None when partial is 0.
-        neighbour: the cached continuation nearest to the tokens that did not match; None: there is none.
-        onward: the tokens (as bytes) with which that goes on where the match ended, a few of them at least.
-    """
-
-    node: Node
-    depth: int
-    partial: int
-    source: Node | None
-    neighbour: Node | None
-    onward: bytes | bytearray
+    node: Node  # the deepest node of which at least one whole block matched, or the root
+    depth: int  # tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0
+    partial: int  # further tokens that match inside one more block
+    source: Node | None  # the node holding that block; None when partial is 0
+    neighbour: Node | None  # the cached continuation nearest to the tokens that did not match
+    onward: bytes | bytearray  # a few tokens at least with which that goes on where the match ended
 
 
 _CONTEXT = CONTEXT_TOKENS * TOKEN_BYTES
@@ -41,14 +32,7 @@ _new_walk = cast(Callable[[tuple[Any, ...]], Walk], partial(tuple.__new__, Walk)
 
 
 class TreeNodes:
-    """The roots, by namespace, and what hangs below them.
-
-    Args:
-        block_size: tokens per block.
-        identities: computes those of blocks.
-        roots: namespace -> its root.
-        num_nodes: how many nodes there are, roots aside.
-    """
+    """The roots, by namespace, and the `num_nodes` nodes that hang below them."""
 
     def __init__(
         self, block_size: int, identities: BlockIdentities, roots: dict[Namespace, Node], num_nodes: int
@@ -62,39 +46,36 @@ class TreeNodes:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_nodes} nodes, {len(self.roots)} namespaces)"
 
-    def children_of(self, node: Node, space: Namespace) -> Children | None:
-        """The children of `node` that belong to `space`. O(1)."""
-        if node.space is space:
+    def children_of(self, node: Node, owner: Namespace) -> Children | None:
+        """The children of `node` that belong to `owner`. O(1)."""
+        if node.owner is owner:
             return node.children
-        return node.namespace_children.get(space) if node.namespace_children is not None else None
+        return node.namespace_children.get(owner) if node.namespace_children is not None else None
 
-    def identity_after(self, node: Node, space: Namespace) -> bytes:
-        """What the identity of a block of `space` follows that comes after all of `node`. O(1)."""
+    def identity_after(self, node: Node, owner: Namespace) -> bytes:
+        """What the identity of a block of `owner` follows that comes after all of `node`. O(1)."""
         before = bytes(node.ids[-IDENTITY_BYTES:])
-        return before if node.space is space else self.identities.beyond_public(before, space.seed)
+        return before if node.owner is owner else self.identities.beyond_public(before, owner.seed)
 
     def identity_before(self, node: Node, num_blocks: int) -> bytes:
         """What the identity of a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
         if num_blocks:
             return node.identity(num_blocks)
         assert node.parent is not None
-        return self.identity_after(node.parent, node.space)
+        return self.identity_after(node.parent, node.owner)
 
-    def identity_of_match(self, walk: Walk, space: Namespace) -> bytes:
-        """What the identity of the next block of `space` would follow where a lookup ended. O(1)."""
+    def identity_of_match(self, walk: Walk, owner: Namespace) -> bytes:
+        """What the identity of the next block of `owner` would follow where a lookup ended. O(1)."""
         node = walk[0]
         end = (walk[1] - node.start) // self.block_size * IDENTITY_BYTES or IDENTITY_BYTES
         before = bytes(node.ids[end - IDENTITY_BYTES : end])
-        return before if node.space is space else self.identities.beyond_public(before, space.seed)
+        return before if node.owner is owner else self.identities.beyond_public(before, owner.seed)
 
-    def walk(self, node: Node, space: Namespace, data: bytes, pos: int, stop: int) -> Walk:
-        """Follow data[pos:stop] (bytes) down from the end of `node`. Read-only. O(tokens + path).
-
-        Every edge is compared as one byte run with the tokens.
-        """
+    def walk(self, node: Node, owner: Namespace, data: bytes, pos: int, stop: int) -> Walk:
+        """Follow data[pos:stop] (bytes) down from the end of `node`, edge by edge. O(tokens + path)."""
         size = self.block_bytes
         while True:
-            children = node.children if node.space is space else self.children_of(node, space)
+            children = node.children if node.owner is owner else self.children_of(node, owner)
             if children is None or pos >= stop:
                 return _new_walk((node, pos // TOKEN_BYTES, 0, None, None, b""))
             limit = pos + size
@@ -126,15 +107,10 @@ class TreeNodes:
             source = neighbour if same else None
             return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
-    def following(self, walk: Walk, space: Namespace, tail: bytes, most: int) -> bytes:
-        """What follows `tail` where a walk over whole blocks ended; the latest used of several. Read-only.
+    def following(self, walk: Walk, owner: Namespace, tail: bytes, most: int) -> bytes:
+        """What follows `tail` in a namespace where a walk over whole blocks ended, at most `most` bytes.
 
-        Args:
-            walk: ended inside or at the end of its node's run.
-            space: the namespace whose children are followed.
-            most: bytes.
-
-        O(log siblings) for each node passed.
+        Of several continuations the latest used. O(log siblings) for each node passed.
         """
         node = walk.node
         inside = walk.depth * TOKEN_BYTES - node.start * TOKEN_BYTES
@@ -145,7 +121,7 @@ class TreeNodes:
         else:
             found = b""
         while len(found) < len(tail) + most:
-            children = self.children_of(node, space)
+            children = self.children_of(node, owner)
             child = None if children is None else children.latest_beginning_with(tail[len(found) :])
             if child is None:
                 break
@@ -186,7 +162,7 @@ class TreeNodes:
     def siblings(self, node: Node) -> Children:
         """The children among which a node is, itself included. O(1)."""
         assert node.parent is not None
-        siblings = self.children_of(node.parent, node.space)
+        siblings = self.children_of(node.parent, node.owner)
         assert siblings is not None
         return siblings
 
@@ -207,7 +183,7 @@ def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) ->
     node: Node | None = walk.neighbour
     while node is not None and node.start > found:  # it was split
         node = node.parent
-    if node is None or node.end <= found or (owner is not None and node.space is not owner):
+    if node is None or node.end <= found or (owner is not None and node.owner is not owner):
         return b""
     parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
     length = len(parts[0])

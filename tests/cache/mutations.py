@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation("share again after a reset", "invalidate_all", "_.shares = False", "pass"),
     Mutation("identities ignore the prefix", "BlockIdentities.chain", "map(add, ids, _a)", "_a"),
     Mutation(
-        "ghosts ignore the prefix", "Explainer._removal", "_.identities.next(before, following)", "following"
+        "ghosts ignore the prefix", "GhostIndex.removal", "_.identities.next(before, following)", "following"
     ),
     Mutation(
         "private text after public is public", "BlockIdentities.beyond_public", "before + seed", "before"

@@ -90,7 +90,7 @@ class ModelledCache:
         for node in tree.nodes():
             tokens = decode_tokens(b"".join(n.key for n in tree.path(node)))
             for end in range(node.start + size, node.end + 1, size):
-                expected.add((node.space.key, tuple(tokens[:end])))
+                expected.add((node.owner.key, tuple(tokens[:end])))
         assert self.residency.prefixes() == expected, "the follower's residency differs from the tree's"
 
     # ------------------------------------------------------------------ helpers
@@ -223,7 +223,7 @@ class ModelledCache:
         while True:
             before = evicted
             for node in list(todo):
-                group = node.space.group
+                group = node.owner.group
                 if node.refs:
                     continue
                 while left[node] > path.get(node, 0) and (group is own or used[group] > group.floor):

@@ -73,22 +73,16 @@ def _history_limit(num_blocks: int) -> int:
 
 
 class _Run:
-    """What the policy knows of a node's blocks.
-
-    Attributes:
-        request: the last request that used them.
-        rhythm: that request's.
-        uses: requests that used the node since it was made.
-        parts: [end, birth] in order: the blocks up to index `end` (from the end of the part before) have been
-            used `uses - birth` times.
-    """
+    """What the policy knows of a node's blocks."""
 
     __slots__ = ("parts", "request", "rhythm", "uses")
 
     def __init__(self, request: int, rhythm: int) -> None:
-        self.request = request
-        self.rhythm = rhythm
-        self.uses = 0
+        self.request = request  # the last request that used them
+        self.rhythm = rhythm  # that request's
+        self.uses = 0  # requests that used the node since it was made
+        # [end, birth] in order: the blocks up to index `end` (from the end of the part before) have been used
+        # `uses - birth` times.
         self.parts: list[tuple[int, int]] = []
 
     @property

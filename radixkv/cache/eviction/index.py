@@ -10,54 +10,30 @@ from sortedcontainers import SortedList
 
 
 class CachedRun(Protocol):
-    """What a policy may use of a node: a run of cached blocks.
+    """What a policy may use of a node: a run of cached blocks."""
 
-    Attributes:
-        data: the policy's own, None at first; the only one that it may write.
-        entry: (priority, serial, run) while it is a candidate, else None.
-        start: tokens before it: its depth.
-        key: its tokens, four bytes each.
-        blocks: its block ids.
-        ids: the identities of its whole blocks, 16 bytes each.
-        num_children: its fan-out.
-        last_access: the cache's use counter when it was used last; exact for leaves.
-        hits: leases that found it; kept if the policy's `tracks_path` is true.
-        space: its namespace: `key`, and `group.index`, where it is a candidate.
-        parent: the run before it.
-    """
-
-    data: Any
-    entry: Any
-    start: int
-    key: bytearray
-    blocks: array[int]
-    ids: bytearray
-    last_access: int
-    hits: int
-    space: Any
-    parent: Any
-
-    @property
-    def num_children(self) -> int: ...
+    data: Any  # the policy's own, None at first; the only one that it may write
+    entry: Any  # (priority, serial, run) while it is a candidate, else None
+    start: int  # tokens before it: its depth
+    key: bytearray  # its tokens, four bytes each
+    blocks: array[int]  # its block ids
+    ids: bytearray  # the identities of its whole blocks, 16 bytes each
+    last_access: int  # the cache's use counter when it was used last; exact for leaves
+    hits: int  # leases that found it; kept if the policy's `tracks_path` is true
+    owner: Any  # its namespace: `key`, and `group.index`, where it is a candidate
+    parent: Any  # the run before it
 
 
 class EvictionIndex:
-    """The candidates of one quota group in order of eviction. All operations O(log n).
-
-    Args:
-        priority: the policy's.
-
-    Attributes:
-        on_change: called after a candidate came, went or moved.
-    """
+    """The candidates of one quota group in order of eviction. All operations O(log n)."""
 
     __slots__ = ("_entries", "_priority", "_serial", "on_change")
 
     def __init__(self, priority: Callable[[CachedRun], Any]) -> None:
-        self._priority = priority
+        self._priority = priority  # the policy's
         self._entries: Any = SortedList()
         self._serial = 0
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None  # called after a candidate came, went or moved
 
     def __len__(self) -> int:
         return len(self._entries)

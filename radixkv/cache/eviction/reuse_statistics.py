@@ -86,14 +86,10 @@ def gittins_index(hazard: FloatArray) -> FloatArray:
 
 
 class ReuseStatistics:
-    """Counts by class and age, and the worth that follows from them.
-
-    Args:
-        num_classes: classes are numbered from 0.
-    """
+    """Counts by class and age, and the worth that follows from them."""
 
     def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
+        self.num_classes = num_classes  # classes are numbered from 0
         self.worth: list[list[float]] = [[1.0] * NUM_BINS for _ in range(num_classes)]
         self._hits = np.zeros((num_classes, NUM_BINS))
         self._exposure = np.zeros((num_classes, NUM_BINS))

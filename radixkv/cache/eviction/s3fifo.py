@@ -10,17 +10,13 @@ from radixkv.cache.eviction.policy import CachedRun, EvictionPolicy
 
 
 class TwoQueues(EvictionIndex):
-    """An index whose priorities begin with 0 in a small queue, with the count of the blocks there.
-
-    Attributes:
-        small_blocks: blocks of the small queue's candidates.
-    """
+    """An index whose priorities begin with 0 in a small queue, with the count of the blocks there."""
 
     __slots__ = ("_lengths", "small_blocks")
 
     def __init__(self, priority: Callable[[CachedRun], Any]) -> None:
         super().__init__(priority)
-        self.small_blocks = 0
+        self.small_blocks = 0  # blocks of the small queue's candidates
         self._lengths: dict[CachedRun, int] = {}  # as counted
 
     def add(self, node: CachedRun) -> None:
@@ -81,7 +77,7 @@ class S3FIFO(EvictionPolicy):
         return TwoQueues(self.priority)
 
     def on_evict(self, node: CachedRun, num_blocks: int) -> None:
-        index = node.space.group.index
+        index = node.owner.group.index
         assert isinstance(index, TwoQueues)
         index.shrink(node, num_blocks)
 

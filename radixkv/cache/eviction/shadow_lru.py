@@ -14,16 +14,12 @@ from __future__ import annotations
 
 
 class ShadowLRU:
-    """Counts of blocks by the request that used them last.
-
-    Args:
-        capacity: blocks.
-    """
+    """Counts of blocks by the request that used them last."""
 
     __slots__ = ("_counts", "_ends", "_excess", "_oldest", "_total", "capacity")
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity = capacity  # blocks
         self._counts: dict[int, int] = {}
         self._ends: dict[int, int] = {}  # request -> depth in blocks at which its path ends
         self._oldest = 0  # the oldest request of which LRU still holds something

@@ -30,25 +30,18 @@ class BreakPoint:
     """A place where prompts of one group part from what is cached.
 
     Attributes:
-        position: the first token that differed, at the earliest.
-        count: lookups that parted there, in the window.
-        recoverable_tokens: estimate of the tokens, over all of them, that would have hit had it come later.
-        group_tokens: the tokens that the group's prompts begin with.
         example_cached, example_new: tokens of one such place.
-        namespace: whose lookups: groups of different namespaces are apart.
-        group_count: lookups of the group that parted anywhere.
-        example_before: the tokens in front of that place.
     """
 
-    position: int
-    count: int
-    recoverable_tokens: int
-    group_tokens: tuple[int, ...]
+    position: int  # the first token that differed, at the earliest
+    count: int  # lookups that parted there, in the window
+    recoverable_tokens: int  # estimate of the tokens, over all of them, that would have hit had it come later
+    group_tokens: tuple[int, ...]  # the tokens that the group's prompts begin with
     example_cached: tuple[int, ...]
     example_new: tuple[int, ...]
-    namespace: NamespaceKey = ()
-    group_count: int = 0
-    example_before: tuple[int, ...] = ()
+    namespace: NamespaceKey = ()  # whose lookups: groups of different namespaces are apart
+    group_count: int = 0  # lookups of the group that parted anywhere
+    example_before: tuple[int, ...] = ()  # the tokens in front of that place
 
     @property
     def advice(self) -> str:
@@ -72,7 +65,7 @@ class _Tally:
         self.before = self.cached = self.new = b""
 
 
-def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Namespace) -> bool:
+def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, owner: Namespace) -> bool:
     """Compare what follows with what is cached there; False: that has been evicted meanwhile. O(n)."""
     known = continuation(walk, COMPARED_TOKENS * TOKEN_BYTES)
     if not known:
@@ -81,7 +74,7 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, space: Namespace
     new = np.frombuffer(data, np.int32)[found:]
     tally.sampled += 1
     tally.recoverable += same_later(new, cached)
-    is_own = walk.neighbour is not None and walk.neighbour.space is space
+    is_own = walk.neighbour is not None and walk.neighbour.owner is owner
     tally.cached = cached[:EXAMPLE_TOKENS].tobytes() if is_own else b""  # the text of others is not told
     tally.new = new[:EXAMPLE_TOKENS].tobytes()
     tally.before = data[max(0, found - EXAMPLE_TOKENS) * TOKEN_BYTES : found * TOKEN_BYTES]
@@ -92,28 +85,24 @@ class Advisor:
     """Aggregates the divergences of about the last `window` to `2 * window` of them.
 
     Counts are exact up to some hundred divergences and estimates beyond.
-
-    Args:
-        block_size: tokens per block.
-        window: divergences after which older ones begin to be forgotten.
     """
 
     def __init__(self, block_size: int, window: int = 10_000) -> None:
-        self.window = window
-        self._size = block_size
+        self.window = window  # divergences after which older ones begin to be forgotten
+        self._size = block_size  # tokens per block
         self._now: dict[_Place, _Tally] = {}
         self._before: dict[_Place, _Tally] = {}
         self._seen = 0
         self._to_skip = 0  # divergences that count for nothing: the next one stands for them
         self._credit = 16.0  # comparisons that may be made at once
 
-    def observe(self, data: bytes, walk: Walk, space: Namespace) -> None:
-        """A lookup of `data` in `space` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
+    def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
+        """A lookup of `data` in `owner` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
         if self._to_skip:
             self._to_skip -= 1
             return
         found = walk[1] + walk[2]
-        key = space.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
+        key = owner.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
         if tally is None:
             if self._seen > self.window:
@@ -131,7 +120,7 @@ class Advisor:
         if (
             self._credit >= 1
             and tally.count >= tally.next_sample
-            and _sample(tally, data, walk, found, space)
+            and _sample(tally, data, walk, found, owner)
         ):
             self._credit -= 1
             tally.next_sample *= 2  # the first, second, fourth, eighth, ..., as far as the credit goes

@@ -17,16 +17,12 @@ _MAX_READINGS = 4096
 
 
 class UseTimes:
-    """Maps the cache's use counter to the clock.
-
-    Args:
-        clock: seconds.
-    """
+    """Maps the cache's use counter to the clock."""
 
     __slots__ = ("_clock", "_latest", "_ticks", "_times")
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self._clock = clock  # seconds
         self._ticks = [0]
         self._times = [clock()]
         self._latest = self._times[0]
@@ -58,18 +54,13 @@ def time_of(tick: int, readings: list[tuple[int, float]]) -> float:
 
 
 class EvictedAges:
-    """Counts evicted blocks by the seconds since they were last used.
-
-    Attributes:
-        counts: blocks by bucket: up to each of AGE_BOUNDS, then older.
-        total_s: sum of their ages, seconds x blocks.
-    """
+    """Counts evicted blocks by the seconds since they were last used."""
 
     __slots__ = ("counts", "total_s")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(AGE_BOUNDS) + 1)
-        self.total_s = 0.0
+        self.counts = [0] * (len(AGE_BOUNDS) + 1)  # blocks by bucket: up to each of AGE_BOUNDS, then older
+        self.total_s = 0.0  # sum of their ages, seconds x blocks
 
     def add(self, age_s: float, num_blocks: int) -> None:
         """Blocks of one age were evicted. O(1)."""

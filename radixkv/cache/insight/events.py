@@ -25,21 +25,13 @@ MAX_FAILURES = 8  # in a row, after which a listener is dropped
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """Whole blocks that follow one another and can be matched from now on.
+    """Whole blocks that follow one another and can be matched from now on."""
 
-    Attributes:
-        block_hashes: their identities, see `radixkv.cache.block_identity`.
-        parent_hash: that of the block before the first one; None: it begins a prompt.
-        block_ids: the physical blocks.
-        key: their tokens, four bytes each.
-        namespace: the framed namespace; () if they are public.
-    """
-
-    block_hashes: tuple[bytes, ...]
-    parent_hash: bytes | None
-    block_ids: tuple[int, ...]
-    key: bytes
-    namespace: NamespaceKey
+    block_hashes: tuple[bytes, ...]  # their identities, see `radixkv.cache.block_identity`
+    parent_hash: bytes | None  # that of the block before the first one; None: it begins a prompt
+    block_ids: tuple[int, ...]  # the physical blocks
+    key: bytes  # their tokens, four bytes each
+    namespace: NamespaceKey  # the framed namespace; () if they are public
 
     @property
     def block_size(self) -> int:
@@ -63,19 +55,13 @@ class RemovedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """What one call changed. What was removed was so before anything was stored.
+    """What one call changed. What was removed was so before anything was stored."""
 
-    Attributes:
-        sequence: consecutive number, from 1; a replay repeats the latest one.
-        stored: parents before what follows them.
-        removed: evicted, discarded, withdrawn or reset; what follows others before them.
-        cleared: nothing was left (`reset`); `removed` says what that was.
-    """
-
-    sequence: int
-    stored: tuple[StoredBlocks, ...] = ()
+    sequence: int  # consecutive number, from 1; a replay repeats the latest one
+    stored: tuple[StoredBlocks, ...] = ()  # parents before what follows them
+    # Evicted, discarded, withdrawn or reset; what follows others before them.
     removed: tuple[RemovedBlocks, ...] = ()
-    cleared: bool = False
+    cleared: bool = False  # nothing was left (`reset`); `removed` says what that was
 
     @property
     def num_blocks(self) -> int:
@@ -93,13 +79,10 @@ class ChangeLog:
 
     The cache is in the middle of a change when it tells them: what a listener raises is logged and goes no
     further, and a listener that keeps failing is dropped.
-
-    Args:
-        block_bytes: bytes of a block's token ids.
     """
 
     def __init__(self, block_bytes: int) -> None:
-        self._size = block_bytes
+        self._size = block_bytes  # bytes of a block's token ids
         self._sequence = 0  # of the latest changes
         self._stored: list[StoredBlocks] = []
         self._removed: list[RemovedBlocks] = []
@@ -130,7 +113,7 @@ class ChangeLog:
         if self._stored:
             self.flush()
         blocks = tuple(node.blocks[first : first + len(hashes)])
-        self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.space.key))
+        self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.owner.key))
 
     def flush(self, cleared: bool = False) -> bool:
         """The call ends: tell what it changed, if it did; False: nobody listens any more. O(listeners)."""
@@ -191,7 +174,7 @@ def _stored(node: Node, first: int, size: int) -> list[StoredBlocks]:
         before = parent.identity(len(parent.blocks))
     stop = first + len(hashes)
     key = bytes(node.key[first * size : stop * size])
-    return [StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.space.key)]
+    return [StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.owner.key)]
 
 
 class ResidentBlock(NamedTuple):
@@ -204,16 +187,11 @@ class ResidentBlock(NamedTuple):
 
 
 class Residency:
-    """A follower: rebuilds from the stream which whole blocks can be matched.
-
-    Attributes:
-        blocks: by their identity.
-        sequence: of the latest changes.
-    """
+    """A follower: rebuilds from the stream which whole blocks can be matched."""
 
     def __init__(self) -> None:
-        self.blocks: dict[bytes, ResidentBlock] = {}
-        self.sequence = 0
+        self.blocks: dict[bytes, ResidentBlock] = {}  # by their identity
+        self.sequence = 0  # of the latest changes
 
     def __call__(self, changes: BlockChanges) -> None:
         """Apply changes; they must come without a gap (a replay repeats the sequence number)."""

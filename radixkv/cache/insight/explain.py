@@ -39,6 +39,10 @@ Reason = Literal[
 REASONS: tuple[Reason, ...] = get_args(Reason)
 CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
+_SHOWN = (
+    *("reason", "num_prompt_tokens", "num_hit_tokens", "diverged_at", "cached_tokens_after"),
+    *("new_tokens_after", "age_s", "evicted_by", "skipped", "detail"),
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,26 +50,22 @@ class MissReport:
     """How much of a prompt was found, and why not the rest. Small: text is composed on demand.
 
     Attributes:
-        reason: one of `REASONS`.
-        num_prompt_tokens: length of the prompt.
-        num_hit_tokens: leading tokens found; for a lease at most the prompt's length - 1.
-        diverged_at: index of the first token that differs from what is cached; None unless `diverged`.
         cached_key, new_key: what the cache and the prompt hold from there on, four bytes a token.
-        age_s: seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
-        evicted_by: what removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
-        skipped: why no lookup was made, for `skipped`.
-        cached_is_public: what is cached after `diverged_at` was declared public: others may not be told.
     """
 
-    reason: Reason
-    num_prompt_tokens: int
-    num_hit_tokens: int
+    reason: Reason  # one of `REASONS`
+    num_prompt_tokens: int  # length of the prompt
+    num_hit_tokens: int  # leading tokens found; for a lease at most the prompt's length - 1
+    # Index of the first token that differs from what is cached; None unless `diverged`.
     diverged_at: int | None = None
     cached_key: bytes | bytearray = b""
     new_key: bytes = b""
+    # Seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
     age_s: float | None = None
+    # What removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
     evicted_by: str | None = None
-    skipped: str | None = None
+    skipped: str | None = None  # why no lookup was made, for `skipped`
+    # What is cached after `diverged_at` was declared public: others may not be told.
     cached_is_public: bool = False
 
     @property
@@ -112,124 +112,44 @@ class MissReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
-        return {
-            "reason": self.reason,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_hit_tokens": self.num_hit_tokens,
-            "diverged_at": self.diverged_at,
-            "cached_tokens_after": self.cached_tokens_after,
-            "new_tokens_after": self.new_tokens_after,
-            "age_s": self.age_s,
-            "evicted_by": self.evicted_by,
-            "skipped": self.skipped,
-            "detail": self.detail,
-        }
+        return {name: getattr(self, name) for name in _SHOWN}
 
     def __repr__(self) -> str:
         return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
 
 
 class DueReport(NamedTuple):
-    """What a report needs to know of the moment of its acquire; it is composed when it is read.
+    """What a report needs to know of the moment of its acquire; it is composed when it is read."""
 
-    Attributes:
-        walk: where the lookup ended.
-        num_tokens: of the prompt.
-        record: what removed the first block missed.
-        at: clock seconds.
-        skip: why no lookup was made.
-    """
-
-    walk: Walk
-    num_tokens: int
-    record: GhostRecord | None
-    at: float
-    skip: str | None
+    walk: Walk  # where the lookup ended
+    num_tokens: int  # of the prompt
+    record: GhostRecord | None  # what removed the first block missed
+    at: float  # clock seconds
+    skip: str | None  # why no lookup was made
 
 
 #: Quicker than DueReport(...).
 new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
 
 
-class Explainer:
-    """Composes the reports of one cache.
-
-    Args:
-        enabled: False: nothing is ever looked up.
-        partial_reuse: whether parts of blocks are shared.
-    """
-
-    def __init__(
-        self,
-        tree: TreeNodes,
-        ghosts: GhostIndex,
-        clock: Callable[[], float],
-        *,
-        enabled: bool,
-        partial_reuse: bool,
-    ) -> None:
-        self._tree = tree
-        self._ghosts = ghosts
-        self._clock = clock
-        self._enabled = enabled
-        self._partial_reuse = partial_reuse
-
-    def due(self, data: bytes, space: Namespace, walk: Walk) -> DueReport:
-        """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
-        num_tokens = len(data) // TOKEN_BYTES
-        if walk[1] + walk[2] < num_tokens - 1:
-            record = self._removal(data, space, walk)
-            if record is not None:
-                return new_due((walk, num_tokens, record, self._clock(), None))
-        return new_due((walk, num_tokens, None, 0.0, None))
-
-    def _removal(self, data: bytes, space: Namespace, walk: Walk | None) -> GhostRecord | None:
-        """What removed the first block of a prompt that a lookup missed; None: not known.
-
-        O(1); where all was reset O(tokens + path).
-        """
-        ghosts, tree = self._ghosts, self._tree
-        depth, inside = (0, 0) if walk is None else walk[1:3]
-        start = depth * TOKEN_BYTES
-        first = own = space
-        if space.declared.prefixes and (shared := space.declared.length_in(data)):
-            first = space.public
-            own = first if start < shared else space
-        before = first.seed if walk is None else tree.identity_of_match(walk, own)
-        following = data[start : start + tree.block_bytes]
-        is_whole = len(following) == tree.block_bytes
-        record = ghosts.find_block(tree.identities.next(before, following)) if is_whole else None
-        if record is None and ghosts.any_partial:
-            record = ghosts.find_partial(before, following, inside * TOKEN_BYTES)
-        former, reset = ghosts.former, ghosts.former_record
-        if former is None or (record is not None and record.number > reset.number):
-            return record
-        return reset if former.had(data, first, own, depth, depth + inside) else record
-
-    @staticmethod
-    def complete(due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
-        """The report of a lease whose `tokens` begin with the prompt."""
-        if due.skip is not None:
-            return MissReport("skipped", due.num_tokens, 0, skipped=due.skip)
-        return _classify(tokens, due.num_tokens, cached, due.walk, due.record, due.at, None)
-
-    def dry(self, data: bytes, space: Namespace, walk: Walk | None, elsewhere: int | None) -> MissReport:
-        """The report that a lease would get now.
-
-        Args:
-            elsewhere: leading tokens that are cached in another namespace; None: not to be told.
-        """
-        num_tokens = len(data) // TOKEN_BYTES
-        if not self._enabled:
-            return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        depth, inside = (0, 0) if walk is None else walk[1:3]
-        found = depth + inside
-        cached = min(found if self._partial_reuse else depth, num_tokens - 1)
-        record = self._removal(data, space, walk) if self._ghosts.count else None
-        return _classify(data, num_tokens, cached, walk, record, self._clock(), elsewhere)
+def due_report(ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk) -> DueReport:
+    """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
+    num_tokens = len(data) // TOKEN_BYTES
+    if walk[1] + walk[2] < num_tokens - 1:
+        record = ghosts.removal(tree, data, owner, walk)
+        if record is not None:
+            return new_due((walk, num_tokens, record, ghosts.clock(), None))
+    return new_due((walk, num_tokens, None, 0.0, None))
 
 
-def _classify(
+def report_of(due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
+    """The report of a lease whose `tokens` begin with the prompt."""
+    if due.skip is not None:
+        return MissReport("skipped", due.num_tokens, 0, skipped=due.skip)
+    return classify(tokens, due.num_tokens, cached, due.walk, due.record, due.at, None)
+
+
+def classify(
     data: bytes | bytearray,
     num_tokens: int,
     cached: int,
@@ -238,7 +158,13 @@ def _classify(
     now: float,
     elsewhere: int | None,
 ) -> MissReport:
-    """The first reason that applies, in the order of `REASONS`."""
+    """The first reason that applies, in the order of `REASONS`.
+
+    Args:
+        cached: tokens that the prompt gets from the cache, of those that `walk` found.
+        record: what removed the first block missed; `now`: clock seconds.
+        elsewhere: leading tokens that are cached in another namespace; None: not to be told.
+    """
     found = 0 if walk is None else walk.depth + walk.partial
     if cached >= num_tokens - 1:
         return MissReport("hit", num_tokens, cached)
@@ -252,6 +178,6 @@ def _classify(
     if walk is not None and found and walk.onward:
         shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
         new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
-        is_public = walk.neighbour is not None and walk.neighbour.space.is_public
+        is_public = walk.neighbour is not None and walk.neighbour.owner.is_public
         return MissReport("diverged", num_tokens, cached, found, shown, new, cached_is_public=is_public)
     return MissReport("first_seen", num_tokens, cached)

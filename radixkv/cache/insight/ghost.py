@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from radixkv.cache.block_identity import each_identity
 from radixkv.cache.invalidated_tree import InvalidatedTree
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.node import Namespace
+from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
@@ -19,45 +22,26 @@ _PARTIAL = b"~"
 
 @dataclass(eq=False, slots=True)
 class GhostRecord:
-    """When, why and by what a run of blocks was removed; shared by the blocks of one removal.
+    """When, why and by what a run of blocks was removed; shared by the blocks of one removal."""
 
-    Attributes:
-        reason: `evicted`, `expired` or `reset`.
-        at: clock seconds.
-        by: what removed it.
-        number: removals before it.
-        tail: the tokens of a partial block that was removed at the end.
-    """
-
-    reason: str
-    at: float
-    by: str
-    number: int
-    tail: bytes = b""
+    reason: str  # `evicted`, `expired` or `reset`
+    at: float  # clock seconds
+    by: str  # what removed it
+    number: int  # removals before it
+    tail: bytes = b""  # the tokens of a partial block that was removed at the end
 
 
 class GhostIndex:
-    """Removed blocks, the latest `capacity` of them.
-
-    Args:
-        capacity: blocks remembered; 0 turns the index off.
-        clock: seconds.
-
-    Attributes:
-        count: removals since the start; 0: there is nothing to find.
-        any_partial: whether partial blocks were among them.
-        former: the tree before the latest reset, while it is remembered.
-        former_record: of that reset.
-        leaving: trees that nobody asks about any more, to be freed by `free_some`.
-    """
+    """Removed blocks, the latest `capacity` of them."""
 
     def __init__(self, capacity: int, clock: Callable[[], float]) -> None:
-        self.capacity = capacity
-        self._clock = clock
-        self.count = 0
-        self.any_partial = False
-        self.former: InvalidatedTree | None = None
-        self.former_record = GhostRecord("", 0.0, "", 0)
+        self.capacity = capacity  # blocks remembered; 0 turns the index off
+        self.clock = clock  # seconds
+        self.count = 0  # removals since the start; 0: there is nothing to find
+        self.any_partial = False  # whether partial blocks were among them
+        self.former: InvalidatedTree | None = None  # the tree before the latest reset, while it is remembered
+        self.former_record = GhostRecord("", 0.0, "", 0)  # of that reset
+        # Trees that nobody asks about any more, to be freed by `free_some`.
         self.leaving: deque[InvalidatedTree] = deque()
         self._former_blocks = 0
         self._former_left = 0  # removals, in blocks, after which it is forgotten
@@ -88,7 +72,7 @@ class GhostIndex:
         """
         self.free_some()
         known = each_identity(ids)
-        record = GhostRecord(reason, self._clock(), by, self.count)
+        record = GhostRecord(reason, self.clock(), by, self.count)
         if partial is not None:
             self.any_partial = True
             known = (*known, _PARTIAL + partial[0])
@@ -131,7 +115,7 @@ class GhostIndex:
             self.leaving.append(tree)
             return
         self._replace_former(tree, tree.num_blocks)
-        self.former_record = GhostRecord("reset", self._clock(), by, self.count)
+        self.former_record = GhostRecord("reset", self.clock(), by, self.count)
         self.count += 1
 
     def _replace_former(self, tree: InvalidatedTree | None, num_blocks: int = 0) -> None:
@@ -150,14 +134,29 @@ class GhostIndex:
         """What removed a whole block; None: not known. O(1)."""
         return self._records.get(identity)
 
-    def find_partial(self, before: bytes, following: bytes, found: int) -> GhostRecord | None:
-        """What removed a partial block after an identity that began a prompt's next block. O(1).
+    def removal(
+        self, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
+    ) -> GhostRecord | None:
+        """What removed the first block of a prompt that a lookup in `owner` missed; None: not known.
 
-        Args:
-            following: the prompt's tokens there, at most a block of them.
-            found: bytes of these that are cached now; it must have reached beyond.
+        O(1); where all was reset O(tokens + path).
         """
-        record = self._records.get(_PARTIAL + before)
-        if record is None or found >= len(record.tail) or not following.startswith(record.tail):
-            return None
-        return record
+        depth, inside = (0, 0) if walk is None else walk[1:3]
+        start = depth * TOKEN_BYTES
+        first = own = owner
+        if owner.declared.prefixes and (shared := owner.declared.length_in(data)):
+            first = owner.public
+            own = first if start < shared else owner
+        before = first.seed if walk is None else tree.identity_of_match(walk, own)
+        following = data[start : start + tree.block_bytes]
+        record = None
+        if len(following) == tree.block_bytes:
+            record = self._records.get(tree.identities.next(before, following))
+        if record is None and self.any_partial:
+            partial = self._records.get(_PARTIAL + before)
+            if partial is not None and inside * TOKEN_BYTES < len(partial.tail):
+                record = partial if following.startswith(partial.tail) else None
+        former, reset = self.former, self.former_record
+        if former is None or (record is not None and record.number > reset.number):
+            return record
+        return reset if former.had(data, first, own, depth, depth + inside) else record

@@ -56,12 +56,12 @@ class TreeView:
         The caller calls its `advance`, between calls of the cache; see `radixkv.cache.insight.tree_walk`.
         """
         parts = self._parts
-        space = None if namespace is None else parts.namespaces.known(namespace)
-        if space is None and namespace is not None:
+        owner = None if namespace is None else parts.namespaces.known(namespace)
+        if owner is None and namespace is not None:
             return None
         return TreeWalk(
             parts.tree,
-            space,
+            owner,
             shown_tokens=shown_tokens,
             most_nodes=most_nodes,
             most_bytes=most_bytes,
@@ -76,8 +76,8 @@ class TreeView:
         The last one may be found in part. O(tokens + path).
         """
         parts = self._parts
-        data, space = encode_tokens(token_ids), parts.namespaces.known(namespace)
-        walk = parts.lookup.match(data, space, namespace).walk
+        data, owner = encode_tokens(token_ids), parts.namespaces.known(namespace)
+        walk = parts.lookup.match(data, owner, namespace).walk
         if walk is None:
             return []
         last = walk.node if walk.source is None else walk.source
@@ -89,12 +89,12 @@ class TreeView:
         Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
         """
         parts = self._parts
-        space = parts.namespaces.known(namespace)
-        walk = parts.lookup.match(encode_tokens(token_ids), space).walk
-        if walk is None or space is None:
+        owner = parts.namespaces.known(namespace)
+        walk = parts.lookup.match(encode_tokens(token_ids), owner).walk
+        if walk is None or owner is None:
             return []
         size = limit * TOKEN_BYTES
-        return decode_tokens(continuation(walk, size, space)[:size])
+        return decode_tokens(continuation(walk, size, owner)[:size])
 
     def following(self, token_ids: TokenIds, namespace: NamespaceName = "", most: int = 64) -> list[int]:
         """What was cached after these tokens before, in the same namespace: a guess of what comes next.
@@ -103,8 +103,8 @@ class TreeView:
         was declared is followed. O(tokens + path).
         """
         parts = self._parts
-        space = parts.namespaces.known(namespace)
-        found = parts.lookup.following(encode_tokens(token_ids), space, most * TOKEN_BYTES)
+        owner = parts.namespaces.known(namespace)
+        found = parts.lookup.following(encode_tokens(token_ids), owner, most * TOKEN_BYTES)
         return np.frombuffer(found, dtype=np.int32).tolist()
 
     @property
@@ -115,7 +115,7 @@ class TreeView:
 
 def _line(node: Node, level: int) -> str:
     if node.parent is None:
-        return f"{node.space!r}"
+        return f"{node.owner!r}"
     tokens = decode_tokens(node.key[: _SHOWN_TOKENS * TOKEN_BYTES])
     more = " .." if len(node.key) > _SHOWN_TOKENS * TOKEN_BYTES else ""
     marks = (f", {node.refs} refs" if node.refs else "") + (", pinned" if node.pins else "")

@@ -24,35 +24,23 @@ class CachedNode(NamedTuple):
     """A run of cached blocks without a branch inside, as it was when the walk came by.
 
     Attributes:
-        id: unlike those of all other nodes at this time; stays while the node's first block is cached.
-        parent: the node above; None: prompts begin with this one.
-        namespace: whose it is, framed; () where it is public.
-        level: nodes above it.
-        start: tokens before it.
         num_tokens, num_blocks: its own.
-        num_hits: requests that found it; a little fewer where the tree was not seen whole.
-        num_leases: running requests that hold it as the last of theirs.
-        is_held: requests or pins protect it, or something below it.
-        is_pinned: a pin protects it.
-        idle_s: seconds since its last use, about; complete only for leaves.
-        eviction_rank: 1: it is the next to be evicted among these nodes; None: it is no candidate.
-        key: its leading tokens, as many as were asked for: four bytes each, little-endian.
     """
 
-    id: int
-    parent: int | None
-    namespace: NamespaceKey
-    level: int
-    start: int
+    id: int  # unlike those of all other nodes at this time; stays while the node's first block is cached
+    parent: int | None  # the node above; None: prompts begin with this one
+    namespace: NamespaceKey  # whose it is, framed; () where it is public
+    level: int  # nodes above it
+    start: int  # tokens before it
     num_tokens: int
     num_blocks: int
-    num_hits: int
-    num_leases: int
-    is_held: bool
-    is_pinned: bool
-    idle_s: float
-    eviction_rank: int | None
-    key: bytes
+    num_hits: int  # requests that found it; a little fewer where the tree was not seen whole
+    num_leases: int  # running requests that hold it as the last of theirs
+    is_held: bool  # requests or pins protect it, or something below it
+    is_pinned: bool  # a pin protects it
+    idle_s: float  # seconds since its last use, about; complete only for leaves
+    eviction_rank: int | None  # 1: it is the next to be evicted among these nodes; None: it is no candidate
+    key: bytes  # its leading tokens, as many as were asked for: four bytes each, little-endian
 
     @property
     def tenant(self) -> str | None:
@@ -72,39 +60,28 @@ class CachedNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeSnapshot:
-    """Nodes of the cache, read between the engine's steps.
+    """Nodes of the cache, read between the engine's steps."""
 
-    Attributes:
-        nodes: a node's parent before it.
-        is_complete: nothing was left out for its size, and nothing was reset meanwhile.
-        ranks_are_exact: the eviction policy takes the candidates strictly by their ranks.
-    """
-
-    nodes: list[CachedNode]
-    is_complete: bool
-    ranks_are_exact: bool
+    nodes: list[CachedNode]  # a node's parent before it
+    is_complete: bool  # nothing was left out for its size, and nothing was reset meanwhile
+    ranks_are_exact: bool  # the eviction policy takes the candidates strictly by their ranks
 
 
 class TreeWalk:
     """A walk through the nodes of one namespace and the public ones, or of all.
 
     Args:
-        space: whose nodes, besides the public ones; None: everybody's.
         shown_tokens: leading tokens of each node to read; -1: all.
         most_nodes, most_bytes: after which the walk ends.
-        now: clock seconds.
-        readings: see `UseTimes`.
-        hits_are_of_paths: nodes count all hits that go through them; else those that end there.
 
     Attributes:
         num_seen: nodes so far.
-        is_complete: the walk has come to its end, and not by a limit or a reset.
     """
 
     def __init__(
         self,
         tree: TreeNodes,
-        space: Namespace | None,
+        owner: Namespace | None,
         *,
         shown_tokens: int = 0,
         most_nodes: int = 50_000,
@@ -116,18 +93,19 @@ class TreeWalk:
         # As CachedNode, but with their own hits, the cache's use counter at their latest use, and what sorts
         # the candidates of eviction: what that means is found out later, where it holds up no step.
         self._seen: list[tuple[Any, ...]] = []
-        self._now = now
-        self._readings = readings
+        self._now = now  # clock seconds
+        self._readings = readings  # see `UseTimes`
+        # Nodes count all hits that go through them; else those that end there.
         self._hits_are_of_paths = hits_are_of_paths
-        self.is_complete = False
+        self.is_complete = False  # the walk has come to its end, and not by a limit or a reset
         self._tree = tree
         self._roots = tree.roots
-        self._space = space
+        self._owner = owner  # whose nodes, besides the public ones; None: everybody's
         self._shown_bytes = shown_tokens * TOKEN_BYTES if shown_tokens >= 0 else sys.maxsize
         self._most_nodes = most_nodes
         self._bytes_left = most_bytes
         self._ids: set[int] = set()
-        roots = tree.roots if space is None else (space.public, space)
+        roots = tree.roots if owner is None else (owner.public, owner)
         self._todo: deque[tuple[Node, int]] = deque()
         for owner in roots:
             root = tree.roots.get(owner)
@@ -144,8 +122,8 @@ class TreeWalk:
         if children is not None:
             self._todo.extend([(child, level) for child in children])
         if private is not None:
-            for space, own in private.items():
-                if self._space is None or space is self._space:
+            for owner, own in private.items():
+                if self._owner is None or owner is self._owner:
                     self._todo.extend([(child, level) for child in own])
 
     def advance(self, num_nodes: int = SLICE_NODES, num_bytes: int = SLICE_BYTES) -> bool:
@@ -187,7 +165,7 @@ class TreeWalk:
             (
                 first,
                 above,
-                node.space.key,
+                node.owner.key,
                 level,
                 node.start,
                 size // TOKEN_BYTES,

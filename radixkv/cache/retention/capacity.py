@@ -26,16 +26,9 @@ from radixkv.errors import OutOfBlocks
 class Capacity:
     """The pool's blocks, divided among groups, and all that holds them.
 
-    Args:
-        groups: all of them.
-        publics: the public text, by what computes it.
-        ghosts: remember what is evicted.
-
     Attributes:
-        leases: those that live, by number.
         refused: how often there were too few blocks.
         evicted_blocks: since the start.
-        evicted_ages: how old they had become.
     """
 
     def __init__(
@@ -49,14 +42,14 @@ class Capacity:
     ) -> None:
         self.pool = pool
         self.tree = tree
-        self.groups = groups
+        self.groups = groups  # all of them
         self.pins = pins
-        self.leases: dict[int, Any] = {}
+        self.leases: dict[int, Any] = {}  # those that live, by number
         self.refused = self.evicted_blocks = 0
         self._last_lease = 0
-        self._publics = publics
-        self.evicted_ages = EvictedAges()
-        self._ghosts = ghosts
+        self._publics = publics  # the public text, by what computes it
+        self.evicted_ages = EvictedAges()  # how old they had become
+        self._ghosts = ghosts  # remember what is evicted
         self._on_evict = overridden(tree.policy, "on_evict")
         self._victim = overridden(tree.policy, "victim")
         self._trim_limit = overridden(tree.policy, "trim_limit")
@@ -106,7 +99,7 @@ class Capacity:
         """As `room`, while all of `source` is held, and `node` with what is above it up to token `depth`."""
         locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
         if source is not None and not source.refs:
-            if source.space.group is group:
+            if source.owner.group is group:
                 locked = len(source.blocks)
             else:
                 shared = len(source.blocks)
@@ -115,7 +108,7 @@ class Capacity:
             count = len(current.blocks)
             if current is node:
                 count = (depth - node.start) // self.tree.block_size
-            if current.space.group is group:
+            if current.owner.group is group:
                 locked += count
             else:
                 shared += count
@@ -126,7 +119,7 @@ class Capacity:
     def require(
         self,
         needed: int,
-        space: Namespace,
+        owner: Namespace,
         total: int,
         path: tuple[Node, int],
         room: Callable[[], tuple[int, int]],
@@ -143,13 +136,13 @@ class Capacity:
         Raises:
             OutOfBlocks: they can't; nothing was changed.
         """
-        if needed <= min(room()) or self._pins_give_way(needed, space.group, total, path, room, lease):
+        if needed <= min(room()) or self._pins_give_way(needed, owner.group, total, path, room, lease):
             return
         available = min(room())
         self.refused += 1
-        self.tree.drop_empty_root(space)
-        self.tree.drop_empty_root(space.public)
-        quota = "" if space.group.ceiling is None else f" within the quota of {space.group.ceiling}"
+        for root in (self.tree.roots.get(owner), self.tree.roots.get(owner.public)):
+            self.tree.drop_empty_root(root)
+        quota = "" if owner.group.ceiling is None else f" within the quota of {owner.group.ceiling}"
         raise OutOfBlocks(
             f"{needed} blocks are needed, {available} of {self.pool.num_blocks} are free or evictable{quota}",
             needed=needed,
@@ -174,7 +167,7 @@ class Capacity:
             return False
         if group.ceiling is not None:
             node: Node | None = path[0]
-            while node is not None and node.space.group is group:
+            while node is not None and node.owner.group is group:
                 node = node.parent
             public = 0 if node is None else min(node.end, path[1]) // self.tree.block_size
             if total - public > group.ceiling:
@@ -184,7 +177,7 @@ class Capacity:
             return needed <= min(room())
 
         if group.ceiling is not None and needed > room()[1]:
-            others = any(other is not lease and other.space.group is group for other in self.leases.values())
+            others = any(other is not lease and other.owner.group is group for other in self.leases.values())
             if not others and self.pins.give_way(is_enough, group):
                 return True
         if len(self.leases) > (lease is not None):  # it is not alone: waiting may help
@@ -229,7 +222,7 @@ class Capacity:
             nodes.extend(node.children or ())
         above: set[Node] = set()
         for node in reversed(nodes):
-            if node in above or any(is_meant(space.group) for space in node.namespace_children or ()):
+            if node in above or any(is_meant(owner.group) for owner in node.namespace_children or ()):
                 above.add(node)
                 if node.parent is not None:
                     above.add(node.parent)
@@ -238,10 +231,7 @@ class Capacity:
     # ------------------------------------------------------------------ taking and giving back
 
     def allocate(self, count: int, group: QuotaGroup) -> array[int]:
-        """`count` free blocks, evicting as needed.
-
-        The caller has made sure that so many are available.
-        """
+        """`count` free blocks, evicting as needed. The caller has made sure that so many are available."""
         if count > self.pool.num_free or group.ceiling is not None:
             self._make_room(count, group)
         group.count_used(count)
@@ -283,7 +273,7 @@ class Capacity:
             self._forget(unheld, 1)
 
     def _forget(self, leaf: Node, num_blocks: int) -> None:
-        group = leaf.space.group
+        group = leaf.owner.group
         self.free_tree_blocks(self.tree.trim(leaf, num_blocks), group)
 
     def discard_from(self, node: Node, cut: int, unused_since: int | None = None) -> None:
@@ -319,13 +309,13 @@ class Capacity:
         source.count_used(-count)
         target.count_used(count)
 
-    def forget_tree(self, kept: Iterable[QuotaGroup]) -> int:
+    def forget_tree(self, held: Iterable[QuotaGroup]) -> int:
         """The tree was reset: its blocks are nobody's, but for one of each of these groups.
 
-        Returns how many the others are. O(groups + kept).
+        Returns how many the others are. O(groups + held).
         """
         forgotten = sum(group.forget() for group in self.groups)
-        for group in kept:
+        for group in held:
             group.count_used(1)
             forgotten -= 1
         return forgotten

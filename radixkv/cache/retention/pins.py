@@ -36,20 +36,15 @@ class _Renewal:
 
 @dataclass(eq=False, slots=True, repr=False)
 class Pin:
-    """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed.
+    """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed."""
 
-    Attributes:
-        key: its namespace, and its id there.
-        beyond: Python's hash of those of its tokens that were not cached or did not fit into the budget: they
-            are not kept.
-        longer: identity, and the same hash, of what else was set `at_least` and of which just this is pinned.
-        space: whose it is, in use as long as the pin is there: its blocks may all be public ones.
-    """
-
-    key: PinKey
+    key: PinKey  # its namespace, and its id there
+    # Python's hash of those of its tokens that were not cached or did not fit into the budget: they are not
+    # kept.
     beyond: int
+    # Identity, and the same hash, of what else was set `at_least` and of which just this is pinned.
     longer: dict[_Longer, None]
-    space: Namespace
+    owner: Namespace  # whose it is, in use as long as the pin is there: its blocks may all be public ones
     node: Node
     num_tokens: int
     ttl: float
@@ -68,22 +63,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PinInfo:
-    """A pin as it can be seen.
+    """A pin as it can be seen."""
 
-    Attributes:
-        id: names it within its namespace: the identity of the tokens it was set with.
-        num_tokens: what is pinned: as many leading tokens as were cached and fitted into the budget.
-        token_key: these, or as many leading ones as were asked for: four bytes each.
-        expires_in_s: seconds until it ends, if no hit renews it; None: it stays until `unpin`.
-        node: the first block of the node that it ends at, which names that node in a `TreeWalk`.
-    """
-
-    id: str
+    id: str  # names it within its namespace: the identity of the tokens it was set with
     namespace: NamespaceKey
-    num_tokens: int
-    token_key: bytes
-    expires_in_s: float | None
-    node: int = -1
+    num_tokens: int  # what is pinned: as many leading tokens as were cached and fitted into the budget
+    token_key: bytes  # these, or as many leading ones as were asked for: four bytes each
+    expires_in_s: float | None  # seconds until it ends, if no hit renews it; None: it stays until `unpin`
+    node: int = -1  # the first block of the node that it ends at, which names that node in a `TreeWalk`
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -102,31 +89,20 @@ class PinInfo:
 
 
 class PinBoard:
-    """The pins of one cache.
-
-    Args:
-        budget_blocks: most blocks that pins may protect together.
-        clock: seconds.
-
-    Attributes:
-        pinned_blocks: blocks that pins protect now.
-        given_way: pins that were ended early, for a request that could never run beside them.
-        any_lapsed: whether some node may carry the mark of an expired pin.
-        by_key: the pins, oldest first.
-    """
+    """The pins of one cache."""
 
     def __init__(self, tree: RadixTree, budget_blocks: int, clock: Callable[[], float]) -> None:
-        self.budget_blocks = budget_blocks
-        self.pinned_blocks = 0
-        self.any_lapsed = False
-        self.given_way = 0
-        self.by_key: dict[PinKey, Pin] = {}
+        self.budget_blocks = budget_blocks  # most blocks that pins may protect together
+        self.pinned_blocks = 0  # blocks that pins protect now
+        self.any_lapsed = False  # whether some node may carry the mark of an expired pin
+        self.given_way = 0  # pins that were ended early, for a request that could never run beside them
+        self.by_key: dict[PinKey, Pin] = {}  # the pins, oldest first
         self._by_name: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
         self._renewals: dict[Node, _Renewal] = {}  # of the nodes at which pins end
         self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
         self._serial = 0
         self._tree = tree
-        self._clock = clock
+        self._clock = clock  # seconds
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -161,20 +137,20 @@ class PinBoard:
 
     # ------------------------------------------------------------------ finding
 
-    def set_with(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
+    def set_with(self, data: bytes, owner: Namespace, walk: Walk | None) -> Pin | None:
         """The pin that was set with these tokens, of which a lookup found `walk`; or None. O(tokens)."""
-        for pin in self._named(self._identity(data, space, walk), space):
+        for pin in self._named(self._identity(data, owner, walk), owner):
             if pin.beyond == self._beyond(pin, data):
                 return pin
         return None
 
-    def find(self, data: bytes, space: Namespace, walk: Walk | None) -> Pin | None:
+    def find(self, data: bytes, owner: Namespace, walk: Walk | None) -> Pin | None:
         """The same, or a pin of just these tokens, or one that was set `at_least` with them. O(tokens)."""
-        pin = self.set_with(data, space, walk)
+        pin = self.set_with(data, owner, walk)
         if pin is not None:
             return pin
-        identity = self._identity(data, space, walk)
-        for pin in self._named(identity, space):
+        identity = self._identity(data, owner, walk)
+        for pin in self._named(identity, owner):
             beyond = self._beyond(pin, data)
             if beyond == _NOTHING or (identity, beyond) in pin.longer:
                 return pin
@@ -186,13 +162,13 @@ class PinBoard:
             return None
         return hash(data[pin.num_tokens * TOKEN_BYTES :])
 
-    def _named(self, identity: bytes, space: Namespace) -> list[Pin]:
-        return self._by_name.get((space.key, identity), [])
+    def _named(self, identity: bytes, owner: Namespace) -> list[Pin]:
+        return self._by_name.get((owner.key, identity), [])
 
-    def _identity(self, data: bytes, space: Namespace, walk: Walk | None) -> bytes:
+    def _identity(self, data: bytes, owner: Namespace, walk: Walk | None) -> bytes:
         """Of tokens in a namespace, whatever of them is public or cached. O(tokens that were not found)."""
-        tree, before, start = self._tree, space.seed, 0
-        if walk is not None and not space.declared.length_in(data):
+        tree, before, start = self._tree, owner.seed, 0
+        if walk is not None and not owner.declared.length_in(data):
             node = walk.node
             depth = min(walk.depth, len(data) // tree.block_bytes * tree.block_size)
             while node.parent is not None and node.start >= depth:
@@ -202,7 +178,7 @@ class PinBoard:
 
     # ------------------------------------------------------------------ setting and ending
 
-    def add(self, data: bytes, space: Namespace, walk: Walk, ttl: float | None, at_least: bool) -> Pin | None:
+    def add(self, data: bytes, owner: Namespace, walk: Walk, ttl: float | None, at_least: bool) -> Pin | None:
         """Pin what a lookup found, as far as the budget goes; None: that is nothing. O(path).
 
         Args:
@@ -216,25 +192,25 @@ class PinBoard:
         pinned = data[: num_tokens * TOKEN_BYTES]
         beyond = hash(data[len(pinned) :])
         if at_least and beyond != _NOTHING:
-            longer[self._identity(data, space, walk), beyond] = None
+            longer[self._identity(data, owner, walk), beyond] = None
             data, beyond = pinned, _NOTHING
-        old = self.set_with(data, space, walk)
+        old = self.set_with(data, owner, walk)
         if old is not None:
             life = max(life, old.ttl) if at_least else life
             longer = dict.fromkeys([*old.longer, *longer][-_MAX_LONGER:])
             self.drop(old)
         self.pinned_blocks += self._tree.pin(node)
         renewal = self._renewals.setdefault(node, _Renewal())
-        identity = self._identity(data, space, walk)
-        names = dict.fromkeys([identity, self._identity(pinned, space, walk), *(name for name, _ in longer)])
+        identity = self._identity(data, owner, walk)
+        names = dict.fromkeys([identity, self._identity(pinned, owner, walk), *(name for name, _ in longer)])
         pin_id = identity.hex()[:_ID_DIGITS]
-        if (space.key, pin_id) in self.by_key:  # other tokens have the same identity
+        if (owner.key, pin_id) in self.by_key:  # other tokens have the same identity
             pin_id += f"-{self._serial}"
         pin = Pin(
-            (space.key, pin_id),
+            (owner.key, pin_id),
             beyond,
             longer,
-            space,
+            owner,
             node,
             num_tokens,
             life,
@@ -324,7 +300,7 @@ class PinBoard:
         """
         ended, before = [], list(self)
         for pin in sorted(before, key=lambda pin: pin.expires):
-            if group is None or pin.space.group is group:
+            if group is None or pin.owner.group is group:
                 self.drop(pin)
                 ended.append(pin)
                 if is_enough():

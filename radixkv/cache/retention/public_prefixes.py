@@ -12,23 +12,15 @@ from radixkv.cache.keys import shared_bytes
 
 
 class PublicPrefixes:
-    """The declared prefixes, as bytes of whole blocks.
-
-    Args:
-        block_bytes: bytes of a block's token ids.
-
-    Attributes:
-        prefixes: the declared ones, as the keys.
-        version: changes with each declaration.
-    """
+    """The declared prefixes, as bytes of whole blocks."""
 
     __slots__ = ("_order", "_size", "prefixes", "version")
 
     def __init__(self, block_bytes: int) -> None:
-        self.prefixes: dict[bytes, None] = {}
+        self.prefixes: dict[bytes, None] = {}  # the declared ones, as the keys
         self._order: list[bytes] | None = None  # None: to be made when it is needed
-        self.version = 0
-        self._size = block_bytes
+        self.version = 0  # changes with each declaration
+        self._size = block_bytes  # bytes of a block's token ids
 
     def __len__(self) -> int:
         return len(self.prefixes)

@@ -19,15 +19,10 @@ from radixkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Bounds on the blocks of one namespace, cached and held together.
+    """Bounds on the blocks of one namespace, cached and held together."""
 
-    Attributes:
-        floor: blocks under which requests of other namespaces can't push it.
-        ceiling: blocks it can't exceed; None: the pool.
-    """
-
-    floor: int = 0
-    ceiling: int | None = None
+    floor: int = 0  # blocks under which requests of other namespaces can't push it
+    ceiling: int | None = None  # blocks it can't exceed; None: the pool
 
     def __post_init__(self) -> None:
         if self.floor < 0 or (self.ceiling is not None and self.ceiling < max(1, self.floor)):
@@ -38,19 +33,13 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """A quota and what is used of it, in blocks.
+    """A quota and what is used of it, in blocks."""
 
-    Attributes:
-        namespace: whose: those that begin with it count here, too.
-        used_blocks: cached and held.
-        protected_blocks: of the cached ones, those that leases or pins protect.
-    """
-
-    namespace: NamespaceKey
+    namespace: NamespaceKey  # whose: those that begin with it count here, too
     floor: int
     ceiling: int | None
-    used_blocks: int
-    protected_blocks: int
+    used_blocks: int  # cached and held
+    protected_blocks: int  # of the cached ones, those that leases or pins protect
 
 
 class QuotaGroup:
@@ -59,20 +48,19 @@ class QuotaGroup:
     The tree counts its blocks here, `Capacity` those used; both by the methods.
 
     Attributes:
-        most: blocks that it may be found with: its ceiling, or what it had when that was lowered.
         used: blocks in the tree and private to leases.
         blocks: blocks in the tree.
         protected: blocks in the tree that leases, pins or pending copies protect.
-        index: the leaves that may be evicted.
-        indexed_as: (entry, evictable, reclaimable) as `QuotaGroups` last knew it.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self.index = policy.new_index()
+        self.index = policy.new_index()  # the leaves that may be evicted
         self.floor = 0
         self.ceiling: int | None = None
+        # Blocks that it may be found with: its ceiling, or what it had when that was lowered.
         self.most: int | None = None
         self.used = self.blocks = self.protected = 0
+        # (entry, evictable, reclaimable) as `QuotaGroups` last knew it.
         self.indexed_as: tuple[Entry | None, int, int] = (None, 0, 0)
         self._changed: dict[QuotaGroup, None] | None = None
         self._number = 0
@@ -139,15 +127,11 @@ class QuotaGroups:
 
     What several groups could give together, and which one gives first, is brought up to date when it is asked
     for: O(log groups) for each group that changed since. While there is only the common one, nothing is kept.
-
-    Attributes:
-        common: the group of all others.
-        are_several: whether there are more than the common one.
     """
 
     def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
-        self.common = QuotaGroup(policy)
-        self.are_several = False
+        self.common = QuotaGroup(policy)  # the group of all others
+        self.are_several = False  # whether there are more than the common one
         self._num_blocks = num_blocks
         self._policy = policy
         self._by_key: dict[NamespaceKey, QuotaGroup] = {}
