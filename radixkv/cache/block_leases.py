@@ -33,7 +33,7 @@ class BlockLeases:
         self._leasing = parts.leasing
 
     def missing(self, match: Match) -> BlockRun:
-        """The whole blocks of a prompt after its match, which must be current: all those of one whose.
+        """The whole blocks of a prompt after its match, which must be current: all those of one namespace.
 
         The public ones where the match ends before the end of public text, else the namespace's own.
         O(tokens after the match).
@@ -42,11 +42,11 @@ class BlockLeases:
         owner = self._namespaces.obtain(match.namespace)
         public = owner.declared.length_in(data)
         start = 0 if walk is None else walk.depth * TOKEN_BYTES
-        whose = owner.public if start < public else owner
-        before = whose.seed if walk is None else tree.identity_of_match(walk, whose)
+        part = owner.public if start < public else owner
+        before = part.seed if walk is None else tree.identity_of_match(walk, part)
         end = public if start < public else len(data) - len(data) % tree.block_bytes
         ids = tree.identities.chain(before, data[start:end])
-        return _run(whose, owner, data[:end], start // TOKEN_BYTES, ids)
+        return _run(part, owner, data[:end], start // TOKEN_BYTES, ids)
 
     def reserve(self, run: BlockRun, match: Match) -> Lease:
         """A lease on all blocks up to the end of a run that is missing after a match: new ones for the run.
@@ -87,7 +87,7 @@ class BlockLeases:
         ]
 
     def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
-        """The whole blocks of a text that are cached: a run for each whose. O(tokens + path)."""
+        """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""
         data = encode_tokens(token_ids)
         owner = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, owner).walk
@@ -100,17 +100,17 @@ class BlockLeases:
                 node.ids[: count // self._tree.block_size * IDENTITY_BYTES]
             )
         runs, start = [], 0
-        for whose, own in ids.items():
+        for part, own in ids.items():
             end = start + len(own) // IDENTITY_BYTES * self._tree.block_size
-            runs.append(_run(whose, owner, data[: end * TOKEN_BYTES], start, own))
+            runs.append(_run(part, owner, data[: end * TOKEN_BYTES], start, own))
             start = end
         return runs
 
 
-def _run(whose: Namespace, owner: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
+def _run(part: Namespace, owner: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
     """A run of what is `owner`'s, or of the public text that it shares."""
     identities = tuple(
         bytes(ids[place : place + IDENTITY_BYTES]) for place in range(0, len(ids), IDENTITY_BYTES)
     )
-    key = what_computes(owner.key) if whose.is_public else owner.key
-    return BlockRun(key, whose.is_public, data, start, identities)
+    key = what_computes(owner.key) if part.is_public else owner.key
+    return BlockRun(key, part.is_public, data, start, identities)

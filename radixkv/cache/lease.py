@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from array import array
+from copy import copy
 
 import numpy as np
 
@@ -48,9 +49,19 @@ class Lease(LeasePath):
         public_tokens: int,
         shares: bool,
     ) -> None:
-        super().__init__(capacity, owner, tokens, node, tree_tokens, public_tokens, shares)
+        self.capacity = capacity
+        self.tree = capacity.tree
         self.namespace = namespace
+        self.owner = owner
+        self.tokens = tokens
+        self.num_tokens = len(tokens) // TOKEN_BYTES
         self.num_cached_tokens = self.num_committed = num_cached_tokens
+        self.node = node
+        self.tree_tokens = self.own_from = tree_tokens
+        self.public_tokens = public_tokens
+        self.shares = shares
+        self.used_at = 0
+        self.pending = self.forks = None
         self.due: DueReport | None = None
         self._report: MissReport | None = None
         self._is_released = False
@@ -150,20 +161,9 @@ class Lease(LeasePath):
         """
         if self._is_released:
             raise self._error("fork")
-        child = Lease(
-            self.capacity,
-            self.namespace,
-            self.owner,
-            bytearray(self.tokens),
-            self.node,
-            self.tree_tokens,
-            self.num_cached_tokens,
-            self.public_tokens,
-            self.shares,
-        )
-        child.num_committed = self.num_committed
-        child.own_from, child.used_at = self.own_from, self.used_at
-        child.due, child._report = self.due, self._report
+        child = copy(self)
+        child.id = self.capacity.add_lease(child)
+        child.tokens = bytearray(self.tokens)
         child.fill(self.blocks(0, self.num_blocks))
         self.tree.hold(self.node)
         self.capacity.pool.share(self.private_blocks())

@@ -31,43 +31,29 @@ from radixkv.cache.block_table import BlockTable
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, Namespace, Node
 from radixkv.cache.pending_copies import Moved, PendingCopies
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.retention.capacity import Capacity
 
 
 class LeasePath(BlockTable):
-    """A block table whose first blocks are those of a path in the tree.
+    """A block table whose first blocks are those of a path in the tree; `Lease` sets its fields."""
 
-    Attributes:
-        tokens: the token ids as bytes.
-        tree_tokens: the tokens up to there.
-        own_from: tokens from there on in the tree were put there by this lease.
-        used_at: the cache's use counter when it was acquired: what others have used since has a later one.
-    """
-
-    def __init__(
-        self,
-        capacity: Capacity,
-        owner: Namespace,
-        tokens: bytes | bytearray,
-        node: Node,
-        tree_tokens: int,
-        public_tokens: int,
-        shares: bool,
-    ) -> None:  # its maker fills the block table
-        self.capacity = capacity
-        self.tree = capacity.tree
-        self.owner = owner  # the namespace
-        self.tokens = tokens  # bytes until tokens are appended
-        self.num_tokens = len(tokens) // TOKEN_BYTES  # tokens that have slots
-        self.num_committed = 0  # leading tokens whose K/V exist or are computed in this step
-        self.node = node  # where the tree's part of its path ends; the lease is one of its holders
-        self.tree_tokens = self.own_from = tree_tokens
-        self.public_tokens = public_tokens  # leading tokens that belong to a public prefix
-        self.shares = shares  # whether what it commits may be matched
-        self.used_at = 0
-        self.pending: PendingCopies | None = None  # copies into its blocks that have not run
-        # The leases that are forks of one another, itself included; None: there are no others.
-        self.forks: list[LeasePath] | None = None
+    capacity: Capacity
+    tree: RadixTree
+    owner: Namespace
+    tokens: bytes | bytearray  # the token ids, four bytes each; bytes until tokens are appended
+    num_tokens: int  # that have slots
+    num_committed: int  # leading tokens whose K/V exist or are computed in this step
+    node: Node  # where the tree's part of its path ends; the lease is one of its holders
+    tree_tokens: int  # up to there
+    own_from: int  # tokens from there on in the tree were put there by this lease
+    # The cache's use counter when it was acquired: what others have used since has a later one.
+    used_at: int
+    public_tokens: int  # leading ones that belong to a public prefix
+    pending: PendingCopies | None  # copies into its blocks that have not run
+    shares: bool  # whether what it commits may be matched
+    # The leases that are forks of one another, itself included; None: there are no others.
+    forks: list[LeasePath] | None
 
     def private_blocks(self) -> array[int]:
         """The part of the block table that is not in the tree."""

@@ -527,11 +527,11 @@ class PrefixCache:
         return classify(data, num_tokens, cached, walk, record, ghosts.clock(), elsewhere)
 
     def advice(self, limit: int = 10, namespace: NamespaceName | None = None) -> list[BreakPoint]:
-        """Where recent prompts (of a namespace, or all) left cached ones, and what moving that would bring."""
+        """Where recent prompts (None: all) left cached ones, and what moving that place would bring."""
         key = None if namespace is None else self._namespaces.key(namespace)
         return self._parts.advisor.advice(limit, key)
 
     def check(self) -> None:
-        """Assert all invariants of pool, tree, leases and index: AssertionError says what is broken. O(blocks)."""
+        """Assert all invariants of pool, tree, leases and index; the error says what is broken. O(blocks)."""
         self._pins.expire()
         check(self._parts)

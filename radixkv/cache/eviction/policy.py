@@ -4,27 +4,16 @@ Candidates are the leaves that no lease, pin or pending copy protects. The index
 priority that the policy gives them when they become candidates, lowest first. The tree trims the chosen leaf
 from its tail, block by block, for as long as it stays first.
 
-How to write a policy
----------------------
-Subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to `registry.py`. The
-hooks, in the order in which a request causes them:
+To write one, subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to
+`registry.py`; docs/guide/add_an_eviction_policy.md has an example. `CachedRun` says what it
+may read of a node; it may write `data` and nothing else. The hooks, in the order in which a request causes them:
 
-0. `on_cache_key_hint(hint)`: before a request, which may bring one;
-1. `on_hit(node)`, *only if* `tracks_path` is true: for every node of the matched path, deepest first;
-2. `on_evict`, `on_remove`: room is made for its new blocks (see below);
-3. `on_acquire(num_tokens, num_hit_tokens)`: the request has its lease;
-4. `on_insert(node, num_blocks)`: the request's new blocks joined the tree at the end of `node`
-   (`was_removed(node, index)` says which of them had been here before);
-5. `priority(node)`: the leaf became a candidate (at the latest release, or when its last child went).
-
-And around evictions: `victim(index)` chooses (override it to give second chances; `index.reprioritize(node)`
-moves a candidate, `index.first_from(priority)` looks further, iterating yields all in order);
-`on_evict(node, num_blocks)` comes before a trim,
-`on_remove(node)` when a node leaves the tree, `on_split(upper, lower)` after a node was cut (`lower` is the
-old object), `on_reset()` when the whole tree was forgotten.
-
-What a policy may read of a node says `CachedRun`; it may write `data` and nothing else. `self.tick` is the
-use counter now; `self.num_blocks` and `self.block_size` describe the pool.
+0. `on_cache_key_hint`;
+1. `on_hit`, only if `tracks_path`: for every node of the matched path, deepest first;
+2. `victim`, `on_evict`, `on_remove`: room is made for its new blocks;
+3. `on_acquire`: the request has its lease;
+4. `on_insert`: its new blocks joined the tree;
+5. `priority`: the leaf became a candidate (at the latest release, or when its last child went).
 """
 
 from __future__ import annotations
@@ -50,7 +39,7 @@ class EvictionPolicy:
     tracks_path = False  # whether on_hit is called for every node of a matched path, and `hits` counted
 
     def __init__(self) -> None:
-        self.tick = 0
+        self.tick = 0  # the use counter now
         self.num_blocks = 0
         self.block_size = 0
         self.ghosts: RemovalMemory | None = None
@@ -73,7 +62,7 @@ class EvictionPolicy:
         return EvictionIndex(self.priority)
 
     def victim(self, index: EvictionIndex) -> CachedRun:
-        """The candidate to trim next; the index is not empty."""
+        """The candidate to trim next; the index is not empty. `index.reprioritize` gives second chances."""
         return index.first()
 
     def trim_limit(self, node: CachedRun) -> int:
@@ -84,10 +73,7 @@ class EvictionPolicy:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
 
     def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
-        """The hint of the request that comes next; None: it brings none.
-
-        That request may yet fail for want of blocks, and be told of again.
-        """
+        """The hint of the request that comes next, or again for want of blocks; None: it brings none."""
 
     def on_hit(self, node: CachedRun) -> None:
         """A request's matched path contains the whole of `node`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.tree_walk import TreeWalk
@@ -18,8 +16,6 @@ _SHOWN_TOKENS = 4
 
 class TreeView:
     """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only."""
-
-    __slots__ = ("_parts",)
 
     def __init__(self, parts: CacheParts) -> None:
         self._parts = parts
@@ -59,22 +55,10 @@ class TreeView:
         owner = None if namespace is None else parts.namespaces.known(namespace)
         if owner is None and namespace is not None:
             return None
-        return TreeWalk(
-            parts.tree,
-            owner,
-            shown_tokens=shown_tokens,
-            most_nodes=most_nodes,
-            most_bytes=most_bytes,
-            now=parts.clock(),
-            readings=parts.tree.use_times.readings(),
-            hits_are_of_paths=parts.tree.policy.tracks_path,
-        )
+        return TreeWalk(parts.tree, owner, parts.clock(), shown_tokens, most_nodes, most_bytes)
 
     def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
-        """The nodes that a lookup finds, from the top down: the ids that a `walk` gives them.
-
-        The last one may be found in part. O(tokens + path).
-        """
+        """The nodes that a lookup finds, the last one perhaps in part: their ids in a `walk`, top down."""
         parts = self._parts
         data, owner = encode_tokens(token_ids), parts.namespaces.known(namespace)
         walk = parts.lookup.match(data, owner, namespace).walk
@@ -102,10 +86,9 @@ class TreeView:
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
         """
-        parts = self._parts
-        owner = parts.namespaces.known(namespace)
-        found = parts.lookup.following(encode_tokens(token_ids), owner, most * TOKEN_BYTES)
-        return np.frombuffer(found, dtype=np.int32).tolist()
+        owner = self._parts.namespaces.known(namespace)
+        found = self._parts.lookup.following(encode_tokens(token_ids), owner, most * TOKEN_BYTES)
+        return decode_tokens(found)
 
     @property
     def evicts_in_order(self) -> bool:

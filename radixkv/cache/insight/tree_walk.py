@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from radixkv.cache.insight.ages import time_of
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.tree_nodes import TreeNodes
+from radixkv.cache.radix_tree import RadixTree
 
 SLICE_NODES = 500  # about a millisecond, two on a busy machine
 SLICE_BYTES = 256 * 1024
@@ -71,49 +71,43 @@ class TreeWalk:
     """A walk through the nodes of one namespace and the public ones, or of all.
 
     Args:
+        owner: whose nodes, besides the public ones; None: everybody's.
+        now: clock seconds.
         shown_tokens: leading tokens of each node to read; -1: all.
         most_nodes, most_bytes: after which the walk ends.
-
-    Attributes:
-        num_seen: nodes so far.
     """
 
     def __init__(
         self,
-        tree: TreeNodes,
+        tree: RadixTree,
         owner: Namespace | None,
-        *,
-        shown_tokens: int = 0,
-        most_nodes: int = 50_000,
-        most_bytes: int = 8 * 1024 * 1024,
         now: float,
-        readings: list[tuple[int, float]],
-        hits_are_of_paths: bool,
+        shown_tokens: int,
+        most_nodes: int,
+        most_bytes: int,
     ) -> None:
         # As CachedNode, but with their own hits, the cache's use counter at their latest use, and what sorts
         # the candidates of eviction: what that means is found out later, where it holds up no step.
         self._seen: list[tuple[Any, ...]] = []
-        self._now = now  # clock seconds
-        self._readings = readings  # see `UseTimes`
-        # Nodes count all hits that go through them; else those that end there.
-        self._hits_are_of_paths = hits_are_of_paths
+        self._now = now
+        self._readings = tree.use_times.readings()
         self.is_complete = False  # the walk has come to its end, and not by a limit or a reset
         self._tree = tree
         self._roots = tree.roots
-        self._owner = owner  # whose nodes, besides the public ones; None: everybody's
+        self._owner = owner
         self._shown_bytes = shown_tokens * TOKEN_BYTES if shown_tokens >= 0 else sys.maxsize
         self._most_nodes = most_nodes
         self._bytes_left = most_bytes
         self._ids: set[int] = set()
-        roots = tree.roots if owner is None else (owner.public, owner)
         self._todo: deque[tuple[Node, int]] = deque()
-        for owner in roots:
-            root = tree.roots.get(owner)
+        for whose in tree.roots if owner is None else (owner.public, owner):
+            root = tree.roots.get(whose)
             if root is not None:
                 self._expand(root, 0)
 
     @property
     def num_seen(self) -> int:
+        """Nodes so far."""
         return len(self._seen)
 
     def _expand(self, node: Node, level: int) -> None:
@@ -181,18 +175,15 @@ class TreeWalk:
         )
 
     def nodes(self, first_id: int = 0) -> list[CachedNode]:
-        """What was seen so far, a node's parent before it; any thread, once the walk is over.
+        """What was seen so far, a node's parent before it; any thread, once the walk is over. O(nodes log nodes).
 
-        Args:
-            first_id: added to the ids, which are their first blocks' otherwise.
-
-        O(nodes log nodes).
+        `first_id` is added to the ids, which are their first blocks' otherwise.
         """
         seen = list(map(CachedNode._make, self._seen))
         candidates = sorted((node.eviction_rank, node.id) for node in seen if node.eviction_rank is not None)
         ranks = {node_id: rank for rank, (_, node_id) in enumerate(candidates, 1)}
         hits = {node.id: node.num_hits for node in seen}
-        if not self._hits_are_of_paths:
+        if not self._tree.policy.tracks_path:  # they are counted where they end
             for node in reversed(seen):  # children first
                 if node.parent is not None:
                     hits[node.parent] += hits[node.id]
