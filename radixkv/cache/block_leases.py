@@ -51,10 +51,7 @@ class BlockLeases:
     def reserve(self, run: BlockRun, match: Match) -> Lease:
         """A lease on all blocks up to the end of a run that is missing after a match: new ones for the run.
 
-        What it commits can be matched; before that its blocks are nobody's but the lease's. O(tokens + path).
-
-        Raises:
-            OutOfBlocks: nothing was changed.
+        What it commits can be matched. O(tokens + path). OutOfBlocks: nothing was changed.
         """
         owner = self._namespaces.obtain(match.namespace)
         walk = match.walk or self._lookup.nothing_found(match.data, owner)

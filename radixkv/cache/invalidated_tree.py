@@ -36,9 +36,6 @@ class InvalidatedTree:
         self._taken_nodes = 0
         self._to_clear: list[Node] | None = None
 
-    def __repr__(self) -> str:
-        return f"InvalidatedTree({self.num_blocks} blocks not handed out)"
-
     def _nodes(self) -> Iterator[Node]:
         """All nodes, parents first, in an order that does not change."""
         stack = [iter(self._roots.values())]
@@ -73,9 +70,8 @@ class InvalidatedTree:
     def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
         """Whether the block after the first `depth` tokens of a prompt was here. O(tokens + path).
 
-        Args:
-            first, own: to whom the prompt's first block and that block belong.
-            found: tokens that are found now; a partial block must have reached beyond them.
+        The prompt's first block belongs to `first`, that block to `own`; a partial one must reach beyond
+        `found` tokens.
         """
         root = self._roots.get(first)
         if root is None:

@@ -66,10 +66,7 @@ class LeasePath(BlockTable):
         self.capacity.release(old)
 
     def leave(self, below: Container[Node], moved: Moved) -> bool:
-        """Nodes are about to leave the tree: what is held of them becomes private. O(depth + blocks).
-
-        Returns whether anything of the path was among them.
-        """
+        """What is held of nodes that are about to leave the tree becomes private; False: nothing is."""
         if self.pending is not None:
             self.pending.invalidate_below(below, moved)
         if self.node not in below:

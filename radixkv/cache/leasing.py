@@ -23,13 +23,7 @@ from radixkv.cache.tree_nodes import Walk
 
 
 class Leasing:
-    """Makes the leases of one cache.
-
-    Attributes:
-        made: leases so far.
-        queried_tokens: tokens of their prompts.
-        hit_tokens: those of them found cached.
-    """
+    """Makes the leases of one cache."""
 
     def __init__(
         self,
@@ -46,19 +40,17 @@ class Leasing:
         self._enabled = enabled  # False: what leases commit is not kept
         self._partial_reuse = partial_reuse  # whether parts of blocks are shared
         self._on_acquire = overridden(capacity.tree.policy, "on_acquire")
-        self.made = self.queried_tokens = self.hit_tokens = 0
+        self.made = 0  # leases so far
+        self.queried_tokens = 0  # of their prompts
+        self.hit_tokens = 0  # those of them found cached
 
     def make(
         self, data: bytes, namespace: NamespaceName, owner: Namespace, walk: Walk, skip: str | None
     ) -> Lease:
         """Plan what to hold, copy and allocate; make sure that there is room; only then change anything.
 
-        Args:
-            walk: what a lookup of the prompt found.
-            skip: why there was none.
-
-        Raises:
-            OutOfBlocks: nothing was changed.
+        `walk` is what a lookup of the prompt found, `skip` why there was none. OutOfBlocks: nothing was
+        changed.
         """
         capacity = self._capacity
         tree = capacity.tree
@@ -152,10 +144,7 @@ class Leasing:
     ) -> Lease:
         """A lease on the whole blocks of a text up to `num_tokens`, to move them; those after `walk` are new.
 
-        Nothing is counted or reported: this is no use of the cache.
-
-        Raises:
-            OutOfBlocks: nothing was changed.
+        Nothing is counted or reported: this is no use of the cache. OutOfBlocks: nothing was changed.
         """
         capacity, group = self._capacity, owner.group
         tree = capacity.tree

@@ -62,8 +62,7 @@ class Lookup:
     def match(self, data: bytes, owner: Namespace | None, namespace: NamespaceName = "") -> Match:
         """The longest cached prefix. O(tokens + path).
 
-        Args:
-            namespace: of that name; it says what public text is shared where there is no owner so far.
+        Where there is no owner so far, the name says what public text it shares.
         """
         match = Match()
         match.data = data
@@ -130,11 +129,7 @@ class Lookup:
         return tree.walk(node, owner, data, public, len(data)) if public < len(data) else walk
 
     def is_current(self, match: Match, owner: Namespace | None) -> bool:
-        """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there.
-
-        Args:
-            owner: the match's namespace as it is known now.
-        """
+        """Whether a new lookup in `owner` would give the same length."""
         if not self._enabled:
             return True
         any_declared = self._namespaces.any_declared

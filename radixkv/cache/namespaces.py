@@ -38,9 +38,6 @@ class Namespaces:
     def __len__(self) -> int:
         return len(self._in_use)
 
-    def __repr__(self) -> str:
-        return f"Namespaces({len(self)} in use)"
-
     def key(self, namespace: NamespaceName) -> NamespaceKey:
         """The whole key of a namespace. O(1).
 
@@ -90,19 +87,11 @@ class Namespaces:
         )
 
     def known(self, namespace: NamespaceName) -> Namespace | None:
-        """The namespace, if it is in use. O(1).
-
-        Raises:
-            InvalidRequestError: as `key`.
-        """
+        """The namespace, if it is in use. O(1)."""
         return self._in_use.get(self.key(namespace))
 
     def obtain(self, namespace: NamespaceName) -> Namespace:
-        """The namespace, in use from now on for as long as something refers to it. O(1).
-
-        Raises:
-            InvalidRequestError: as `key`.
-        """
+        """The namespace, in use from now on for as long as something refers to it. O(1)."""
         key = self.key(namespace)
         owner = self._in_use.get(key)
         if owner is None:

@@ -82,13 +82,13 @@ class Node:
         # The cache's counter at the latest use; complete only for leaves: a node inherits it when they go.
         "last_access",
         "namespace_children",  # only below public nodes: namespace -> its private children there
+        "owner",  # the namespace that the node's tokens belong to
         "parent",  # the node above; None for a root and for a node that has left the tree
         "pins",  # pins that end here plus the children that are themselves pinned
         "pins_here",  # pins that end here
         # Leases, pins and pending copies that end here, plus the children that are themselves protected. A
         # node without may be evicted once it is a leaf.
         "refs",
-        "owner",  # the namespace that the node's tokens belong to
         "start",  # number of tokens before the run, a multiple of the block size
         "version",  # changes whenever a match that ends here could have changed; -1: no longer in the tree
     )

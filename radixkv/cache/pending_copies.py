@@ -49,11 +49,7 @@ class PendingCopies:
             self.blocks.append(source)
 
     def take(self, until_done: bool) -> list[Copy]:
-        """The copies; they are listed no longer, but hold what they read.
-
-        Args:
-            until_done: even over a commit.
-        """
+        """The copies; they are listed no longer, but hold what they read, `until_done` even over a commit."""
         copies, self.copies = self.copies, []
         self.outlasts_commit = self.outlasts_commit or until_done
         return copies

@@ -142,10 +142,7 @@ class RadixTree(TreeNodes):
             group.count_tree(0, -count)
 
     def invalidate_all(self) -> TreeNodes:
-        """Forget all nodes at once; returns a tree that has them. O(1); with a listener O(blocks).
-
-        The caller empties the groups' counts and indices.
-        """
+        """Forget all nodes, but for the groups' counts; returns a tree that has them."""
         if self.changes is not None:
             for node in reversed(list(self.nodes())):
                 self.changes.removed(node, 0)
@@ -235,10 +232,7 @@ class RadixTree(TreeNodes):
             self.changes.stored(leaf, len(leaf.blocks) - len(blocks))
 
     def extend_tail(self, leaf: Node, key: bytes | bytearray) -> None:
-        """Append tokens to a leaf's partial block, which has room for them.
-
-        The block must not become equal to another whole one. O(1); a partial child O(log siblings).
-        """
+        """Append tokens to a leaf's partial block, which has room for them; no other may be equal then."""
         size = self.block_bytes
         assert leaf.is_leaf
         assert len(leaf.key) % size
@@ -298,20 +292,14 @@ class RadixTree(TreeNodes):
         return upper
 
     def split_after(self, node: Node, end: int) -> Node:
-        """The node of the path to `node` that ends at token `end`, a whole block's; split if need be.
-
-        O(depth + tokens of a node).
-        """
+        """The node of the path to `node` that ends at token `end`, a whole block's; split if need be."""
         while node.parent is not None and node.start >= end:
             node = node.parent
         keep = (end - node.start) // self.block_size
         return node if keep == len(node.blocks) else self.split(node, keep)
 
     def split_before(self, node: Node, start: int) -> Node:
-        """The node of the path to `node` that begins with the block of token `start`; split if need be.
-
-        O(depth + tokens of a node).
-        """
+        """The node of the path to `node` that begins with the block of token `start`; split if need be."""
         start -= start % self.block_size
         while node.start > start:
             assert node.parent is not None
@@ -323,10 +311,7 @@ class RadixTree(TreeNodes):
     # ------------------------------------------------------------------ shrinking
 
     def trim(self, leaf: Node, num_blocks: int) -> array[int]:
-        """Take the last `num_blocks` blocks off a leaf; returns their ids, last one last. O(blocks).
-
-        A leaf that loses its last block leaves the tree, and its parent may become a candidate.
-        """
+        """Take the last `num_blocks` blocks off a leaf, or the leaf away; returns their ids. O(blocks)."""
         assert leaf.children is None
         assert 0 < num_blocks <= len(leaf.blocks)
         keep = len(leaf.blocks) - num_blocks
@@ -344,10 +329,7 @@ class RadixTree(TreeNodes):
         return taken
 
     def truncate_tail(self, leaf: Node, num_tokens: int) -> bool:
-        """Forget a leaf's last tokens so that it ends at `num_tokens`, inside its last block. O(log n).
-
-        False, and nothing done: a sibling holds all that would be left.
-        """
+        """Cut a leaf at token `num_tokens` of its last block; False: not done, a sibling holds it all."""
         keep = (num_tokens - leaf.start) * TOKEN_BYTES
         assert leaf.is_leaf
         assert keep > (len(leaf.blocks) - 1) * self.block_bytes

@@ -168,16 +168,13 @@ class TreeNodes:
 
 
 def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) -> bytes:
-    """The tokens of the nearest cached prompt from the end of the match on, four bytes each.
+    """The tokens of the nearest cached prompt from the end of the match on, four bytes each. O(tokens +
+    nodes).
 
-    Where it branches further on, the first of the branches. O(tokens + nodes).
-
-    Args:
-        most_bytes: stop after the run with which so many are reached.
-        owner: read only what belongs to this namespace; None: whatever hangs there.
-
-    Returns:
-        Empty: there is none, or it has left the tree since the lookup.
+    Where it branches further on, the first of the branches, up to the run with which `most_bytes` are
+    reached.
+    Empty: there is none, or it has left the tree since, or the match does not end in what `owner` (None: all)
+    has.
     """
     found = walk.depth + walk.partial
     node: Node | None = walk.neighbour

@@ -220,8 +220,7 @@ class Adaptive(EvictionPolicy):
             return
         depth = node.start // self.block_size
         length = run.length
-        kept = self._shadow.holds(run.request, depth, length)
-        self._lost -= length - kept
+        self._lost -= length - self._shadow.holds(run.request, depth, length)
         self._shadow.forget(run.request, length)
         self._shadow.use(now, depth, length)
         before, start = run.rhythm, 0
@@ -244,7 +243,7 @@ class Adaptive(EvictionPolicy):
         else:
             self._shorten(run, first)
             self._renew(run, node.start // self.block_size)
-        found, deepest = self._recall(node, run, first)
+        found, deepest = self._recall(node, first)
         if deepest is not None and not self._has_rhythm:
             run.rhythm = self._rhythm_of(self._now - deepest)
         for count, uses in found:
@@ -252,12 +251,8 @@ class Adaptive(EvictionPolicy):
             self._statistics.add(self._now, _class_of(uses, run.rhythm), count)
         self._shadow.use(self._now, node.start // self.block_size + first, num_blocks)
 
-    def _recall(self, node: CachedRun, run: _Run, first: int) -> tuple[list[tuple[int, int]], int | None]:
-        """Look the blocks from `first` on up among the evicted ones.
-
-        Returns (count, uses with this one) of stretches of blocks, and the last request that had used the
-        deepest block found.
-        """
+    def _recall(self, node: CachedRun, first: int) -> tuple[list[tuple[int, int]], int | None]:
+        """Stretches (count, uses with this one) of the blocks from `first` on, and the deepest's last request."""
         recall = self._history.pop
         known = [recall(identity, None) for identity in _identities(node, first, len(node.blocks))]
         known += [None] * (len(node.blocks) - first - len(known))  # a partial block is not remembered
@@ -266,13 +261,13 @@ class Adaptive(EvictionPolicy):
         depth = node.start // self.block_size + first
         for remembered, equal in groupby(known):
             count = len(list(equal))
-            stretches.append((count, self._rollback(remembered, depth, count)))
+            stretches.append((count, self._use_again(remembered, depth, count)))
             depth += count
             if remembered is not None:
                 deepest = remembered[0]
         return stretches, deepest
 
-    def _rollback(self, remembered: Remembered | None, depth: int, count: int) -> int:
+    def _use_again(self, remembered: Remembered | None, depth: int, count: int) -> int:
         """Blocks are computed again that were evicted (or not known); returns their uses with this one."""
         if remembered is None:
             return 1

@@ -6,7 +6,8 @@ from its tail, block by block, for as long as it stays first.
 
 To write one, subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to
 `registry.py`; docs/guide/add_an_eviction_policy.md has an example. `CachedRun` says what it
-may read of a node; it may write `data` and nothing else. The hooks, in the order in which a request causes them:
+may read of a node; it may write `data` and nothing else. The hooks, in the order in which a request causes
+them:
 
 0. `on_cache_key_hint`;
 1. `on_hit`, only if `tracks_path`: for every node of the matched path, deepest first;

@@ -14,11 +14,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
 
 
 def make_eviction_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
-    """A policy by name, or as given.
-
-    Raises:
-        ConfigError: no policy has that name.
-    """
+    """A policy by name, or as given; ConfigError: no policy has that name."""
     if isinstance(policy, EvictionPolicy):
         return policy
     if policy not in POLICIES:

@@ -98,14 +98,6 @@ class ReuseStatistics:
         self._base = 0
         self._refreshed = 0
 
-    def __repr__(self) -> str:
-        return f"ReuseStatistics({self.num_blocks} blocks followed, {self._hits.sum():.0f} uses)"
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks followed. O(rows)."""
-        return int(self._live.sum() + self._ancient.sum())
-
     def begin(self, now: int) -> None:
         """A request comes; `now` is its number, one above the last. O(1) amortised."""
         if now - self._base >= len(self._live):

@@ -26,9 +26,6 @@ class ShadowLRU:
         self._total = 0  # blocks last used by `_oldest` or later
         self._excess = 0  # those of them that do not fit: the deepest of the oldest request
 
-    def __repr__(self) -> str:
-        return f"ShadowLRU({min(self._total, self.capacity)} of {self.capacity} blocks)"
-
     def begin(self, request: int) -> None:
         """A request comes. O(1) amortised."""
         counts = self._counts

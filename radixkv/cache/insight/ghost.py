@@ -54,9 +54,6 @@ class GhostIndex:
         """Blocks remembered; one removed by a reset, too, may count twice. O(1)."""
         return min(self.capacity, len(self._records) + self._former_blocks)
 
-    def __repr__(self) -> str:
-        return f"GhostIndex({len(self)} of {self.capacity} blocks)"
-
     def remember(
         self,
         ids: bytes | bytearray,
@@ -64,11 +61,9 @@ class GhostIndex:
         reason: str,
         by: str,
     ) -> None:
-        """Blocks that follow one another are about to go. O(blocks).
+        """Whole blocks of these identities, which follow one another, are about to go. O(blocks).
 
-        Args:
-            ids: the identities of the whole ones.
-            partial: of a partial one after them, the identity that it follows and its tokens.
+        `partial`: of a partial one after them, the identity that it follows and its tokens.
         """
         self.free_some()
         known = each_identity(ids)

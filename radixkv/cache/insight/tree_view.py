@@ -20,9 +20,6 @@ class TreeView:
     def __init__(self, parts: CacheParts) -> None:
         self._parts = parts
 
-    def __repr__(self) -> str:
-        return f"TreeView({self._parts.tree.num_nodes} nodes)"
-
     def show(self, max_lines: int = 50) -> str:
         """The tree as ASCII, a line for each node; at most `max_lines`, and one to say that there is more."""
         lines: list[str] = []

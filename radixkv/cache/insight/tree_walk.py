@@ -175,7 +175,8 @@ class TreeWalk:
         )
 
     def nodes(self, first_id: int = 0) -> list[CachedNode]:
-        """What was seen so far, a node's parent before it; any thread, once the walk is over. O(nodes log nodes).
+        """What was seen so far, a node's parent before it; any thread, once the walk is over. O(nodes log
+        nodes).
 
         `first_id` is added to the ids, which are their first blocks' otherwise.
         """

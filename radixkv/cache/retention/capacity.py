@@ -70,9 +70,9 @@ class Capacity:
         O(log groups), amortised; with floors and public prefixes O(public nodes * namespaces below them).
 
         Args:
-            locked, shared: evictable blocks of the group's, and public ones of another group's, that the
-                request itself would protect:
-            end, depth: the path to `end` up to token `depth`.
+            locked, shared: evictable blocks of the group, and public ones, that the request itself would
+            protect.
+            end, depth: the path to `end` up to token `depth`, which it would hold.
         """
         below = self.below_ceiling(group, locked)
         total = self.in_pool(group, locked, shared, end, depth)
@@ -160,8 +160,7 @@ class Capacity:
     ) -> bool:
         """End pins if nothing else can ever make room for the request; False: nothing was changed.
 
-        Nothing else can below the group's ceiling where no other lease of the group is left, and in the pool
-        where no other lease at all is.
+        That is so where no other lease of the group that is at its ceiling is left, or no other lease at all.
         """
         if not len(self.pins) or (lease is not None and lease.has_pending_copies):
             return False
@@ -203,19 +202,13 @@ class Capacity:
         return blocks
 
     def _kept_by_floors(self, group: QuotaGroup) -> int:
-        """Blocks that `group` could never get, at most: others' floors and the public blocks above them.
-
-        O(groups + public nodes * namespaces below them).
-        """
+        """Most blocks that `group` could never get: others' floors, and the public blocks above them."""
         others = [g for g in self.groups if g is not group and g.floor]
         public = self._public_nodes_above(lambda other: other is not group and other.floor > 0)
         return sum(len(node.blocks) for node in public) + sum(min(g.floor, g.used) for g in others)
 
     def _public_nodes_above(self, is_meant: Callable[[QuotaGroup], bool]) -> list[Node]:
-        """The public nodes with something of certain groups below.
-
-        O(public nodes * namespaces below them).
-        """
+        """The public nodes with something of certain groups below. O(public nodes * namespaces below)."""
         roots = self.tree.roots
         nodes = [roots[public] for public in self._publics.values() if public in roots]
         for node in nodes:  # parents first
@@ -231,7 +224,7 @@ class Capacity:
     # ------------------------------------------------------------------ taking and giving back
 
     def allocate(self, count: int, group: QuotaGroup) -> array[int]:
-        """`count` free blocks, evicting as needed. The caller has made sure that so many are available."""
+        """`count` free blocks, evicting as needed; the caller has made sure that there are so many."""
         if count > self.pool.num_free or group.ceiling is not None:
             self._make_room(count, group)
         group.count_used(count)
@@ -310,10 +303,7 @@ class Capacity:
         target.count_used(count)
 
     def forget_tree(self, held: Iterable[QuotaGroup]) -> int:
-        """The tree was reset: its blocks are nobody's, but for one of each of these groups.
-
-        Returns how many the others are. O(groups + held).
-        """
+        """A reset: the tree's blocks are nobody's, but for one of each of these groups; how many others?"""
         forgotten = sum(group.forget() for group in self.groups)
         for group in held:
             group.count_used(1)

@@ -57,9 +57,6 @@ class Pin:
         """Clock seconds; infinity: only `unpin` ends it."""
         return max(self.set_at, self.renewal.at) + self.ttl
 
-    def __repr__(self) -> str:
-        return f"Pin({self.num_tokens} tokens of {self.key[0]!r}, expires at {self.expires:g})"
-
 
 @dataclass(frozen=True, slots=True)
 class PinInfo:
@@ -110,15 +107,8 @@ class PinBoard:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self.by_key.values())
 
-    def __repr__(self) -> str:
-        return f"PinBoard({len(self)} pins, {self.pinned_blocks} of {self.budget_blocks} blocks)"
-
     def show(self, pin: Pin, max_tokens: int | None = None) -> PinInfo:
-        """A pin as others see it. O(tokens).
-
-        Args:
-            max_tokens: show only so many leading tokens.
-        """
+        """A pin as others see it, with so many leading tokens (None: all). O(tokens)."""
         shown = pin.num_tokens if max_tokens is None else min(max_tokens, pin.num_tokens)
         expires_in_s = None if isinf(pin.expires) else pin.expires - self._clock()
         tokens, first_block = self._tokens_of(pin, shown), pin.node.blocks[0]
@@ -181,8 +171,7 @@ class PinBoard:
     def add(self, data: bytes, owner: Namespace, walk: Walk, ttl: float | None, at_least: bool) -> Pin | None:
         """Pin what a lookup found, as far as the budget goes; None: that is nothing. O(path).
 
-        Args:
-            at_least: as one pin of what is pinned, which takes the place of a shorter one.
+        `at_least`: as one pin of what is pinned, which takes the place of a shorter one.
         """
         node, num_tokens = self._target(walk)
         if node is None:
@@ -252,10 +241,7 @@ class PinBoard:
         return (last if count == len(last.blocks) else self._tree.split(last, count)), found
 
     def drop(self, pin: Pin, lapsed: bool = False) -> None:
-        """End a pin; `lapsed`: its blocks are marked, so that their eviction is explained as an expiry.
-
-        O(path), amortised.
-        """
+        """End a pin; `lapsed`: its blocks are marked, so that their eviction is explained as an expiry."""
         del self.by_key[pin.key]
         for name in pin.names:
             same = self._by_name[pin.key[0], name]
@@ -290,13 +276,10 @@ class PinBoard:
         return None
 
     def give_way(self, is_enough: Callable[[], bool], group: QuotaGroup | None = None) -> bool:
-        """End pins for a request that could never run beside them, those first that would expire first.
+        """End pins (of a quota's namespaces, or all) for a request that could never run beside them.
 
-        One after the other until there is enough; where there never is, none has ended. O(pins log pins), and
-        a call of `is_enough` for each.
-
-        Args:
-            group: end only those of this quota's namespaces; None: of all.
+        One after the other, the soonest to expire first, until there is enough; where there never is, none
+        has ended.
         """
         ended, before = [], list(self)
         for pin in sorted(before, key=lambda pin: pin.expires):

@@ -46,11 +46,6 @@ class QuotaGroup:
     """The namespaces that share one quota, and the count of their blocks.
 
     The tree counts its blocks here, `Capacity` those used; both by the methods.
-
-    Attributes:
-        used: blocks in the tree and private to leases.
-        blocks: blocks in the tree.
-        protected: blocks in the tree that leases, pins or pending copies protect.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -59,7 +54,9 @@ class QuotaGroup:
         self.ceiling: int | None = None
         # Blocks that it may be found with: its ceiling, or what it had when that was lowered.
         self.most: int | None = None
-        self.used = self.blocks = self.protected = 0
+        self.used = 0  # blocks in the tree and private to leases
+        self.blocks = 0  # blocks in the tree
+        self.protected = 0  # of these, what leases, pins or pending copies protect
         # (entry, evictable, reclaimable) as `QuotaGroups` last knew it.
         self.indexed_as: tuple[Entry | None, int, int] = (None, 0, 0)
         self._changed: dict[QuotaGroup, None] | None = None
@@ -162,10 +159,9 @@ class QuotaGroups:
         ]
 
     def replace(self, quotas: Mapping[NamespaceKey, Quota]) -> None:
-        """Replace all quotas; one not named bounds nothing any more. Nothing changes if it raises. O(groups).
+        """Replace all quotas; one not named bounds nothing any more. O(groups).
 
-        Raises:
-            ConfigError: the floors together exceed the pool.
+        ConfigError, and nothing changed: the floors together exceed the pool.
         """
         check_floors(quotas.values(), self._num_blocks)
         if quotas and not self.are_several:
@@ -240,11 +236,7 @@ class QuotaGroups:
 
 
 def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
-    """Make sure that a pool can keep all floors at once.
-
-    Raises:
-        ConfigError: it can't.
-    """
+    """Raise ConfigError unless a pool can keep all floors at once."""
     floors = sum(quota.floor for quota in quotas)
     if floors > num_blocks:
         raise ConfigError(
@@ -256,11 +248,7 @@ def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
 def framed_quotas(
     quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None,
 ) -> dict[NamespaceKey, Quota]:
-    """Quotas by framed names.
-
-    Raises:
-        ConfigError: one is malformed.
-    """
+    """Quotas by framed names; ConfigError: one is malformed."""
     return {
         frame_namespace(namespace): quota if isinstance(quota, Quota) else Quota(*quota)
         for namespace, quota in (quotas or {}).items()
