@@ -76,10 +76,10 @@ class BlockLeases:
 
         Public text is there as the beginning of others. O(nodes + tokens of the texts).
         """
-        leaves = [node for node in self._tree.nodes() if node.is_leaf and not node.space.is_public]
+        leaves = [node for node in self._tree.nodes() if node.is_leaf and not node.owner.is_public]
         leaves.sort(key=attrgetter("last_access"), reverse=True)
         return [
-            (EncodedTokens(b"".join(part.key for part in self._tree.path(node))), node.space.key)
+            (EncodedTokens(b"".join(part.key for part in self._tree.path(node))), node.owner.key)
             for node in leaves[:limit]
         ]
 

@@ -252,7 +252,7 @@ class Adaptive(EvictionPolicy):
         self._shadow.use(self._now, node.start // self.block_size + first, num_blocks)
 
     def _recall(self, node: CachedRun, first: int) -> tuple[list[tuple[int, int]], int | None]:
-        """Stretches (count, uses with this one) of the blocks from `first` on, and the deepest's last request."""
+        """(count, uses with this one) of the blocks from `first` on, and the deepest one's last request."""
         recall = self._history.pop
         known = [recall(identity, None) for identity in _identities(node, first, len(node.blocks))]
         known += [None] * (len(node.blocks) - first - len(known))  # a partial block is not remembered
