@@ -56,8 +56,9 @@ class Finding:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the cache no longer had all that both prompts begin with."""
-        return self.reused_tokens < self.shared_tokens
+        """Whether the cache no longer had all that it could have had for both prompts."""
+        could = min(self.shared_tokens, self.reusable_tokens)
+        return self.reused_tokens < could or not could
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,11 @@ class Meter:
         fingerprint, outcome = self._request.fingerprint, prompt.outcome
         if fingerprint is None or outcome is None:
             return
-        held = outcome.num_cached_tokens + outcome.num_cache_write_tokens
-        # The last token of a prompt that was cached whole was computed, and not written.
-        reusable = prompt.num_tokens if held >= prompt.num_tokens - 1 else held
+        reusable, keep = prompt.num_tokens, self._request.prompt_requests[0].keep_tokens
+        if keep is not None:
+            reusable = min(reusable, max(keep, outcome.num_cached_tokens))
+        if not outcome.num_cached_tokens + outcome.num_cache_write_tokens:
+            reusable = 0  # nothing is cached
         self._kept = KeptRequest(fingerprint, reusable)
         self._fingerprints.put(self._record.tenant, self._request.id, self._kept)
 
