@@ -85,7 +85,8 @@ class Meter:
 
     def _admitted(self, index: int) -> None:
         """What the cache gave to a prompt is known."""
-        self._activity.admitted(self._seen[index], self._request.prompt_requests[index])
+        request = self._request
+        self._activity.admitted(self._seen[index], request.prompt_requests[index], request.comparison)
         report = self._prompts[index].report
         if report is not None:
             self._metrics.observe_cache_report(self._record.tenant, report)

@@ -13,6 +13,7 @@ from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.insight.prompt_parts import PromptParts
 from radixkv.request import PrefixPin, SamplingParams
+from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
@@ -81,6 +82,7 @@ class GenerationRequest:
         priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
         fingerprint: by which later requests are compared with it; None: they can't be.
+        comparison: what it is compared with itself; None: nothing.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -96,6 +98,7 @@ class GenerationRequest:
     priority: int = 0
     operation: str = "chat"
     fingerprint: Fingerprint | None = None
+    comparison: Comparison | None = None
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None:

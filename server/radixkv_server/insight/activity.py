@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import GenerationRequest, MakeParts, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
@@ -70,6 +71,8 @@ class SeenRequest:
         client_rule: what held its client's own text constant; None: nothing.
         parts: makes of a chat what prompts are compared by, while its prompt is kept; None: it is no chat.
         cause: what is known of the miss beyond the report; None: nothing.
+        compared_with, finding: the id of the request that its client had it compared with, and what came of
+            that; None: it did not, or that is not known yet.
         version: of the whole activity when it last changed.
     """
 
@@ -80,8 +83,10 @@ class SeenRequest:
         "beginning",
         "cause",
         "client_rule",
+        "compared_with",
         "duration_s",
         "error_code",
+        "finding",
         "id",
         "last_message",
         "operation",
@@ -120,6 +125,8 @@ class SeenRequest:
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
         self.cause: str | None = None
+        self.compared_with: str | None = None
+        self.finding: Finding | None = None
         self.version = 0
         self._started = record.started
 
@@ -244,9 +251,14 @@ class Activity:
         self.version += 1
         one.version = self.version
 
-    def admitted(self, one: SeenRequest, prompt_request: PromptRequest) -> None:
+    def admitted(
+        self, one: SeenRequest, prompt_request: PromptRequest, comparison: Comparison | None = None
+    ) -> None:
         """Count what a request got from the cache, and keep its prompt for a while."""
         one.look_at(prompt_request)
+        if comparison is not None:
+            one.compared_with = comparison.earlier_id
+            one.finding = comparison.finding(one.progress.num_cached_tokens)
         progress, tenant = one.progress, self._of(one.tenant)
         cached, total = progress.num_cached_tokens, progress.num_tokens
         tenant.count(HitCounts(1, int(2 * cached >= total), total, cached), self.clock())

@@ -360,3 +360,20 @@ def test_what_is_held_constant_changes_nothing(server: LiveServer, ada: Anthropi
     first = ask(ada, body("56445"))
     assert ask(ada, body("aa001"), first.id).diagnostics is None
     check(server, ask(ada, body("aa002", "sdk"), first.id), "system", 0)
+
+
+def test_the_list_of_requests_has_it(server: LiveServer, ada: Anthropic) -> None:
+    first, body = ask(ada, base()), base()
+    body["messages"][0]["content"] = "Who is it?"
+    second = ask(ada, body, first.id)
+    ada.messages.create(**base())
+    own: Any = second.model_extra["cache_diagnosis"]  # type: ignore[index]
+    with server.http(headers={"x-api-key": "key-a"}) as http:
+        latest = http.get("/v1/cache/requests", params={"limit": 3}).json()["data"]
+        seen = {one["id"]: one["comparison"] for one in latest}
+        assert http.get(f"/v1/cache/requests/{second.id}").json()["comparison"] == seen[second.id]
+    told = seen.pop(second.id)
+    assert (told["compared_with"], told["changed"], told["index"]) == (first.id, "messages", 0)
+    assert told.items() <= own.items()
+    assert {"compared_with": None, "state": "first_turn"} in seen.values()
+    assert None in seen.values(), "whose client did not ask"

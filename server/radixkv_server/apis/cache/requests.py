@@ -12,6 +12,7 @@ from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, 
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import normalized_json, report_json
 from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.apis.common.cache_diagnosis import finding_json
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
@@ -39,6 +40,7 @@ def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
         "cached_tokens": None if progress.outcome is None else progress.num_cached_tokens,
         "completion_tokens": progress.num_generated_tokens,
         "reason": None if one.report is None else one.report.reason,
+        "comparison": None if one.finding is None else finding_json(one.compared_with, one.finding),
         "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 4),
         "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),
         "tokens_per_s": None if rate is None else round(rate, 1),

@@ -61,7 +61,7 @@ class CacheDiagnosis:
 
     def finding(self, usage: Usage) -> Finding:
         """In no words."""
-        return self._comparison.finding(usage)
+        return self._comparison.finding(usage.cached_tokens)
 
     def openai(self, usage: Usage) -> Json:
         """The fields of an answer in OpenAI's dialect; some where it gave the id of a request."""
@@ -70,19 +70,9 @@ class CacheDiagnosis:
 
     def own(self, finding: Finding, usage: Usage) -> Json:
         """`cache_diagnosis`, which stands beside every dialect's words."""
-        told: Json = {"compared_with": self._comparison.earlier_id, "state": finding.state}
+        told = finding_json(self._comparison.earlier_id, finding)
         if finding.state == "compared":
-            difference = finding.difference
-            told |= {
-                "changed": None if difference is None else difference.part,
-                "index": None if difference is None else difference.index,
-                "prompt_tokens": usage.prompt_tokens,
-                "compared_tokens": finding.compared_tokens,
-                "shared_tokens": finding.shared_tokens,
-                "reused_tokens": finding.reused_tokens,
-                "missed_tokens": finding.missed_tokens,
-                **self._break(finding, usage),
-            }
+            told |= {"prompt_tokens": usage.prompt_tokens, **self._break(finding, usage)}
         return {"cache_diagnosis": told}
 
     def _break(self, finding: Finding, usage: Usage) -> Json:
@@ -108,6 +98,23 @@ class CacheDiagnosis:
                 "cached": cached,
             },
         }
+
+
+def finding_json(earlier_id: str | None, finding: Finding) -> Json:
+    """What was found out about a request and the one that it was compared with."""
+    told: Json = {"compared_with": earlier_id, "state": finding.state}
+    if finding.state != "compared":
+        return told
+    difference = finding.difference
+    return {
+        **told,
+        "changed": None if difference is None else difference.part,
+        "index": None if difference is None else difference.index,
+        "compared_tokens": finding.compared_tokens,
+        "shared_tokens": finding.shared_tokens,
+        "reused_tokens": finding.reused_tokens,
+        "missed_tokens": finding.missed_tokens,
+    }
 
 
 def openai_words(finding: Finding) -> Json:
@@ -159,7 +166,9 @@ async def diagnosed(
     if not asked or own is None:
         return request, None
     earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
-    return request, CacheDiagnosis(context.engine.tokenizer, prompt, Comparison(own, earlier_id, earlier))
+    comparison = Comparison(own, earlier_id, earlier)
+    diagnosis = CacheDiagnosis(context.engine.tokenizer, prompt, comparison)
+    return replace(request, comparison=comparison), diagnosis
 
 
 def _as_templates_get_them(

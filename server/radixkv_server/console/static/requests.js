@@ -89,6 +89,15 @@ async function showOne(root, id, api, announce) {
   }
 }
 
+/** What the request's client had it compared with, and what differs first. */
+function compared(comparison) {
+  if (!comparison?.compared_with) return [];
+  const { compared_with: earlier, state, changed, index, missed_tokens: missed } = comparison;
+  const what = changed === null ? "nothing differs" : `${changed}${index === null ? "" : `[${index}]`} differs`;
+  const found = { running: "it was still running", not_found: "nothing is known of it" }[state] ?? `${what}, ${number(missed)} tokens missed`;
+  return [["Compared with", [el("a", { href: `#/requests/${encodeURIComponent(earlier)}` }, earlier), `: ${found}`]]];
+}
+
 function details(request) {
   const { explanation, prompt_tokens: size, cached_tokens: cached } = request;
   const facts = [
@@ -98,6 +107,7 @@ function details(request) {
     ...(request.cache_salt ? [["cache_salt", request.cache_salt]] : []),
     ["Prompt", `${number(size)} tokens`],
     ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
+    ...compared(request.comparison),
     ["Answer", `${number(request.completion_tokens)} tokens`],
     ["First token", duration(request.ttft_s)],
     ["In all", duration(request.duration_s)],
