@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 import jinja2
@@ -72,3 +73,21 @@ def test_other_templates_get_them_as_the_users(
     first = "<system>rule" if template is DROPS else "<user>rule"
     rest = expected if template is DROPS else expected.removeprefix("<user>")
     assert rendered(template, [S, *messages]) == first + rest
+
+
+@pytest.mark.parametrize("template", [SHOWS, DROPS, TAKES_TURNS])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_rendered_stays_as_the_conversation_goes_on(template: str, seed: int) -> None:
+    """Each turn's prompt begins with the one before, so that the cache finds all of that."""
+    random = Random(seed)
+    messages: list[dict[str, Any]] = [S] * random.randint(0, 1)
+    for turn in range(6):
+        messages.append({"role": "assistant" if turn % 2 else "user", "content": f"turn {turn}"})
+        messages += [{"role": "system", "content": f"rule {turn}"}] * random.choice([0, 0, 1, 2])
+    whole, before = rendered(template, messages), ""
+    for count in range(1, len(messages) + 1):
+        if any(message["role"] == "user" for message in messages[:count]):
+            shown = rendered(template, messages[:count])
+            assert shown.startswith(before)
+            before = shown
+    assert before == whole

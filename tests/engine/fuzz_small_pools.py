@@ -25,10 +25,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--faults", action="store_true", help="a step in a hundred fails")
     parser.add_argument("--tier", action="store_true", help="with a tier that fails, hangs and lies")
+    parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
     options = parser.parse_args()
     total, seed, started = Outcome(), options.seed, time.monotonic()
     while total.requests < options.requests:
-        total.add(run(seed, 60, faults=options.faults, tier=options.tier))
+        total.add(run(seed, 60, faults=options.faults, tier=options.tier, controls=options.controls))
         seed += 1
         if seed % 10 == 0:
             print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)

@@ -134,6 +134,15 @@ def test_guesses_samples_tenants_and_cancels_in_small_pools() -> None:
     assert len(total.namespaces) == 3
 
 
+def test_prewarms_breakpoints_and_what_may_stay_in_small_pools() -> None:
+    total = Outcome()
+    for seed in (3, 11):
+        total.add(pool_traffic.run(seed, 40, controls=True, check_every=2))
+    assert min(total.prewarmed, total.forgotten) > 20
+    assert total.evicted_blocks > 100
+    assert total.aborted
+
+
 @pytest.mark.injects_faults
 def test_the_same_with_failing_steps() -> None:
     pool_traffic.run(1000, 30, faults=True, check_every=4)

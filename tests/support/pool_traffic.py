@@ -11,7 +11,7 @@ meanwhile. Every answer is compared with that of an engine that has room for all
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from scripted_tier import SlowCopies, WildTier
 
 from radixkv.engine.engine import Engine
 from radixkv.errors import InvalidRequestError
-from radixkv.request import SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.speculation.step_costs import StepCosts
 
@@ -59,6 +59,8 @@ class Ask:
     namespace: Any
     priority: int
     aborted_after: int | None = None
+    pins: tuple[PrefixPin, ...] = ()
+    keep_tokens: int | None = None
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Outcome:
     late_loads: int = 0
     saved_blocks: int = 0
     failed_saves: int = 0
+    prewarmed: int = 0
+    forgotten: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
@@ -199,16 +203,44 @@ class _Tier:
         raise AssertionError("transfers do not come to an end")
 
 
+class _Controls:
+    """What clients say of the cache: prewarming, breakpoints, and how much of a request may stay."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed + 3 * 10**6)
+
+    def add_to(self, ask: Ask) -> Ask:
+        """The same request, with controls or without."""
+        random, length = self.random, len(ask.prompt)
+        if random.random() < 0.4:
+            ask = replace(ask, params=replace(ask.params, max_tokens=0, n=1))
+        if random.random() < 0.4:
+            places = random.integers(1, length + 1, int(random.integers(1, 5)))
+            times = random.choice([0.0005, 0.01, 0.2], len(places))
+            ask.pins = tuple(PrefixPin(int(at), float(ttl)) for at, ttl in zip(places, times, strict=True))
+        if random.random() < 0.4:
+            ask.keep_tokens = max((pin.num_tokens for pin in ask.pins), default=0)
+        return ask
+
+
 def run(
-    seed: int, num_requests: int, *, check_every: int = 1, faults: bool = False, tier: bool = False
+    seed: int,
+    num_requests: int,
+    *,
+    check_every: int = 1,
+    faults: bool = False,
+    tier: bool = False,
+    controls: bool = False,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
 
     Args:
         tier: there is a tier below the pool, of which everything is to be expected.
+        controls: requests prewarm, pin what leads to their breakpoints, and leave no more than they want.
     """
     setup = np.random.default_rng(seed + 10**6)
     below = _Tier(seed) if tier else None
+    wishes = _Controls(seed) if controls else None
     engine, model = _small_engine(setup, faults=faults, tier_options={} if below is None else below.options)
     block_size = engine.cache.block_size
     traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
@@ -217,9 +249,18 @@ def run(
     while outcome.requests < num_requests or engine.has_work:
         while outcome.requests < num_requests and len(running) < at_once:
             ask = traffic.next()
+            if wishes is not None:
+                ask = wishes.add_to(ask)
             request_id = engine.add_request(
-                ask.prompt, ask.params, namespace=ask.namespace, priority=ask.priority
+                ask.prompt,
+                ask.params,
+                namespace=ask.namespace,
+                priority=ask.priority,
+                pins=ask.pins,
+                keep_tokens=ask.keep_tokens,
             )
+            outcome.prewarmed += ask.params.samples_nothing
+            outcome.forgotten += ask.keep_tokens is not None
             running[request_id] = [ask, 0]
             outcome.requests += 1
             outcome.namespaces.add(ask.namespace)

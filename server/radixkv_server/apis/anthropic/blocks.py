@@ -209,6 +209,14 @@ Block = Annotated[
     _BLOCK,
 ]
 
+
+def is_cacheable(block: Any) -> bool:
+    """Whether a breakpoint may stand after a block: not after thinking, or an empty text."""
+    if isinstance(block, TextBlock | CompactionBlock):
+        return bool(block.text if isinstance(block, TextBlock) else block.content)
+    return "cache_control" in type(block).model_fields
+
+
 _SHOWN = (TextBlock, DocumentBlock, SearchResultBlock)
 _OF_ROLE = {
     "user": (*_SHOWN, ToolResultBlock, CompactionBlock),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radixkv_server.apis.anthropic.blocks import (
@@ -73,15 +73,18 @@ class Conversation:
 
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
+    _last: Breakpoint | None = None  # after the latest block that can have one
     _names: dict[str, str] = field(default_factory=dict)
     _tools: dict[str, AnthropicTool | KnownTool] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
         """Take a body in, anew. O(its text)."""
         self.messages, self.breakpoints, self._names = [], [], {}
+        self._last = None
         for index, tool in enumerate(body.listed_tools):
+            self._last = Breakpoint(0.0, tool=index)
             if tool.cache_control is not None:
-                self.breakpoints.append(Breakpoint(tool.cache_control.seconds, tool=index))
+                self.breakpoints.append(replace(self._last, ttl=tool.cache_control.seconds))
         self._tools = {tool.name: tool for tool in (*client_tools(body.tools or ()), *body.added_tools)}
         if isinstance(body.system, str):
             if body.system:
@@ -91,8 +94,10 @@ class Conversation:
                 self._say("system", block.text, block.cache_control)
         for message in _shown(body.messages):
             self._add(message, recall)
-        if body.cache_control is not None and self.messages and not body.keeps_the_last_block:
-            self._keep(body.cache_control, in_call=bool(self.messages[-1].get("tool_calls")))
+        if body.cache_control is not None and self._last is not None:
+            automatic = replace(self._last, ttl=body.cache_control.seconds)
+            if automatic not in self.breakpoints:
+                self.breakpoints.append(automatic)
         return self.messages
 
     def _add(self, message: InputMessage, recall: Recall) -> None:
@@ -131,7 +136,8 @@ class Conversation:
                 self.messages.append({"role": role, "content": text})
             else:
                 before["content"] += "\n" + text
-        self._keep(control)
+        if text:
+            self._keep(control)
 
     def _think(self, text: str) -> None:
         if text:
@@ -185,13 +191,12 @@ class Conversation:
         )
 
     def _keep(self, control: CacheControl | None, *, in_call: bool = False) -> None:
-        """A breakpoint after what was added last."""
-        if control is None:
-            return
+        """A breakpoint, if one is wanted, after what was added last, which can have one."""
         at = len(self.messages) - 1
         message = self.messages[at]
         if in_call:
-            call = len(message["tool_calls"]) - 1
-            self.breakpoints.append(Breakpoint(control.seconds, message=at, call=call))
+            self._last = Breakpoint(0.0, message=at, call=len(message["tool_calls"]) - 1)
         else:
-            self.breakpoints.append(Breakpoint(control.seconds, message=at, chars=len(message["content"])))
+            self._last = Breakpoint(0.0, message=at, chars=len(message["content"]))
+        if control is not None:
+            self.breakpoints.append(replace(self._last, ttl=control.seconds))

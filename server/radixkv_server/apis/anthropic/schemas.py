@@ -5,7 +5,7 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -13,15 +13,17 @@ from pydantic import Field, model_validator
 from radixkv_server.apis.anthropic.blocks import (
     Effort,
     InputMessage,
+    TextBlock,
     Texts,
     ToolAdditionBlock,
     ToolDefinition,
+    is_cacheable,
 )
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
 from radixkv_server.apis.common.fields import RequestFields
 from radixkv_server.apis.common.kinds import ByType
-from radixkv_server.chat.breakpoints import CacheControl, check_breakpoints
+from radixkv_server.chat.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -173,12 +175,6 @@ class CountTokensRequest(StrictModel):
             raise ParamError("messages must have at least one message.", "messages")
         return self
 
-    @property
-    def keeps_the_last_block(self) -> bool:
-        """Whether the last message's last block has a breakpoint of its own."""
-        blocks = self.messages[-1].blocks if self.messages else []
-        return bool(blocks) and getattr(blocks[-1], "cache_control", None) is not None
-
     @model_validator(mode="after")
     def _sound_breakpoints(self) -> CountTokensRequest:
         blocks: list[Any] = [
@@ -189,11 +185,44 @@ class CountTokensRequest(StrictModel):
             for block in message.blocks:
                 parts = getattr(block, "content", None)
                 blocks += [*(parts if isinstance(parts, list) else ()), block]
-        if not self.keeps_the_last_block:
-            blocks.append(self)
         controls = [getattr(block, "cache_control", None) for block in blocks]
-        check_breakpoints([control for control in controls if control is not None])
+        given = [control for control in controls if control is not None]
+        check_breakpoints(given)
+        if self.cache_control is not None:
+            self._check_automatic_breakpoint(self.cache_control, given)
         return self
+
+    def _check_automatic_breakpoint(self, automatic: CacheControl, given: Sequence[CacheControl]) -> None:
+        """Refuse it where the last block's own has another time, or no more are allowed.
+
+        Args:
+            given: those of blocks.
+        """
+        last = next((block for block in self._blocks_from_the_end() if is_cacheable(block)), None)
+        own = getattr(last, "cache_control", None)
+        if own is None:
+            if len(given) == MAX_BREAKPOINTS:
+                raise ParamError(
+                    f"cache_control beside messages is one beside those of {MAX_BREAKPOINTS} blocks: at most "
+                    "so many are allowed together.",
+                    "cache_control",
+                )
+            if last is not None:
+                check_breakpoints([*given, automatic])
+        elif own.seconds != automatic.seconds:
+            raise ParamError(
+                "cache_control beside messages and that of the last block have different ttls.",
+                "cache_control",
+            )
+
+    def _blocks_from_the_end(self) -> Iterator[Any]:
+        for message in reversed(self.messages):
+            yield from reversed(message.blocks)
+        if isinstance(self.system, str):
+            yield TextBlock(type="text", text=self.system)
+        else:
+            yield from reversed(self.system or ())
+        yield from reversed(self.tools or ())
 
     @model_validator(mode="after")
     def _sound_tools(self) -> CountTokensRequest:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
@@ -110,14 +111,83 @@ def test_a_longer_pin_is_not_shortened(server: LiveServer) -> None:
     assert pins(server) == [("system\nRules", HOUR)]
 
 
-@pytest.mark.parametrize("own", [None, "1h"])
+AUTOMATIC: dict[str, Any] = {"extra_body": {"cache_control": {"type": "ephemeral"}}}
+
+
+@pytest.mark.parametrize("own", [None, "", "5m"])
 def test_the_automatic_breakpoint_is_behind_the_last_block(server: LiveServer, own: str | None) -> None:
-    send(
-        server,
-        messages=[user(text("one", None), text("two", own))],
-        extra_body={"cache_control": {"type": "ephemeral"}},
-    )
-    assert pins(server) == [("user\none\ntwo", HOUR if own else FIVE_MINUTES)]
+    send(server, messages=[user(text("one", None), text("two", own))], **AUTOMATIC)
+    assert pins(server) == [("user\none\ntwo", FIVE_MINUTES)]
+
+
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": ""}
+CALL = {"type": "tool_use", "id": "c", "name": "first", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "rain"}
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"messages": [user(text("x", None)), {"role": "assistant", "content": [THOUGHT]}]}, "user\nx"),
+        (
+            {
+                "messages": [
+                    user(text("x", None)),
+                    {"role": "assistant", "content": [text("A", None), THOUGHT]},
+                ]
+            },
+            "user\nxassistant\nthink hm\nA",
+        ),
+        ({"messages": [user(text("x", None), text("", None))]}, "user\nx"),
+        (
+            {"system": "Rules", "messages": [{"role": "assistant", "content": [THOUGHT]}]},
+            "system\nRules",
+        ),
+        (
+            {"tools": TOOLS, "messages": [{"role": "assistant", "content": [THOUGHT]}]},
+            "tools:['first', 'second'",
+        ),
+        ({"messages": [{"role": "assistant", "content": [THOUGHT]}]}, None),
+        (
+            {
+                "tools": TOOLS,
+                "messages": [user(text("x", None)), {"role": "assistant", "content": [CALL]}, user(RESULT)],
+            },
+            "tools:['first', 'second']\nuser\nxassistant\ncall first({'a': 1})tool\nrain",
+        ),
+        (
+            {"messages": [user(text("x", None)), {"role": "system", "content": "Now be brief."}]},
+            "user\nxsystem\nNow be brief.",
+        ),
+    ],
+)
+def test_it_walks_back_to_a_block_that_can_have_it(
+    server: LiveServer, body: dict[str, Any], shown: str | None
+) -> None:
+    send(server, **body, **AUTOMATIC)
+    assert pins(server) == ([] if shown is None else [(shown, FIVE_MINUTES)])
+
+
+@pytest.mark.parametrize(("own", "automatic"), [("1h", None), ("1h", "5m"), ("5m", "1h"), ("", "1h")])
+def test_another_time_than_the_last_blocks_is_refused(
+    server: LiveServer, own: str, automatic: str | None
+) -> None:
+    control = {"type": "ephemeral", **({"ttl": automatic} if automatic else {})}
+    for after in ([], [{"role": "assistant", "content": [THOUGHT]}]):
+        with pytest.raises(anthropic.BadRequestError, match="different ttls"):
+            send(server, messages=[user(text("x", own)), *after], extra_body={"cache_control": control})
+
+
+def test_the_automatic_breakpoint_is_one_of_four(server: LiveServer) -> None:
+    marked = [text(letter) for letter in "abcd"]
+    with pytest.raises(anthropic.BadRequestError, match="at most"):
+        send(server, messages=[user(*marked, text("e", None))], **AUTOMATIC)
+    send(server, messages=[user(*marked[:3], text("e", None))], **AUTOMATIC)
+    assert len(pins(server)) == 4
+    send(server, messages=[user(*marked)], **AUTOMATIC)
+    control = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    with pytest.raises(anthropic.BadRequestError, match="'1h' must not come after"):
+        send(server, messages=[user(text("a", "5m"), text("b", None))], extra_body=control)
 
 
 def test_behind_results_and_calls(server: LiveServer) -> None:
