@@ -166,8 +166,8 @@ class CacheClient:
 
         Args:
             tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
-            shown_tokens: leading tokens of each node to tell; -1: all.
-            most_nodes, most_tokens: nodes seen and tokens told after which the rest is left out.
+            shown_tokens: leading tokens of each node to show; -1: all.
+            most_nodes, most_tokens: nodes seen and tokens shown after which the rest is left out.
         """
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
@@ -245,7 +245,7 @@ class _Follower:
         self.error: EngineStoppedError | None = None
         self._loop = loop
         self._waiting: deque[BlockChanges] = deque()
-        self._told = self._taken = 0  # blocks; each is counted by one thread
+        self._num_received = self._num_taken = 0  # blocks; each is counted by one thread
         self._missed = 0
         self._is_woken = False
         self._wake = asyncio.Event()
@@ -253,19 +253,19 @@ class _Follower:
 
     def subscribe(self, cache: PrefixCache, replay: bool) -> None:
         """On the engine's thread."""
-        self._unsubscribe = cache.subscribe(self.tell, replay=replay)
+        self._unsubscribe = cache.subscribe(self.receive, replay=replay)
 
     def unsubscribe(self) -> None:
         """On the engine's thread, also where its reader left before it heard that it was subscribed."""
         if self._unsubscribe is not None:
             self._unsubscribe()
 
-    def tell(self, changes: BlockChanges) -> None:
+    def receive(self, changes: BlockChanges) -> None:
         """On the engine's thread. Raises RuntimeError once the loop is closed; the cache then drops it."""
-        if self._told - self._taken >= MAX_BLOCKS:
+        if self._num_received - self._num_taken >= MAX_BLOCKS:
             self._missed += changes.num_blocks
         else:
-            self._told += changes.num_blocks
+            self._num_received += changes.num_blocks
             self._waiting.append(changes)
         if not self._is_woken:
             self._is_woken = True
@@ -296,5 +296,5 @@ class _Follower:
             self._wake.clear()
             self._is_woken = False  # before reading: what comes after this wakes again
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        self._taken += sum(changes.num_blocks for changes in taken)
+        self._num_taken += sum(changes.num_blocks for changes in taken)
         return taken

@@ -132,11 +132,11 @@ class AnswerGrammar:
             if not any(text in mark for text in specials if text not in free):
                 mark = mark.strip("\n")
                 shared = max((_num_shared(mark, other) for other in elsewhere), default=0)
-                told = mark[: shared + _TELLING]
+                prefix = mark[: shared + _TELLING]
                 for text in free:
-                    told = told.rpartition(text)[2]
-                if not told.startswith("{"):
-                    beginnings.add(_exactly(told))
+                    prefix = prefix.rpartition(text)[2]
+                if not prefix.startswith("{"):
+                    beginnings.add(_exactly(prefix))
         if self.format.syntax is not None and f'"name": "{NAME}"' in self.format.syntax.head:
             # Kept from the mark, a model would go on with what comes after it.
             beginnings.add(self._bare_beginning())

@@ -1,7 +1,7 @@
 """From a model's text to the events of an answer, for one chat format.
 
-A call is told once it is known to be one: when its region ends, or, where it is longer than `HELD`
-characters, when these begin as a call does, up to its arguments; from there on the arguments are told as
+A call is emitted once it is known to be one: when its region ends, or, where it is longer than `HELD`
+characters, when these begin as a call does, up to its arguments; from there on the arguments are emitted as
 they come. What turns out to be no call is told as the text that it is. None of this depends on how the text
 is cut into pieces.
 """
@@ -35,11 +35,11 @@ class FormatParser:
 
     Args:
         regions: named `reasoning`, `spoken` (content inside of marks) or `calls`.
-        parallel: False: only the first call is told.
+        parallel: False: only the first call is emitted.
         new_id: gives a fresh id of a call.
         prefix: the end of the prompt, where that opens a region which the answer goes on with.
         forced: the answer is calls, reasoning aside: it is read as one that is cut off, however it ends, and
-            nothing is ever told as content.
+            nothing is ever emitted as content.
         names: of the tools; a call without a mark that is cut off is one if its name is, or could become, one
             of these.
     """
@@ -191,7 +191,7 @@ class _AnswerWriter:
 
 
 class _CallsRegion:
-    """One region of calls: told as calls, or as the text that it is.
+    """One region of calls: emitted as calls, or as the text that it is.
 
     Args:
         mark: what opened it. Where that is the beginning of a call itself (a brace), a call is looked for
@@ -212,15 +212,15 @@ class _CallsRegion:
         self._body = mark if bare else ""
         self._arguments: ObjectScanner | None = None
         self._is_text = False
-        self._told_calls = False
+        self._has_emitted_calls = False
         if bare and answer.has_spoken:
-            self._tell_text(mark)
+            self._emit_text(mark)
 
     def text(self, text: str) -> None:
         self._at += len(text)
         while text:
             if self._is_text:
-                self._tell_text(text)
+                self._emit_text(text)
                 return
             if self._arguments is not None:
                 text = self._take_arguments(text)
@@ -235,15 +235,15 @@ class _CallsRegion:
         """The region has ended, with this mark or, `cut`, with an answer that did not end by itself."""
         self._at += len(mark)
         if self._is_text:
-            self._tell_text(mark)
+            self._emit_text(mark)
         elif self._arguments is not None:
-            self._answer.end_call(cut=True)  # what there is of its arguments has been told
+            self._answer.end_call(cut=True)  # what there is of its arguments has been emitted
         else:
             calls = self._read()
             if calls is None and (not self._answer.speaks or (cut and self._has_begun())):
-                self._tell_cut()
+                self._emit_cut_call()
             elif calls is None:
-                self._tell_text(self._mark + self._body + mark)
+                self._emit_text(self._mark + self._body + mark)
             for call in calls or ():
                 self._answer.begin_call(call.name, call.id)
                 self._answer.add_arguments(call.arguments)
@@ -251,19 +251,19 @@ class _CallsRegion:
 
     def _has_begun(self) -> bool:
         """Whether a body that is cut off follows a call, or can be the beginning of one."""
-        return self._told_calls or self._syntax.begins(self._body, self._names)
+        return self._has_emitted_calls or self._syntax.begins(self._body, self._names)
 
     def _read(self) -> list[WrittenCall] | None:
-        if not self._told_calls:
+        if not self._has_emitted_calls:
             return self._syntax.read(self._body)
         try:
             return self._syntax.read_on(self._body)
         except (ValueError, RecursionError):
             return None
 
-    def _tell_cut(self) -> None:
+    def _emit_cut_call(self) -> None:
         """The calls of a body that is cut off, the last one as far as it goes."""
-        at = self._syntax.skip_between(self._body, 0) if self._told_calls else 0
+        at = self._syntax.skip_between(self._body, 0) if self._has_emitted_calls else 0
         head = self._syntax.match_head(self._body, at)
         while head is not None:
             self._answer.begin_call(head["name"], head.groupdict().get("id"))
@@ -274,11 +274,11 @@ class _CallsRegion:
             head = self._syntax.match_head(self._body, at) if ended else None
 
     def _decide(self, rest: str) -> str:
-        """A long body is told as it comes from here on; what is still to be looked at, `rest` at its end."""
-        start = self._syntax.skip_between(self._body, 0) if self._told_calls else 0
+        """A long body is emitted as it comes from here on; returns what is still to be looked at."""
+        start = self._syntax.skip_between(self._body, 0) if self._has_emitted_calls else 0
         head = self._syntax.match_head(self._body, start)
         if head is None:
-            self._tell_text(self._mark + self._body + rest)
+            self._emit_text(self._mark + self._body + rest)
             return ""
         self._answer.begin_call(head["name"], head.groupdict().get("id"))
         self._arguments = ObjectScanner()
@@ -292,11 +292,11 @@ class _CallsRegion:
         if ended:
             self._answer.end_call()
             self._arguments = None
-            self._told_calls = True
+            self._has_emitted_calls = True
             self._mark = ""
         return text[size:]
 
-    def _tell_text(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """The last of what has been looked at is text, and what follows it."""
         self._is_text = True
         self._answer.say(text, self._at - len(text))

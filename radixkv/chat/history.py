@@ -50,22 +50,22 @@ def _with_one_system(messages: Iterable[Message]) -> list[Message]:
 
     Templates that refuse them, or drop them, mostly want the roles to take turns, too.
     """
-    told: list[Message] = []
+    merged: list[Message] = []
     is_late = False
     for message in messages:
         role = message.get("role")
-        before = told[-1] if told else {}
-        late = role == "system" and any(other.get("role") != "system" for other in told[:1] + told[-1:])
+        before = merged[-1] if merged else {}
+        late = role == "system" and any(other.get("role") != "system" for other in merged[:1] + merged[-1:])
         if late:
             message = {**message, "role": "user"}
         joins = message.get("role") == before.get("role") == "user" and (late or is_late)
         if joins and all(isinstance(part.get("content"), str) for part in (before, message)):
-            told[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
+            merged[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
             is_late = True
         else:
-            told.append(message)
+            merged.append(message)
             is_late = late
-    return told
+    return merged
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:

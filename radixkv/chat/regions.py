@@ -67,8 +67,8 @@ class RegionReader:
     def __init__(self, regions: tuple[Region, ...]) -> None:
         self._regions = {region.name: region for region in regions}
         self._template = _template(regions)
-        self._pending = ""  # fed; told from `_told` on
-        self._told = 0
+        self._pending = ""  # fed; emitted up to `_emitted`
+        self._emitted = 0
         self._fed = 0
         self._inside: Region | None = None
         self._parser = self._new_parser()
@@ -78,8 +78,8 @@ class RegionReader:
         """What more text says."""
         for start in range(0, len(text), _PIECE):
             piece = text[start : start + _PIECE]
-            self._pending = self._pending[self._told :] + piece
-            self._told = 0
+            self._pending = self._pending[self._emitted :] + piece
+            self._emitted = 0
             self._fed += len(piece)
             yield from self._events(self._parser.feed(piece))
             if self._fed >= _RENEWED:
@@ -96,8 +96,8 @@ class RegionReader:
 
     def _renew(self) -> Iterator[RegionEvent]:
         """Go on with a parser that has not seen the text so far, inside the same region."""
-        held = self._pending[self._told :]
-        self._pending, self._told, self._fed = held, 0, len(held)
+        held = self._pending[self._emitted :]
+        self._pending, self._emitted, self._fed = held, 0, len(held)
         self._parser = self._new_parser()
         self._reentering = self._inside is not None
         mark = max(self._inside.opens, key=len) if self._inside is not None else ""
@@ -108,7 +108,7 @@ class RegionReader:
             name = event["field"]
             if event["type"] == "region_chunk":
                 text = event["text"]
-                self._told += len(text)
+                self._emitted += len(text)
                 yield RegionEvent("text", None if name == _CONTENT else name, text)
             elif name == _CONTENT:
                 continue
@@ -123,8 +123,8 @@ class RegionReader:
                 yield RegionEvent("close", name, self._mark(self._regions[name].closes))
 
     def _mark(self, marks: tuple[str, ...]) -> str:
-        """The longest of the marks that stands where the text has been told; none at the text's end."""
-        found = [mark for mark in marks if self._pending.startswith(mark, self._told)]
+        """The longest of the marks that stands where what has been emitted ends; none at the text's end."""
+        found = [mark for mark in marks if self._pending.startswith(mark, self._emitted)]
         mark = max(found, key=len, default="")
-        self._told += len(mark)
+        self._emitted += len(mark)
         return mark

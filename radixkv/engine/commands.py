@@ -32,12 +32,12 @@ class Add(Command):
         try:
             engine.add_request(self._prompt, request_id=stream.request_id, **self._options)
         except BaseException as error:
-            stream.tell(error)
+            stream.put(error)
         else:
             self._streams.open(stream)
 
     def cancel(self, error: EngineStoppedError) -> None:
-        self._stream.tell(error)
+        self._stream.put(error)
 
 
 class Abort(Command):
@@ -75,14 +75,14 @@ class Call(Command):
         try:
             result = self._function(engine)
         except BaseException as error:
-            self._tell(self._future.set_exception, error)
+            self._complete(self._future.set_exception, error)
         else:
-            self._tell(self._future.set_result, result)
+            self._complete(self._future.set_result, result)
 
     def cancel(self, error: EngineStoppedError) -> None:
-        self._tell(self._future.set_exception, error)
+        self._complete(self._future.set_exception, error)
 
-    def _tell(self, complete: Callable[[Any], None], value: object) -> None:
+    def _complete(self, complete: Callable[[Any], None], value: object) -> None:
         def unless_done() -> None:
             if not self._future.done():
                 complete(value)

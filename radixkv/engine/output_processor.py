@@ -172,7 +172,7 @@ class OutputProcessor:
         self._emit(request, ())
 
     def close(self, group: RequestGroup) -> None:
-        """All samples of a request have ended: deliver what was not told step by step."""
+        """All samples of a request have ended: deliver what was not sent step by step."""
         if not group.wants_deltas:
             self._result.finished.append(_collect(group))
         elif group.is_ranked:
@@ -216,8 +216,8 @@ def _delta(
     delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0
     delta.rejected_draft_tokens, sample.rejected_draft_tokens = sample.rejected_draft_tokens, 0
     first = group.samples[0]
-    if not group.prompt_was_told and first.was_admitted:
-        group.prompt_was_told = True
+    if not group.prompt_was_sent and first.was_admitted:
+        group.prompt_was_sent = True
         delta.prompt = PromptOutcome(
             first.num_prompt_tokens,
             first.num_cached_tokens,

@@ -49,11 +49,11 @@ class RequestGroup:
 
     Attributes:
         prompt: its text; None for a prompt given as token ids.
-        wants_deltas: it is told step by step, not as a whole at its end.
+        wants_deltas: it is sent step by step, not as a whole at its end.
         pins: what of its prompt is still to be pinned.
         failure: why it failed; None: it did not.
         num_pinned_tokens: prompt tokens that are pinned for it; None: none were to be.
-        prompt_was_told: a delta had what became of its prompt.
+        prompt_was_sent: a delta had what became of its prompt.
     """
 
     request_id: str
@@ -64,7 +64,7 @@ class RequestGroup:
     pins: Sequence[PrefixPin] = ()
     failure: Failure | None = None
     num_pinned_tokens: int | None = None
-    prompt_was_told: bool = False
+    prompt_was_sent: bool = False
 
     @property
     def is_finished(self) -> bool:

@@ -27,7 +27,7 @@ class Stream:
         self.loop = loop
         self.events: asyncio.Queue[Event] = asyncio.Queue()
 
-    def tell(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         """Put an event into it, from any thread; nothing happens if the loop is closed."""
         send(self.loop, [(self, event)])
 
@@ -74,7 +74,7 @@ class Streams:
     def fail_all(self, error: EngineStoppedError) -> None:
         """The engine has ended."""
         for stream in self._by_id.values():
-            stream.tell(error)
+            stream.put(error)
         self._by_id.clear()
 
 

@@ -49,7 +49,7 @@ class _Pending:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def tell(self, event: Event) -> bool:
+    def put(self, event: Event) -> bool:
         """From any thread; False: the loop is closed, nobody waits."""
         try:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
@@ -148,7 +148,7 @@ class Link:
         else:
             has_ended = not isinstance(message, Item)
             pending = (self._pending.pop if has_ended else self._pending.get)(message.id, None)
-            if pending is not None and not pending.tell(message) and not has_ended:
+            if pending is not None and not pending.put(message) and not has_ended:
                 self._pending.pop(message.id, None)
                 self._channel.send(Cancel(message.id))
 
@@ -158,7 +158,7 @@ class Link:
             self._ended = self._ended or EngineStoppedError("the engine's process has ended")
             left, self._pending = self._pending, {}
         for pending in left.values():
-            pending.tell(Failed(pending.id, EngineStoppedError(str(self._ended))))
+            pending.put(Failed(pending.id, EngineStoppedError(str(self._ended))))
 
     async def close(self) -> None:
         """Take no more calls, and fail those that wait."""

@@ -42,13 +42,13 @@ async def serve_engine(engine: EngineClient, connection: Connection) -> None:
         lambda: _on_loop(loop, ended.set),
     )
     channel.send(Facts(**{item.name: getattr(engine, item.name) for item in fields(Facts)}))
-    host.tell_status()
+    host.send_status()
     channel.start()
-    telling = asyncio.ensure_future(host.tell_statuses())
+    sending = asyncio.ensure_future(host.send_statuses())
     try:
         await ended.wait()
     finally:
-        telling.cancel()
+        sending.cancel()
         await host.cancel_all()
         channel.close()
         await asyncio.to_thread(channel.join)
@@ -78,7 +78,7 @@ class _Host:
     def take(self, message: Ask | Took | Cancel | AskStatus) -> None:
         """A message has come."""
         if isinstance(message, AskStatus):
-            self.tell_status()
+            self.send_status()
         elif isinstance(message, Ask):
             window = asyncio.Semaphore(WINDOW)
             task = asyncio.ensure_future(self._answer(message, window))
@@ -99,15 +99,15 @@ class _Host:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def tell_status(self) -> None:
+    def send_status(self) -> None:
         engine = self._engine
         self.channel.send(Status(engine.is_healthy, engine.is_full, engine.stats()))
 
-    async def tell_statuses(self) -> None:
+    async def send_statuses(self) -> None:
         """Now and then, for ever."""
         while True:
             await asyncio.sleep(STATUS_S)
-            self.tell_status()
+            self.send_status()
 
     async def _answer(self, ask: Ask, window: asyncio.Semaphore) -> None:
         """Make a call; after what it gave comes how the engine is then."""
@@ -126,7 +126,7 @@ class _Host:
             raise
         except BaseException as error:
             last = Failed(ask.id, as_sent(error, RequestFailedError))
-        self.tell_status()  # before anybody can have seen what happened
+        self.send_status()  # before anybody can have seen what happened
         try:
             self.channel.send(last)
         except RadixKVError as error:

@@ -119,7 +119,7 @@ def _staging_folder(model: EmbeddedModel) -> Iterator[Path]:
     except OSError as error:
         folder = models_folder()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ModelLoadError(_no_space(model, folder)) from error
+            raise ModelLoadError(_disk_full_message(model, folder)) from error
         reason = error.strerror or str(error)
         raise ModelLoadError(
             f"The embedded model {model.name} can't be kept in {folder}: {reason} "
@@ -148,7 +148,7 @@ def _bytes_needed(model: EmbeddedModel) -> int:
     return fetched + model.converted_size
 
 
-def _no_space(model: EmbeddedModel, folder: Path) -> str:
+def _disk_full_message(model: EmbeddedModel, folder: Path) -> str:
     place = folder
     while not place.exists():
         place = place.parent

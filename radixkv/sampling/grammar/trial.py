@@ -170,12 +170,12 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _used_bytes() -> int:
-    """Bytes that are allocated in this process; 0 where the C library does not tell."""
+    """Bytes that are allocated in this process; 0 where the C library does not say."""
     if sys.platform != "linux":
         return 0
-    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if tell is None:
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
         return 0
-    tell.restype = _MallocInfo
-    told = tell()
-    return int(told.uordblks + told.hblkhd)
+    mallinfo.restype = _MallocInfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)

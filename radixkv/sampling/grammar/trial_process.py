@@ -118,11 +118,11 @@ class _Connection:
     def _read(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
-                told: dict[str, Any] = json.loads(line)
+                message: dict[str, Any] = json.loads(line)
                 with self._lock:
-                    future = self._futures.pop(told.pop("job") or 0, None)
+                    future = self._futures.pop(message.pop("job") or 0, None)
                 if future is not None:
-                    future.set_result(Verdict(**told))
+                    future.set_result(Verdict(**message))
         with self._lock:
             self.is_alive = False
             lost, self._futures = self._futures, {}

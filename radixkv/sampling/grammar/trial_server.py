@@ -60,7 +60,7 @@ def _next() -> Any:
     return pickle.loads(_read(*_HEADER.unpack(_read(_HEADER.size))))  # from the engine's process alone
 
 
-def _tell(job: int | None, verdict: Verdict) -> None:
+def _send(job: int | None, verdict: Verdict) -> None:
     fields = dataclasses.asdict(verdict)
     while True:
         line = json.dumps({"job": job, **fields}).encode() + b"\n"
@@ -82,7 +82,7 @@ class _Forks:
         if pid == 0:
             try:
                 _be_limited()
-                thread = threading.Thread(target=lambda: _tell(job, try_out(spec, self._vocabulary)))
+                thread = threading.Thread(target=lambda: _send(job, try_out(spec, self._vocabulary)))
                 threading.stack_size(STACK_BYTES)
                 thread.start()
                 thread.join()
@@ -101,8 +101,8 @@ class _Forks:
                 return
             job, _ = self._jobs.pop(pid)
             if status:
-                # One that was killed after it had told is told of twice; the second is not listened to.
-                _tell(job, Verdict(_why(status), is_too_complex=True, cpu_s=MAX_TRIAL_S))
+                # One that was killed after it had answered has two verdicts: the second is ignored.
+                _send(job, Verdict(_why(status), is_too_complex=True, cpu_s=MAX_TRIAL_S))
 
     def wait_s(self) -> float | None:
         """Seconds until a fork's time is over."""
@@ -146,7 +146,7 @@ def main() -> None:
     yield_to_steps(NICENESS)
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         vocabulary = _next().make()
-        _tell(None, Verdict())
+        _send(None, Verdict())
         ended, telling = os.pipe()
         os.set_blocking(ended, False)
         os.set_blocking(telling, False)

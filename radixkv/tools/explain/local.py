@@ -36,12 +36,12 @@ class LocalCache:
             raise ConfigError(f"{prompt.path}: {error}") from error
         lease.commit(len(token_ids))
         lease.release()
-        told = report.to_dict()
-        told["prompt_tokens"], told["cached_tokens"] = report.num_prompt_tokens, report.num_hit_tokens
-        told["around"] = None
+        fields = report.to_dict()
+        fields["prompt_tokens"], fields["cached_tokens"] = report.num_prompt_tokens, report.num_hit_tokens
+        fields["around"] = None
         if report.reason != "hit":
-            told["around"] = self._around(token_ids, report.num_hit_tokens, cached)
-        return told
+            fields["around"] = self._around(token_ids, report.num_hit_tokens, cached)
+        return fields
 
     def _encode(self, body: dict[str, Any]) -> list[int]:
         if "messages" in body:

@@ -16,22 +16,23 @@ def explain_remotely(url: str, key: str | None, prompt: PromptFile) -> dict[str,
     """
     import httpx
 
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    from radixkv.tools.openai_http import authorization
+
     try:
         answer = httpx.post(
             url.rstrip("/") + "/v1/cache/explain",
             json=prompt.body,
-            headers=headers,
+            headers=authorization(key),
             timeout=60,
             trust_env=False,
         )
-        told = answer.json()
+        body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(f"{url} does not answer: {error or type(error).__name__}") from error
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or answer.status_code != 200:
-        problem = told.get("error") if isinstance(told, dict) else None
+        body = None
+    if not isinstance(body, dict) or answer.status_code != 200:
+        problem = body.get("error") if isinstance(body, dict) else None
         message = problem.get("message") if isinstance(problem, dict) else "this is no answer of radixkv's"
         raise ConfigError(f"{url} answers {answer.status_code} to {prompt.path}: {message}")
-    return told
+    return body

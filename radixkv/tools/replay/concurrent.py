@@ -74,26 +74,26 @@ class _Flight:
     def __len__(self) -> int:
         return len(self._running)
 
-    def advance(self, moment: float) -> None:
+    def advance(self, time_s: float) -> None:
         """Let time pass, releasing what completes until then."""
-        while self._running and self._running[0][0] <= moment:
+        while self._running and self._running[0][0] <= time_s:
             self.release_next()
-        self._pass(moment)
+        self._pass(time_s)
 
     def release_next(self) -> None:
         """Let time pass until the next completion and release it."""
-        moment, _, lease = self._running[0]
-        self._pass(moment)
+        time_s, _, lease = self._running[0]
+        self._pass(time_s)
         heapq.heappop(self._running)
         lease.release()
 
     def start(self, request: int, duration: float, lease: Lease) -> None:
         heapq.heappush(self._running, (self.now + duration, request, lease))
 
-    def _pass(self, moment: float) -> None:
-        if moment > self.now:
-            self.busy_s += len(self._running) * (moment - self.now)
-            self.now = moment
+    def _pass(self, time_s: float) -> None:
+        if time_s > self.now:
+            self.busy_s += len(self._running) * (time_s - self.now)
+            self.now = time_s
 
 
 def replay_concurrent(

@@ -1,6 +1,6 @@
 """Readers: files to `Trace` (hash-id JSON lines, message logs) or to bare lengths (CSV arrivals).
 
-The kind of a file is told from its first line, not from its name:
+The kind of a file is known by its first line, not from its name:
 
 | first line | kind |
 | --- | --- |
@@ -154,10 +154,10 @@ def read(path: Path, options: ReadOptions | None = None) -> Trace | Arrivals:
 
 
 def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
-    """Read a file that tells prefixes.
+    """Read a file from which prefixes are known.
 
     Raises:
-        TraceError: as `read`; also for a CSV of arrivals, which tells lengths only.
+        TraceError: as `read`; also for a CSV of arrivals, which has lengths only.
     """
     result = read(path, options)
     if isinstance(result, Arrivals):
@@ -315,11 +315,11 @@ def read_arrivals(path: Path, limit: int | None = None) -> Arrivals:
             raise TraceError(f"{path}, line {line}: a negative number of tokens: {_clip(text)}")
         if stamp := record.get("timestamp"):
             try:
-                moment = datetime.fromisoformat(stamp[:26])
+                arrived = datetime.fromisoformat(stamp[:26])
             except ValueError:
                 raise TraceError(f"{path}, line {line}: not a time: {_clip(stamp)}") from None
-            start = start or moment
-            times.append((moment - start).total_seconds())
+            start = start or arrived
+            times.append((arrived - start).total_seconds())
         else:
             times.append(0.0)
         if limit is not None and len(inputs) >= limit:

@@ -118,7 +118,7 @@ class Generation:
                     _check_finish(delta.finish_reason, delta.error, delta.error_code)
                     is_first = (index, delta.index) not in begun
                     begun.add((index, delta.index))
-                    if is_first and prompt_requests[index].tells_much:
+                    if is_first and prompt_requests[index].has_long_logprobs:
                         frames = await asyncio.to_thread(renderer.chunk, index, delta, usage)
                     else:
                         frames = renderer.chunk(index, delta, usage)

@@ -20,7 +20,7 @@ from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
-#: What tells of more tokens than these, logprobs and all, is put together in a thread.
+#: What is about more tokens than these, logprobs and all, is put together in a thread.
 INLINE_TOKENS = 1024
 
 #: Costs what converting all messages does: called when somebody asks.
@@ -57,7 +57,7 @@ class PromptRequest:
     parts: MakeParts | None = None
 
     @property
-    def tells_much(self) -> bool:
+    def has_long_logprobs(self) -> bool:
         """Whether an answer begins with logprobs of a long prompt."""
         return self.params.prompt_logprobs is not None and len(self.prompt) > INLINE_TOKENS
 

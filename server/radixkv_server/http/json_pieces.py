@@ -129,7 +129,7 @@ class _Pieces:
 
     def value(self, start: int, end: int, depth: int) -> Any:
         """The value that is all of `body[start:end]`, and has `depth` containers around it."""
-        start = self._after_space(start, end)
+        start = self._after_whitespace(start, end)
         while end > start and self._body[end - 1] in b" \t\n\r":
             end -= 1
         first, last = self._body[start : start + 1], self._body[end - 1 : end]
@@ -165,7 +165,7 @@ class _Pieces:
         cuts = commas[bisect_right(commas, start) : bisect_left(commas, end)]
         left = start + 1
         for right in (*cuts, end - 1):
-            if self._after_space(left, right) < right:
+            if self._after_whitespace(left, right) < right:
                 yield left, right
             elif cuts:
                 raise self._error("Expecting value", right)
@@ -173,11 +173,11 @@ class _Pieces:
 
     def _key(self, start: int, end: int) -> tuple[str, int]:
         """The key that a member begins with, and where its value begins."""
-        start = self._after_space(start, end)
+        start = self._after_whitespace(start, end)
         found = _STRING.match(self._body, start, min(end, start + WINDOW))
         if found is None:
             raise self._error(f"Expecting property name of at most {WINDOW} bytes in double quotes", start)
-        colon = self._after_space(found.end(), end)
+        colon = self._after_whitespace(found.end(), end)
         if self._body[colon : colon + 1] != b":":
             raise self._error("Expecting ':' delimiter", colon)
         return self._parse(start, found.end(), "", ""), colon + 1
@@ -198,7 +198,7 @@ class _Pieces:
                 "utf-8", b"", start + error.start, start + error.end, error.reason
             ) from None
 
-    def _after_space(self, start: int, end: int) -> int:
+    def _after_whitespace(self, start: int, end: int) -> int:
         found = _SPACE.match(self._body, start, end)
         assert found is not None
         return found.end()
