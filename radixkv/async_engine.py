@@ -2,11 +2,11 @@
 
 The life of a request here:
 
- 1. its prompt is tokenised (a long one off the event loop), and `Add` goes to the engine's thread;
+ 1. its prompt is tokenised and checked (a long one off the event loop), and goes to the engine's thread;
  2. the thread adds it, or sends back why not; from then on its stream is known there under its id;
  3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one
     wake-up, however many requests it served;
- 4. it ends with its output, with an error, with an `Abort` command when its reader leaves, or when its event
+ 4. it ends with its output, with an error, aborted when its reader leaves, or when its event
     loop is found closed.
 """
 
@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from radixkv.async_cache import CacheClient
 from radixkv.config import EngineConfig
-from radixkv.engine.commands import Abort, AbortById, Add, Call
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import EngineThread, RestartPolicy, Snapshot
+from radixkv.engine.engine_thread import EngineThread, RestartPolicy
 from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
@@ -141,7 +140,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         with contextlib.suppress(EngineStoppedError):
-            self._thread.submit(Snapshot())  # an idle engine takes new figures for the next caller
+            self._thread.submit(lambda engine: None)  # an idle engine takes new figures for the next caller
         return self._thread.stats
 
     # ------------------------------------------------------------------ requests
@@ -188,7 +187,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
-            self._thread.submit(AbortById(request_id))
+            self._thread.submit(lambda engine: engine.abort(request_id))
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a function on the engine's own thread, between two steps, and return its result.
@@ -198,7 +197,24 @@ class AsyncEngine:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._thread.submit(Call(function, future, loop))
+
+        def settle(complete: Callable[[Any], None], value: object) -> None:
+            def unless_done() -> None:
+                if not future.done():
+                    complete(value)
+
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(unless_done)
+
+        def run(engine: Engine) -> None:
+            try:
+                result = function(engine)
+            except BaseException as error:
+                settle(future.set_exception, error)
+            else:
+                settle(future.set_result, result)
+
+        self._thread.submit(run, lambda error: settle(future.set_exception, error))
         return await future
 
     async def close(self) -> None:
@@ -288,27 +304,33 @@ class AsyncEngine:
             grammar = await asyncio.shield(asyncio.wrap_future(compiling))
         # Unlike those of other engines: one client may stand for several.
         reader = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
-        self._thread.submit(
-            Add(
-                self._streams,
-                reader,
-                encoded,
-                params=params,
-                namespace=namespace,
-                cache_key_hint=cache_key_hint,
-                priority=priority,
-                grammar=grammar,
-                pins=pins,
-                keep_tokens=keep_tokens,
-                stream=stream,
-            )
-        )
+
+        def add(engine: Engine) -> None:
+            try:
+                engine.add_request(
+                    encoded,
+                    params,
+                    request_id=reader.request_id,
+                    namespace=namespace,
+                    cache_key_hint=cache_key_hint,
+                    priority=priority,
+                    grammar=grammar,
+                    pins=pins,
+                    keep_tokens=keep_tokens,
+                    stream=stream,
+                )
+            except BaseException as error:
+                reader.put(error)
+            else:
+                self._streams.open(reader)
+
+        self._thread.submit(add, reader.put)
         return reader
 
     def _leave(self, stream: Stream) -> None:
         """Nobody reads it any more: its request ends."""
         with contextlib.suppress(EngineStoppedError):
-            self._thread.submit(Abort(self._streams, stream))
+            self._thread.submit(lambda engine: self._streams.close(engine, stream))
 
 
 def _checked(event: Event, kind: type[T]) -> T:

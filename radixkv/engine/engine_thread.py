@@ -11,13 +11,12 @@ import logging
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.cache.cache_parts import Declared
 from radixkv.config import EngineConfig
@@ -35,23 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("radixkv")
 
 
-class Command(ABC):
-    """Something to be done with the engine, on its thread."""
+class _Command(NamedTuple):
+    """Something to be done with the engine on its thread, and what is called once if that ends instead."""
 
-    @abstractmethod
-    def run(self, engine: Engine) -> None:
-        """Do it; what it raises ends the thread."""
-
-    def cancel(self, error: EngineStoppedError) -> None:
-        """The thread ends before it could be done, or because it failed; called once."""
-        del error  # nobody waits for it
+    run: Callable[[Engine], object]
+    cancel: Callable[[EngineStoppedError], object]
 
 
-class Snapshot(Command):
-    """Nothing but new figures."""
-
-    def run(self, engine: Engine) -> None:
-        return None
+#: After each command the figures are taken anew: that is all that this one does.
+_NOTHING = _Command(lambda engine: None, lambda error: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,7 @@ class EngineThread:
         self._on_end = on_end
         self._restart = None if isinstance(source, Engine) else restart
         self._failures: deque[float] = deque()
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # around `_stopped`: no command may slip in after the last one
         self._stopped: EngineStoppedError | None = None
         self._closing = threading.Event()
@@ -133,8 +124,16 @@ class EngineThread:
         """Whether commands are taken."""
         return self._stopped is None and self._thread.is_alive()
 
-    def submit(self, command: Command) -> None:
-        """Have a command run, soon; any thread may call it.
+    def submit(
+        self,
+        run: Callable[[Engine], object],
+        cancel: Callable[[EngineStoppedError], object] = lambda error: None,
+    ) -> None:
+        """Have a function run on the engine's thread, between two steps; any thread may call it.
+
+        Args:
+            run: what it raises ends the thread.
+            cancel: called once where the thread ends before it was run, or because of it.
 
         Raises:
             EngineStoppedError: the engine has ended, or was told to.
@@ -142,7 +141,7 @@ class EngineThread:
         with self._lock:
             if self._stopped is not None:
                 raise EngineStoppedError(str(self._stopped), retry_after_s=self._stopped.retry_after_s)
-            self._commands.put(command)
+            self._commands.put(_Command(run, cancel))
 
     def stop(self) -> None:
         """Run what was submitted before, then end the thread; may be called again. Does not wait."""
@@ -244,7 +243,7 @@ class EngineThread:
             self._stopped = EngineStoppedError(f"{what}: {error}", retry_after_s=pause)
 
     def _run(self, engine: Engine) -> None:
-        engine.wake_with(partial(self._commands.put, Snapshot()))
+        engine.wake_with(partial(self._commands.put, _NOTHING))
         while self._run_commands(engine):
             result = engine.step() if engine.has_work else engine.take_result()
             self.stats = engine.stats()  # before anybody can have seen what the step gave
