@@ -157,8 +157,8 @@ def build_work(
     )
     ends = slots.cumsum()
     return WorkPlan(
-        short_items=_longest_first(short_items),
-        long_items=_longest_first(long_items),
+        short_items=longest_first(short_items),
+        long_items=longest_first(long_items),
         tokens=np.concatenate([np.arange(num_tokens), group_tokens], dtype=np.int32, casting="same_kind"),
         partial_base=(ends - slots - token_low).astype(np.int32),
         merge_tokens=slots.nonzero()[0].astype(np.int32),
@@ -439,7 +439,7 @@ def _group_items(
     return items, tokens
 
 
-def _longest_first(items: np.ndarray) -> np.ndarray:
+def longest_first(items: np.ndarray) -> np.ndarray:
     """Most work first; the sort is stable, so that items of one segment stay neighbours."""
     if len(items) < 2:
         return items

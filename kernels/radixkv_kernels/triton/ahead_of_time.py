@@ -54,6 +54,7 @@ class Configuration:
     window: bool = False
     softcap: bool = False
     sinks: bool = False
+    deterministic: bool = False
 
     def tiles(self, target: str) -> tuple[Tile, Tile]:
         """The tile that work is cut for, and the one the kernel runs with, on a target."""
@@ -67,6 +68,7 @@ class Configuration:
             group_size=group,
             block_size=self.block_size,
             featured=featured,
+            by_segment=self.deterministic,
         )
         return planned, launched
 
@@ -99,6 +101,13 @@ CONFIGURATIONS = [
     *_both("64:8 d64 window, sinks", (64, 8), 64, window=True, sinks=True),
     *_both("16:8 d256 window, softcap", (16, 8), 256, window=True, softcap=True),
     *_both("32:8 d128 block 256", (32, 8), 128, block_size=256),
+    # Deterministic mode has long tiles alone.
+    Configuration("32:8 d128 deterministic, long", (32, 8), 128, "long", deterministic=True),
+    Configuration("9:3 d64 deterministic, long", (9, 3), 64, "long", deterministic=True),
+    Configuration("16:8 d256 deterministic, long", (16, 8), 256, "long", deterministic=True),
+    Configuration(
+        "32:8 d128 fp8 deterministic, long", (32, 8), 128, "long", kv_dtype="fp8e4nv", deterministic=True
+    ),
 ]
 TESTED = (
     "32:8 d128",
@@ -106,6 +115,7 @@ TESTED = (
     "16:8 d256 window, softcap",
     "64:8 d64 window, sinks",
     "32:8 d128 fp8 e4m3 KV",
+    "32:8 d128 deterministic",
 )
 
 
@@ -159,6 +169,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "SOFTCAP": c.softcap,
         "SINKS": c.sinks,
         "QUANTIZED": c.kv_dtype is not None,
+        "BY_SEGMENT": c.deterministic,
     }
     aligned = [name for name, kind in types.items() if kind[0] == "*"]
     aligned += ["query_token_stride", "query_head_stride", "num_slots"]
@@ -204,11 +215,9 @@ def compile_merge(heads: int, head_size: int, target: str) -> Any:
         "D": head_size,
         "DP": triton.next_power_of_2(head_size),
         "BH": 4,
-        "SEGMENT": SEGMENT,
-        "WINDOW": False,
         "SINKS": True,
     }
-    return compile_kernel(merge_kernel, {**pointers, "window": "i32"}, constants, list(pointers), target)
+    return compile_kernel(merge_kernel, pointers, constants, list(pointers), target)
 
 
 def compile_write(kv_heads: int, head_size: int, stored: str, target: str) -> Any:

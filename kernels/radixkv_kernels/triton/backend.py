@@ -16,7 +16,7 @@ from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton.copy import copy_blocks
 from radixkv_kernels.triton.launch import KernelLauncher
 from radixkv_kernels.triton.plan import TritonPlan, work_settings
-from radixkv_kernels.triton.plan_buffers import PlanBuffers
+from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
 from radixkv_kernels.triton.tiles import Tiling
 from radixkv_kernels.triton.write import write_rows
 
@@ -39,13 +39,17 @@ class TritonBackend(AttentionBackend):
                 f"block_size {config.spec.block_size} does not divide the segment of {tiling.segment}"
             )
         self.settings = work_settings(config, tiling)
-        self._launcher = KernelLauncher(config, tiling)
+        self._partials = Partials(config, self.settings)
+        self._launcher = KernelLauncher(config, tiling, self._partials)
         self._buffers: dict[int | None, PlanBuffers] = {}
 
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
     ) -> TritonPlan:
-        return TritonPlan(self.config, self.settings, query_starts, context_lengths, block_tables)
+        return TritonPlan(
+            *(self.config, self.settings, query_starts, context_lengths, block_tables),
+            max_partials=self._partials.slots,
+        )
 
     def write(
         self,
@@ -66,16 +70,14 @@ class TritonBackend(AttentionBackend):
     def launch_key(self, plan: AttentionPlan, windows: Collection[int | None]) -> Hashable:
         assert isinstance(plan, TritonPlan)
         order = sorted(windows, key=lambda w: -1 if w is None else w)
-        return tuple((w, plan.grids(w), self._staged(plan, w).generation) for w in order)
+        return tuple((w, plan.grids(w)) for w in order)
 
     def _staged(self, plan: TritonPlan, window: int | None) -> PlanBuffers:
         """The device memory of a window's plans, with this one in it."""
-        work, packed = plan.packed(window)
         buffers = self._buffers.get(window)
         if buffers is None:
             buffers = self._buffers[window] = PlanBuffers(self.config, self.settings)
-        buffers.load(plan, packed)
-        buffers.reserve(work.num_partials, self.config.num_query_heads, self.config.spec.head_size)
+        buffers.load(plan, plan.packed(window)[1])
         return buffers
 
     def _attend(

@@ -10,15 +10,15 @@ import triton
 from radixkv_kernels.interface import BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton import merge, unified_attention
-from radixkv_kernels.triton.plan_buffers import PlanBuffers
+from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
 from radixkv_kernels.triton.tiles import Tile, Tiling
 
 
 class KernelLauncher:
     """Launches one backend's kernels."""
 
-    def __init__(self, config: BackendConfig, tiling: Tiling) -> None:
-        self.config, self.tiling = config, tiling
+    def __init__(self, config: BackendConfig, tiling: Tiling, partials: Partials) -> None:
+        self.config, self.tiling, self._partials = config, tiling, partials
         # Stands for tensors that a layer does not have; the kernels don't read it.
         self._none = torch.zeros(1, dtype=torch.float32, device=config.spec.device)
 
@@ -45,8 +45,6 @@ class KernelLauncher:
             "HQ": self.config.num_query_heads,
             "D": kv.spec.head_size,
             "DP": max(16, triton.next_power_of_2(kv.spec.head_size)),
-            "SEGMENT": self.tiling.segment,
-            "WINDOW": scoring.window is not None,
             "SINKS": scoring.sinks is not None,
         }
         short, long, merged = grids
@@ -57,11 +55,10 @@ class KernelLauncher:
             heads = min(4, triton.next_power_of_2(self.config.num_query_heads))
             merge.merge_kernel[(merged, -(-self.config.num_query_heads // heads))](
                 out,
-                buffers.partial_out,
-                buffers.partial_stat,
+                self._partials.out,
+                self._partials.stat,
                 buffers.blob,
                 sinks,
-                scoring.window or 0,
                 BH=heads,
                 num_warps=4,
                 **shape,
@@ -92,8 +89,8 @@ class KernelLauncher:
             self._none if kv.key_scale is None else kv.key_scale[layer],
             self._none if kv.value_scale is None else kv.value_scale[layer],
             out,
-            buffers.partial_out,
-            buffers.partial_stat,
+            self._partials.out,
+            self._partials.stat,
             buffers.blob,
             sinks,
             scoring.scale,
@@ -107,9 +104,12 @@ class KernelLauncher:
             SPLIT=split,
             BN=tile.keys,
             BLOCK=spec.block_size,
+            SEGMENT=self.tiling.segment,
             LONG=is_long,
+            WINDOW=scoring.window is not None,
             SOFTCAP=softcap is not None,
             QUANTIZED=spec.quantization is not None,
+            BY_SEGMENT=self.config.deterministic,
             num_warps=tile.warps,
             num_stages=tile.stages,
             **shape,

@@ -44,9 +44,8 @@ def finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
 
 @triton.jit
 def merge_kernel(
-    out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr, window,
-    HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BH: tl.constexpr, SEGMENT: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr,
+    HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (token bucket, ceil(HQ / BH)): fold the partials of BH heads of one token."""
     index = tl.program_id(0)
@@ -57,16 +56,13 @@ def merge_kernel(
     d = tl.arange(0, DP)
     inside = valid[:, None] & (d < D)[None, :]
     token = tl.load(blob_ptr + tl.load(blob_ptr + 5) + index)
-    position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token)
-    base = tl.load(blob_ptr + tl.load(blob_ptr + 8) + token)
-    first = 0
-    if WINDOW:
-        first = tl.maximum(position - window + 1, 0) // SEGMENT
+    ends = blob_ptr + tl.load(blob_ptr + 8) + index
+    slots = blob_ptr + tl.load(blob_ptr + 9)
     total_out = tl.zeros((BH, DP), tl.float32)
     total_max = tl.full((BH,), float("-inf"), tl.float32)
     total_sum = tl.zeros((BH,), tl.float32)
-    for k in range(first, position // SEGMENT + 1):
-        slot = (base + k).to(tl.int64) * HQ + head
+    for i in range(tl.load(ends), tl.load(ends + 1)):
+        slot = tl.load(slots + i).to(tl.int64) * HQ + head
         out = tl.load(partial_out_ptr + slot[:, None] * D + d[None, :], mask=inside, other=0.0)
         top = tl.load(partial_stat_ptr + slot * 2, mask=valid, other=0.0)
         sums = tl.load(partial_stat_ptr + slot * 2 + 1, mask=valid, other=1.0)

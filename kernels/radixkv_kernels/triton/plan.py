@@ -1,22 +1,25 @@
 """One step's work on the GPU: how it is cut, and packed into one int32 array, the *blob*, that kernels read.
 
-blob = header | short items | long items | tokens to merge | tokens | positions | partial bases | tables
+blob = header | short items | long items | tokens to merge | tokens | positions | merge starts | slots
+       | tables
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
+from radixkv_kernels.triton.partial_slots import PlacedWork, place_partials
 from radixkv_kernels.triton.tiles import Tiling, bucket
-from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
+from radixkv_kernels.work_plan import WorkSettings, build_work
 
 #: Places in the blob's header; the kernels spell them as literals.
 NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
-AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_BASE, AT_TABLES = 3, 4, 5, 6, 7, 8, 9
+AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_STARTS, AT_SLOTS, AT_TABLES = range(3, 11)
 HEADER = 16
 
 
@@ -54,6 +57,13 @@ def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
     )
 
 
+def partial_slots(config: BackendConfig, settings: WorkSettings) -> int:
+    """Slots for partials. Splitting makes about as many items as keep the machine busy twice, of whole tiles;
+    the rest is for requests that share a few prefixes of each other."""
+    items = 2 * -(-settings.parallel // settings.num_kv_heads)
+    return items * (settings.long_tile + settings.short_tile) + 8 * config.max_num_seqs
+
+
 class TritonPlan(AttentionPlan):
     """One step's work. Packed per window, on first use, into the backend's device buffer for that window."""
 
@@ -64,45 +74,54 @@ class TritonPlan(AttentionPlan):
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
         tables: BlockTables,
+        max_partials: int,
     ) -> None:
         super().__init__(config, query_starts, context_lengths, tables)
-        self._settings = settings
+        self._settings, self._max_partials = settings, max_partials
+        self._by_segment = config.deterministic
         self.token_positions = self.positions()
-        self._packed: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
+        self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
         self.work(None)
 
-    def work(self, window: int | None) -> WorkPlan:
+    def work(self, window: int | None) -> PlacedWork:
         """The work items for one window."""
         return self.packed(window)[0]
 
-    def packed(self, window: int | None) -> tuple[WorkPlan, np.ndarray]:
+    def packed(self, window: int | None) -> tuple[PlacedWork, np.ndarray]:
         """The work items for one window, and the blob that holds them: header, lists, positions, tables."""
         found = self._packed.get(window)
         if found is None:
-            work = build_work(
-                self._settings,
-                self.query_starts,
-                self.context_lengths,
-                self.tables,
-                self.table_starts,
-                window,
-            )
+            work = self._place(window)
             found = self._packed[window] = (work, self._pack(work))
         return found
+
+    def _place(self, window: int | None) -> PlacedWork:
+        """The work with its slots: with less sharing, then less splitting, where these would be too many."""
+        for change in ({}, {"share": False}, {"share": False, "parallel": 1}):
+            settings = replace(self._settings, **change)  # type: ignore[arg-type]
+            work = build_work(
+                *(settings, self.query_starts, self.context_lengths, self.tables, self.table_starts), window
+            )
+            num_tokens = int(self.query_starts[-1])
+            placed = place_partials(work, settings, num_tokens, by_segment=self._by_segment)
+            if len(placed.slots) <= self._max_partials:
+                break
+        return placed
 
     def grids(self, window: int | None) -> tuple[int, int, int]:
         """Programs (per KV head or head tile) of the short items, the long items and the merge."""
         work = self.packed(window)[0]
         return bucket(len(work.short_items)), bucket(len(work.long_items)), bucket(len(work.merge_tokens))
 
-    def _pack(self, work: WorkPlan) -> np.ndarray:
+    def _pack(self, work: PlacedWork) -> np.ndarray:
         parts = {
             AT_SHORT: work.short_items,
             AT_LONG: work.long_items,
             AT_MERGE: work.merge_tokens,
             AT_TOKENS: work.tokens,
             AT_POSITIONS: self.token_positions,
-            AT_BASE: work.partial_base,
+            AT_STARTS: work.merge_starts,
+            AT_SLOTS: work.slots,
             AT_TABLES: self.tables,
         }
         header = np.zeros(HEADER, dtype=np.int32)

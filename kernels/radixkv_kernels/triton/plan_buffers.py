@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.interface import BackendConfig
-from radixkv_kernels.triton.plan import HEADER, TritonPlan
+from radixkv_kernels.triton.plan import HEADER, TritonPlan, partial_slots
 from radixkv_kernels.work_plan import ITEM_WIDTH, WorkSettings
 
 
@@ -23,6 +23,7 @@ class PlanBuffers:
             HEADER
             + ITEM_WIDTH * (2 * pairs + tiles * segments)
             + config.max_num_tokens * 4
+            + partial_slots(config, settings)
             + pairs * settings.short_tile
             + config.max_num_seqs * blocks
         )
@@ -32,10 +33,6 @@ class PlanBuffers:
         self.host = self.staging.numpy()
         self.copied = torch.cuda.Event() if pinned else None
         self.plan: TritonPlan | None = None
-        #: Times that `reserve` moved the partials: launches recorded before must not be replayed.
-        self.generation = 0
-        self.partial_out = torch.empty(0, dtype=torch.float32, device=spec.device)
-        self.partial_stat = torch.empty(0, dtype=torch.float32, device=spec.device)
 
     def load(self, plan: TritonPlan, packed: np.ndarray) -> None:
         """Copy a plan to the device, unless it is there."""
@@ -52,12 +49,13 @@ class PlanBuffers:
             self.copied.record()
         self.plan = plan
 
-    def reserve(self, slots: int, num_heads: int, head_size: int) -> None:
-        """Room for partials; grows by doubling. A captured graph must have seen the largest."""
-        rows = slots * num_heads
-        if self.partial_stat.numel() < rows * 2:
-            rows = max(rows, self.partial_stat.numel())
-            self.generation += 1
-            device = self.blob.device
-            self.partial_out = torch.empty(rows * head_size, dtype=torch.float32, device=device)
-            self.partial_stat = torch.empty(rows * 2, dtype=torch.float32, device=device)
+
+class Partials:
+    """Device memory for one layer's partials: float32 [slots, heads, head size], and two numbers each."""
+
+    def __init__(self, config: BackendConfig, settings: WorkSettings) -> None:
+        self.slots = partial_slots(config, settings)
+        rows = self.slots * config.num_query_heads
+        device, size = config.spec.device, config.spec.head_size
+        self.out = torch.empty(rows * size, dtype=torch.float32, device=device)
+        self.stat = torch.empty(rows * 2, dtype=torch.float32, device=device)

@@ -36,9 +36,9 @@ HOPPER_TILES: dict[tuple[int, str], Tile] = {
     (64, "short"): Tile(16, 32, 4, 3),
     (64, "long"): Tile(128, 64, 8, 3),
     (128, "short"): Tile(16, 64, 4, 3),
-    (128, "long"): Tile(128, 64, 8, 2),
-    (256, "short"): Tile(16, 32, 4, 2),
-    (256, "long"): Tile(32, 32, 8, 2),
+    (128, "long"): Tile(128, 64, 8, 3),
+    (256, "short"): Tile(16, 32, 4, 3),
+    (256, "long"): Tile(32, 32, 8, 3),
 }
 
 #: The same below 9.0.
@@ -47,8 +47,8 @@ AMPERE_TILES: dict[tuple[int, str], Tile] = {
     (64, "long"): Tile(128, 32, 8, 2),
     (128, "short"): Tile(16, 64, 4, 2),
     (128, "long"): Tile(64, 64, 8, 2),
-    (256, "short"): Tile(16, 32, 4, 3),
-    (256, "long"): Tile(32, 32, 8, 2),
+    (256, "short"): Tile(16, 32, 4, 2),
+    (256, "long"): Tile(32, 16, 8, 2),
 }
 
 #: Stands for a compute capability on AMD GPUs.
@@ -62,6 +62,8 @@ CDNA_TILES: dict[tuple[int, str], Tile] = AMPERE_TILES | {
 
 #: Hopper's long tile of 64 < head size <= 128 where a feature needs more registers.
 HOPPER_FEATURED_LONG = Tile(64, 64, 8, 2)
+#: The same where segments are folded one by one, too.
+HOPPER_FEATURED_SEGMENTS = Tile(32, 64, 8, 2)
 
 #: Ampere's short tile of 128 < head size < 256.
 AMPERE_PADDED_SHORT = Tile(16, 32, 4, 2)
@@ -98,6 +100,7 @@ def launch_tile(
     group_size: int,
     block_size: int,
     featured: bool,
+    by_segment: bool,
 ) -> Tile:
     """The tile a layer runs with: the planned one, or one of fewer rows (several programs then share an
     item), which still hold one token's group.
@@ -105,12 +108,16 @@ def launch_tile(
     Args:
         group_size: query heads per KV head.
         featured: the layer has a window or softcap, or its cache is quantised.
+        by_segment: segments are folded one by one (deterministic mode).
     """
     if element_bytes != 2:
         return planned
     padded = head_size & (head_size - 1) != 0
-    if capability >= 90 and 64 < head_size <= 128 and (featured or padded or block_size > 16):
-        lower = HOPPER_FEATURED_LONG
+    featured = featured or padded or block_size > 16
+    if capability >= 90 and 64 < head_size <= 128 and (featured or by_segment):
+        lower = HOPPER_FEATURED_SEGMENTS if featured and by_segment else HOPPER_FEATURED_LONG
+        if group_size > lower.rows:
+            lower = HOPPER_FEATURED_LONG
         return lower if planned.rows > lower.rows >= group_size else planned
     if capability < 90 and 128 < head_size < 256 and planned.rows == AMPERE_PADDED_SHORT.rows:
         return AMPERE_PADDED_SHORT
@@ -170,4 +177,5 @@ class Tiling:
             group_size=self.config.group_size,
             block_size=spec.block_size,
             featured=featured or spec.quantization is not None,
+            by_segment=self.config.deterministic,
         )

@@ -10,16 +10,20 @@ loops::
             s = rows . keys * scale                      masked only where a row does not see it all
             m, l, acc = online softmax step
         final item:   O, M, L = fold(O, M, L, acc, m, l)
-        partial item: store (acc, m, l) of every row that saw a key
+        partial item: store (acc, m, l) of every row
     final item: write O / L
 
-    merge kernel, per row that has partials:  the same fold over the stored segments, in order of k
+    merge kernel, per row that has partials:  the same fold over the stored partials, in order of k
+
+Outside deterministic mode an item's keys are one run: nothing is folded in registers, and a partial item
+stores one partial of each row. By segments, results do not depend on how work was cut.
 
 Which rows share a tile, and which segments share an item, never enters a row's arithmetic.
 
 Everything that changes from step to step is read from device memory, from one int32 array (the *blob*): item
-counts, where each list starts, positions, block tables. Grids come from buckets, and programs past the count
-return. A captured CUDA graph therefore replays with a new plan. A row's KV end is its position.
+counts, where each list starts, positions, slots of partials, block tables. Grids come from buckets, and
+programs past the count return. A captured CUDA graph therefore replays with a new plan. A row's KV end is its
+position.
 """
 
 # Triton types its own source.
@@ -35,12 +39,14 @@ from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 @triton.jit
 def _tile_step(
-    q, acc, top, sums, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
-    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    q, acc, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key) exist.
+
+    `block` [BN] are the blocks that hold them.
 
     A logit is `s` times a positive factor, and enters its exponent by an explicit fused multiply-add. Left to
     itself, a compiler would fuse the two in the unmasked variant and not in the masked one, and the bits of a
@@ -51,12 +57,8 @@ def _tile_step(
     exists = n < end_key
     if WINDOW:
         exists = exists & (n >= first_key)
-    if MASK:
-        block = tl.load(table_ptr + n // BLOCK, mask=exists, other=0).to(tl.int64)
-    else:
-        block = tl.load(table_ptr + n // BLOCK).to(tl.int64)
     # int64 from here on: a large cache has more than 2^31 elements.
-    row = head_base + block * BLOCK + (n % BLOCK)
+    row = head_base + block.to(tl.int64) * BLOCK + (n % BLOCK)
     key_at = key_ptr + row[None, :] * D + d[:, None]
     value_at = value_ptr + row[:, None] * D + d[None, :]
     if MASK:
@@ -124,18 +126,98 @@ def _tile_step(
 
 
 @triton.jit
+def _blocks(table_ptr, start, first_key, end_key, BN: tl.constexpr, BLOCK: tl.constexpr):
+    """The blocks of keys [start, start + BN), 0 where keys do not exist."""
+    n = start + tl.arange(0, BN)
+    return tl.load(table_ptr + n // BLOCK, mask=(n >= first_key) & (n < end_key), other=0)
+
+
+@triton.jit
+def _steps(
+    q, acc, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the tiles that begin in [start, end).
+
+    Each step loads the next one's blocks: what a step loads keys and values by is known before it begins, so
+    that the compiler can start these loads some steps ahead.
+    """
+    block = _blocks(table_ptr, start, first_key, end_key, BN, BLOCK)
+    for n in range(start, end, BN):
+        following = _blocks(table_ptr, n + BN, first_key, end_key, BN, BLOCK)
+        acc, top, sums = _tile_step(
+            q, acc, top, sums, block, n, first_key, end_key, position, head_base, key_ptr, value_ptr,
+            key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
+            D, DP, BN, BLOCK, MASK, WINDOW, SOFTCAP, QUANTIZED,
+        )  # fmt: skip
+        block = following
+    return acc, top, sums
+
+
+@triton.jit
+def _attend_keys(
+    q, low, high, first_key, min_position, max_position, position, head_base, key_ptr, value_ptr,
+    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
+):  # fmt: skip
+    """The partial (acc, top, sums) of keys [low, high): masked tiles only where some row does not see all."""
+    start = low
+    free_start = low
+    if WINDOW:
+        start = tl.minimum(tl.maximum(low, first_key // BN * BN), high)
+        last_hidden = max_position - window + 1
+        free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
+        free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
+    free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
+    acc = tl.zeros((BM, DP), tl.float32)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    sums = tl.zeros((BM,), tl.float32)
+    if WINDOW:
+        acc, top, sums = _steps(
+            q, acc, top, sums, start, free_start, first_key, high, position, head_base, key_ptr, value_ptr,
+            key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+            D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
+        )  # fmt: skip
+    acc, top, sums = _steps(
+        q, acc, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr, value_ptr,
+        key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
+    )  # fmt: skip
+    acc, top, sums = _steps(
+        q, acc, top, sums, free_end, high, first_key, high, position, head_base, key_ptr, value_ptr,
+        key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
+    )  # fmt: skip
+    return acc, top, sums
+
+
+@triton.jit
+def _store_partial(partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums, valid,
+                   HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """Store one partial of each row; of a row that has seen no key, one that changes no fold."""
+    d = tl.arange(0, DP)
+    at = slot.to(tl.int64) * HQ + head
+    tl.store(partial_out_ptr + at[:, None] * D + d[None, :], acc, mask=valid[:, None] & (d < D)[None, :])
+    tl.store(partial_stat_ptr + at * 2, top, mask=valid)
+    tl.store(partial_stat_ptr + at * 2 + 1, sums, mask=valid)
+
+
+@triton.jit
 def attention_kernel(
     query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, out_ptr, partial_out_ptr, partial_stat_ptr,
     blob_ptr, sinks_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
+    QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
 
-    `num_slots` is num_blocks * BLOCK, the rows of one head of one layer. One long function: every value
-    below lives across the loops, and a helper would need most of them as arguments.
+    `num_slots` is num_blocks * BLOCK, the rows of one head of one layer. Partial j of an item and its token i
+    are in slot `base + j * tokens + i`: one for each segment, or, without BY_SEGMENT, one in all.
     """
     G: tl.constexpr = HQ // HKV
     index = tl.program_id(0) // SPLIT
@@ -144,10 +226,11 @@ def attention_kernel(
     if index >= tl.load(blob_ptr + (1 if LONG else 0)):
         return
     item = blob_ptr + tl.load(blob_ptr + (4 if LONG else 3)) + index * 8
-    token_count = tl.load(item + 1) - first_token
+    item_tokens = tl.load(item + 1)
+    token_count = item_tokens - first_token
     if token_count <= 0:
         return
-    table_ptr = blob_ptr + tl.load(blob_ptr + 9) + tl.load(item + 2)
+    table_ptr = blob_ptr + tl.load(blob_ptr + 10) + tl.load(item + 2)
     segment_start = tl.load(item + 3)
     segment_end = tl.load(item + 4)
     final = tl.load(item + 5)
@@ -169,54 +252,36 @@ def attention_kernel(
     first_key = 0
     if WINDOW:
         first_key = tl.maximum(min_position - window + 1, 0)
-    total_out = tl.zeros((BM, DP), tl.float32)
-    total_max = tl.full((BM,), float("-inf"), tl.float32)
-    total_sum = tl.zeros((BM,), tl.float32)
-    base = tl.load(blob_ptr + tl.load(blob_ptr + 8) + token, mask=valid, other=0)
-    for k in range(segment_start, segment_end):
-        low = k * SEGMENT
-        high = tl.minimum(low + SEGMENT, max_position + 1)
-        start = low
-        free_start = low
-        if WINDOW:
-            start = tl.minimum(tl.maximum(low, first_key // BN * BN), high)
-            last_hidden = max_position - window + 1
-            free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
-            free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
-        free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
-        acc = tl.zeros((BM, DP), tl.float32)
-        top = tl.full((BM,), float("-inf"), tl.float32)
-        sums = tl.zeros((BM,), tl.float32)
-        if WINDOW:
-            for n in range(start, free_start, BN):
-                acc, top, sums = _tile_step(
-                    q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
-                    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                    D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
+    slot = tl.load(item + 6) + first_token + r // G
+    if BY_SEGMENT:
+        total_out = tl.zeros((BM, DP), tl.float32)
+        total_max = tl.full((BM,), float("-inf"), tl.float32)
+        total_sum = tl.zeros((BM,), tl.float32)
+        for k in range(segment_start, segment_end):
+            acc, top, sums = _attend_keys(
+                q, k * SEGMENT, tl.minimum((k + 1) * SEGMENT, max_position + 1), first_key, min_position,
+                max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+                table_ptr, logit_scale, softcap, window, BM, D, DP, BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
+            )  # fmt: skip
+            if final != 0:
+                total_out, total_max, total_sum = fold(total_out, total_max, total_sum, acc, top, sums)
+            else:
+                _store_partial(
+                    partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums, valid, HQ, D, DP
                 )  # fmt: skip
-        for n in range(free_start, free_end, BN):
-            acc, top, sums = _tile_step(
-                q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
-                key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
+                slot += item_tokens
+    else:
+        total_out, total_max, total_sum = _attend_keys(
+            q, segment_start * SEGMENT, tl.minimum(segment_end * SEGMENT, max_position + 1), first_key,
+            min_position, max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr,
+            value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, BN, BLOCK, WINDOW, SOFTCAP,
+            QUANTIZED,
+        )  # fmt: skip
+        if final == 0:
+            _store_partial(
+                partial_out_ptr, partial_stat_ptr, slot, head, total_out, total_max, total_sum, valid,
+                HQ, D, DP,
             )  # fmt: skip
-        for n in range(free_end, high, BN):
-            acc, top, sums = _tile_step(
-                q, acc, top, sums, n, first_key, high, position, head_base, key_ptr, value_ptr,
-                key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-                D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
-            )  # fmt: skip
-        if final != 0:
-            total_out, total_max, total_sum = fold(total_out, total_max, total_sum, acc, top, sums)
-        else:
-            # A row that saw no key of this segment owns no slot for it.
-            stored = valid & (top > float("-inf"))
-            slot = (base + k).to(tl.int64) * HQ + head
-            tl.store(
-                partial_out_ptr + slot[:, None] * D + d[None, :], acc, mask=stored[:, None] & (d < D)[None, :]
-            )
-            tl.store(partial_stat_ptr + slot * 2, top, mask=stored)
-            tl.store(partial_stat_ptr + slot * 2 + 1, sums, mask=stored)
     if final != 0:
         sink = tl.zeros((BM,), tl.float32)
         if SINKS:
