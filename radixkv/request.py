@@ -16,6 +16,7 @@ from radixkv.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.insight.tier_hit import TierHit
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -351,6 +352,7 @@ class PromptOutcome:
     num_pinned_tokens: int | None = None
     cache_report: MissReport | None = None
     logprobs: list[TokenLogprobs | None] | None = None
+    tier_hits: tuple[TierHit, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -364,6 +366,7 @@ class RequestOutput:
             last token of a prompt that is cached whole) counts neither as this nor as cached.
         num_pinned_tokens: prompt tokens that are pinned because the request asked for it, as far as the
             budget went; None: it did not ask.
+        tier_hits: of the cached tokens, those that tiers below the cache brought; None: there is no tier.
         cache_report: why the rest of the prompt missed; None when prefix caching is off.
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
@@ -390,6 +393,7 @@ class RequestOutput:
     error: str | None = None
     error_code: str | None = None
     num_pinned_tokens: int | None = None
+    tier_hits: tuple[TierHit, ...] | None = None
 
 
 @dataclass(slots=True)

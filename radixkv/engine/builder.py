@@ -26,13 +26,14 @@ from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.spec import parse_tiers
+from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
 def build_engine(
-    config: EngineConfig, step_costs: StepCosts | None = None, *, tier: Tier | None = None
+    config: EngineConfig, step_costs: StepCosts | None = None, *, tier: Tier | TierStack | None = None
 ) -> Engine:
     """Load the model and build everything around it.
 
@@ -73,7 +74,7 @@ def engine_for_model(
     loaded: LoadedModel,
     step_costs: StepCosts | None = None,
     *,
-    tier: Tier | None = None,
+    tier: Tier | TierStack | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
 

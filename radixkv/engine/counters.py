@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
+from radixkv.tiers.measured_tier import TierCounts
 from radixkv.tiers.transfers import TransferCounts
 
 
@@ -19,7 +20,8 @@ class EngineStats:
         model_time_s: time in the model, sampling included.
         gap_time_s: time between two model calls while work was waiting.
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
-        transfers: blocks loaded from a tier and saved to it; None: there is none.
+        transfers: blocks loaded from tiers and saved to them; None: there is none.
+        tiers: the same by tier, and how each is.
         speculation: drafts, and how many of their tokens were right.
     """
 
@@ -41,6 +43,7 @@ class EngineStats:
     cache: CacheStats
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     transfers: TransferCounts | None = None
+    tiers: tuple[TierCounts, ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class Counters:
         cache: CacheStats,
         speculation: SpeculationCounts,
         transfers: TransferCounts | None = None,
+        tiers: tuple[TierCounts, ...] = (),
     ) -> EngineStats:
         """These, and what the parts of the engine count."""
         scheduled = scheduler.stats
@@ -91,6 +95,7 @@ class Counters:
             cache=cache,
             speculation=speculation,
             transfers=transfers,
+            tiers=tiers,
         )
 
     def pause(self) -> None:

@@ -56,6 +56,7 @@ from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Engine:
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
         tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
-        load_deadline_s: longest that a request waits for blocks of the tier.
+        load_deadline_s: longest that a request waits for blocks of the tier, since some came last.
         step_costs: what rows cost, for how many guesses pay; None: what is known of the runner's backend.
     """
 
@@ -107,7 +108,7 @@ class Engine:
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        tier: Tier | None = None,
+        tier: Tier | TierStack | None = None,
         load_deadline_s: float = 0.2,
         step_costs: StepCosts | None = None,
     ) -> None:
@@ -299,7 +300,9 @@ class Engine:
                 started = self.clock()
                 outcome = run_step(self.runner, batch, self.input_processor.forks)
                 if outcome.error is None:
-                    self._counters.model_called(started, self.clock())
+                    ended = self.clock()
+                    self._counters.model_called(started, ended)
+                    self._tier.computed(batch, ended - started)
                     self._process(batch, outcome)
                 else:
                     self._rollback(batch, outcome.error)
@@ -506,7 +509,7 @@ class Engine:
             group.forget_unborn_samples()
             unfinished.extend(group.unfinished())
         unfinished.sort(key=lambda request: request.arrival_order)
-        self.close()
+        self._tier.detach()
         self.cache = self.cache.rebuilt()
         stats, self.scheduler = self.scheduler.stats, self._make_scheduler()
         self.scheduler.stats = stats
@@ -531,6 +534,7 @@ class Engine:
             self.cache.stats,
             counts,
             self._tier.counts,
+            self._tier.tiers,
         )
 
     def check(self) -> None:

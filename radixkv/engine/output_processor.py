@@ -225,6 +225,7 @@ def _delta(
             group.num_pinned_tokens,
             first.cache_report,
             None if first.needs_prompt_logits else first.prompt_logprobs,
+            first.tier_hits,
         )
         delta.times = sample.times.since_arrival()
     if output.finish_reason is not None:
@@ -298,6 +299,7 @@ def _collect(group: RequestGroup) -> RequestOutput:
         rejected_draft_tokens=sum(request.rejected_draft_tokens for request in group.samples),
         times=first.times.since_arrival(),
         num_pinned_tokens=group.num_pinned_tokens,
+        tier_hits=first.tier_hits,
         error=group.failure.message if group.failure is not None else None,
         error_code=group.failure.code if group.failure is not None else None,
     )

@@ -6,14 +6,16 @@ engine can sleep until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.runner import Runner
+from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.scheduling.tier_waits import TierWaits
+from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier, TierCounts
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.transfers import TransferCounts, Transfers
@@ -21,6 +23,8 @@ from radixkv.tiers.transfers import TransferCounts, Transfers
 #: Seconds for which the end of an engine may be held up by saving what is cached, and how many texts of it.
 SAVE_AT_END_S = 10.0
 MAX_SAVED_AT_END = 1000
+# A step of fewer tokens for each of its requests says little of what a prompt costs.
+MIN_TOKENS_PER_ROW = 8
 
 
 def _nobody_sleeps() -> None:
@@ -28,7 +32,7 @@ def _nobody_sleeps() -> None:
 
 
 class TierUse:
-    """One engine's use of a tier. Not thread-safe.
+    """One engine's use of a tier, or of several. Not thread-safe.
 
     Args:
         tier: None: there is none.
@@ -37,10 +41,19 @@ class TierUse:
     """
 
     def __init__(
-        self, tier: Tier | None, runner: Runner, clock: Callable[[], float], load_deadline_s: float
+        self,
+        tier: Tier | TierStack | None,
+        runner: Runner,
+        clock: Callable[[], float],
+        load_deadline_s: float,
     ) -> None:
         self._tier = tier
         self._runner = runner
+        self._speeds = EngineSpeeds()
+        tiers: Sequence[Tier] = ()
+        if tier is not None:
+            tiers = tier.tiers if isinstance(tier, TierStack) else (tier,)
+        self._tiers = [MeasuredTier(one, clock, self._speeds, runner.bytes_per_block) for one in tiers]
         self._clock = clock
         self._load_deadline_s = load_deadline_s
         self._wake: Callable[[], None] = _nobody_sleeps
@@ -51,9 +64,9 @@ class TierUse:
 
     def attach(self, cache: PrefixCache) -> TierWaits | None:
         """Begin anew with this cache; what the scheduler asks who waits, None: nobody ever does."""
-        if self._tier is None:
+        if not self._tiers:
             return None
-        self._transfers = Transfers(self._tier, cache, self._runner, self._clock, self._wake)
+        self._transfers = Transfers(self._tiers, cache, self._runner, self._speeds, self._clock, self._wake)
         self._waits = TierWaits(cache, self._transfers, self._clock, self._load_deadline_s)
         return self._waits
 
@@ -67,6 +80,13 @@ class TierUse:
     def scheduled(self, *, anything: bool) -> None:
         """The step has been scheduled, with work in it or without: without, only transfers may help."""
         self._is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
+
+    def computed(self, batch: Batch, seconds: float) -> None:
+        """A step has run for so long; what a token costs is measured in those that compute prompts."""
+        if self._waits is not None:
+            self._waits.model_s += seconds
+        if batch.num_tokens >= MIN_TOKENS_PER_ROW * len(batch.entries):
+            self._speeds.compute.measured(batch.num_tokens, seconds)
 
     def end_step(self) -> None:
         """Begin to copy out what the tier wants of the texts that were offered."""
@@ -114,6 +134,11 @@ class TierUse:
         if self._transfers is not None:
             self._transfers.wait(timeout)
 
+    def detach(self) -> None:
+        """Give up what is under way: the cache is not used any more."""
+        if self._transfers is not None:
+            self._transfers.close()
+
     def close(self, *, save: bool) -> None:
         """Give up what is under way; end a tier that was opened for this engine.
 
@@ -132,6 +157,7 @@ class TierUse:
 
     def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
         """What was used last comes first: time may run out."""
+        transfers.saves_all = True
         end = self._clock() + SAVE_AT_END_S
         for token_ids, namespace in transfers.cached_texts(MAX_SAVED_AT_END):
             transfers.offer(token_ids, namespace)
@@ -147,3 +173,8 @@ class TierUse:
     def counts(self) -> TransferCounts | None:
         """What was loaded and saved so far; None: there is no tier."""
         return None if self._transfers is None else replace(self._transfers.counts)
+
+    @property
+    def tiers(self) -> tuple[TierCounts, ...]:
+        """What each tier has done so far."""
+        return tuple([tier.snapshot() for tier in self._tiers])

@@ -347,6 +347,8 @@ class AdmissionControl:
                 max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
             )
             request.cache_report = lease.report
+            if self._tier_waits is not None:
+                self._tier_waits.admitted(request)
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
             self._stats.cached_prompt_tokens += lease.num_cached_tokens

@@ -29,6 +29,7 @@ from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLog
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.insight.tier_hit import TierHit
     from radixkv.cache.prefix_cache import Lease, Match
     from radixkv.tiers.load import TierLoad, TierWait
 
@@ -123,6 +124,7 @@ class SequenceState:
     producer: SequenceState | TierLoad | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
     tier_wait: TierWait | None = None  # what it has asked of a tier since it last ran
+    tier_hits: tuple[TierHit, ...] | None = None  # what tiers brought of its prompt; None: there are none
     num_scheduled: int = 0  # tokens computed once the step being built has run
     num_computed: int = 0
     num_cached_tokens: int = 0

@@ -14,7 +14,10 @@ its cached prefix then. No request waits longer than its deadline, counted from 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
+from radixkv.cache.insight.explain import Reason
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.sequence_state import SequenceState
@@ -34,6 +37,7 @@ class TierWaits:
         deadline_s: longest that a request may wait.
 
     Attributes:
+        model_s: seconds that the engine's steps have taken: meanwhile no tier is asked.
         next_lookup: when a tier that did not know is to be asked again, as of the last step; None: nobody
             waits for that.
     """
@@ -45,6 +49,7 @@ class TierWaits:
         self._transfers = transfers
         self._clock = clock
         self._deadline_s = deadline_s
+        self.model_s = 0.0
         self.next_lookup: float | None = None
 
     def begin_step(self) -> None:
@@ -69,17 +74,21 @@ class TierWaits:
         if request.needs_prompt_logits:
             return False
         wait, transfers = request.tier_wait, self._transfers
-        now = self._clock()
+        now, matched = self._clock(), match.num_tokens
         if wait is None:
             wait = request.tier_wait = TierWait(now + self._deadline_s)
         elif wait.load is not None:  # that has ended, or the request would not be tried
-            wait.is_over |= wait.load.has_failed
-            wait.load = None
+            if matched > wait.matched:  # it brought something: the next part of the prefix may take as long
+                wait.deadline = now + self._deadline_s
+            wait.end(matched, now)
+        elif wait.ask_at is not None:
+            wait.deadline += self.model_s - wait.model_s  # the engine came late, not the tier
+        wait.model_s = self.model_s
         if now >= wait.deadline or (wait.is_over and not transfers.num_loads):
             return False
-        if now < wait.ask_at and not transfers.num_loads:
-            self._note_lookup(wait.ask_at)
-            return True
+        is_early = wait.ask_at is not None and now < wait.ask_at
+        if is_early and not transfers.num_loads:
+            return self._asks_later(wait)
         run = self._cache.block_leases.missing(match)
         if not len(run):
             return False
@@ -89,22 +98,40 @@ class TierWaits:
             load.deadline = min(load.deadline, wait.deadline)
         elif wait.is_over:
             return False
-        elif now < wait.ask_at:
-            self._note_lookup(wait.ask_at)
-            return True
+        elif is_early:
+            return self._asks_later(wait)
         else:
-            state, count = transfers.lookup(run)
-            if state is TierState.RETRY:
+            answer = transfers.lookup(run, wait.deadline - now)
+            if answer.state is TierState.RETRY:
                 wait.ask_at = min(now + RETRY_S, wait.deadline)
-                self._note_lookup(wait.ask_at)
-                return True
-            run = run.part(0, count)
-            started = transfers.start_load(run, match, wait.deadline) if count else None
+                return self._asks_later(wait)
+            started = None
+            if answer.tier is not None and answer.count:
+                run = run.part(0, answer.count)
+                started = transfers.start_load(answer.tier, run, match, wait.deadline)
+            elif answer.tier is not None and answer.refused:
+                wait.refused = answer.refused, answer.tier.name
             if started is None:
                 wait.is_over = True
                 return False
             load, end = started, run.end
-        request.producer, request.produced_until = wait.load, _ = load, end
+        wait.begin(load, matched, now)
+        request.producer, request.produced_until = load, end
+        return True
+
+    def admitted(self, request: SequenceState) -> None:
+        """It has been admitted for the first time: tell what tiers did for its prompt, or why not."""
+        wait = request.tier_wait
+        request.tier_hits = () if wait is None else tuple(wait.hits.values())
+        report = request.cache_report
+        if wait is not None and wait.refused is not None and report is not None and report.reason != "hit":
+            reason, tier = wait.refused
+            request.cache_report = replace(report, reason=cast(Reason, reason), tier=tier)
+
+    def _asks_later(self, wait: TierWait) -> bool:
+        """The request goes on waiting, and the tier is asked again."""
+        assert wait.ask_at is not None
+        self._note_lookup(wait.ask_at)
         return True
 
     def _note_lookup(self, when: float) -> None:

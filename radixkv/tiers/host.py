@@ -13,6 +13,7 @@ import numpy as np
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.thread_priority import yield_to_steps
+from radixkv.tiers.selection import Selection
 from radixkv.tiers.tier import TierBlocks, TierState
 
 if TYPE_CHECKING:
@@ -40,10 +41,16 @@ class HostTier:
     Args:
         max_bytes: of blocks.
         allocate: how memory is had, such as pinned memory.
+        selection: what is saved; None: see `Selection`.
     """
 
-    def __init__(self, max_bytes: int, allocate: Allocate | None = None) -> None:
+    name = "host"
+
+    def __init__(
+        self, max_bytes: int, allocate: Allocate | None = None, selection: Selection | None = None
+    ) -> None:
         self.max_bytes = max_bytes
+        self.selection = selection or Selection()
         self._allocate = allocate or (lambda size: np.empty(size, np.uint8))
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
         self._num_bytes = 0

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from radixkv.cache.block_run import BlockRun
+from radixkv.cache.insight.tier_hit import TierHit
 from radixkv.cache.prefix_cache import Lease
+from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier import Bytes, TierBlocks
 
 
@@ -16,12 +18,17 @@ class TierLoad:
     Attributes:
         run: the blocks.
         lease: on all of the text up to their end; None: the load has ended.
+        tier: who brings them.
         num_scheduled: where the blocks begin: tokens up to there are cached.
+        started: a reading of the engine's clock.
+        bytes_ahead: what the tier had to bring before, when it was asked.
         deadline: when it is given up, if nothing has arrived; a reading of the engine's clock.
         has_failed: it has ended, and some of the blocks are not there.
+        refused: why they are not; None: nothing is known of that.
     """
 
     __slots__ = (
+        "bytes_ahead",
         "deadline",
         "future",
         "has_failed",
@@ -29,15 +36,31 @@ class TierLoad:
         "num_scheduled",
         "num_written",
         "number",
+        "refused",
         "rows",
         "run",
+        "started",
+        "tier",
     )
 
     def __init__(
-        self, number: int, run: BlockRun, lease: Lease, future: Future[Sequence[TierBlocks]], deadline: float
+        self,
+        number: int,
+        run: BlockRun,
+        lease: Lease,
+        tier: MeasuredTier,
+        future: Future[Sequence[TierBlocks]],
+        *,
+        started: float,
+        deadline: float,
+        bytes_ahead: int = 0,
     ) -> None:
         self.number = number
         self.run = run
+        self.tier = tier
+        self.started = started
+        self.bytes_ahead = bytes_ahead
+        self.refused: str | None = None
         self.lease: Lease | None = lease
         self.future = future
         self.deadline = deadline
@@ -52,22 +75,50 @@ class TierLoad:
 
 
 class TierWait:
-    """What one request has asked of the tier since it last ran.
+    """What one request has asked of the tiers since it last ran.
 
     Attributes:
-        deadline: until when it may wait; a reading of the clock.
-        ask_at: when the tier is asked again.
+        deadline: until when it may wait for what comes next; a reading of the clock.
+        ask_at: when a tier that did not know is asked again; None: none is.
+        model_s: of the engine, when it was looked at last.
         load: what it has waited for last.
-        is_over: the tier is not asked again.
+        matched: tokens that were cached when it began to wait for that.
+        since: when that was.
+        is_over: the tiers are not asked again.
+        hits: what each tier that it waited for has brought it so far.
+        refused: why, and by which tier, blocks that are there were not loaded last; None: nothing is known.
     """
 
-    __slots__ = ("ask_at", "deadline", "is_over", "load")
+    __slots__ = ("ask_at", "deadline", "hits", "is_over", "load", "matched", "model_s", "refused", "since")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.ask_at = -float("inf")
+        self.ask_at: float | None = None
+        self.model_s = 0.0
         self.load: TierLoad | None = None
+        self.matched = 0
+        self.since = 0.0
         self.is_over = False
+        self.hits: dict[str, TierHit] = {}
+        self.refused: tuple[str, str] | None = None
+
+    def begin(self, load: TierLoad, matched: int, now: float) -> None:
+        """Wait for a load."""
+        self.load, self.matched, self.since, self.ask_at = load, matched, now, None
+
+    def end(self, matched: int, now: float) -> None:
+        """The load that was waited for has ended, and so many tokens are cached now."""
+        load = self.load
+        assert load is not None
+        name = load.tier.name
+        before = self.hits.get(name, TierHit(name, 0, 0.0))
+        end = min(matched, load.run.start + load.num_written * load.run.block_size)
+        gained = max(0, end - self.matched)
+        self.hits[name] = TierHit(name, before.num_tokens + gained, before.seconds + now - self.since)
+        self.is_over |= load.has_failed
+        if load.refused is not None:
+            self.refused = load.refused, name
+        self.load = None
 
 
 def rows_of(run: BlockRun, pieces: Sequence[TierBlocks]) -> list[Bytes]:

@@ -22,6 +22,7 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
         ConfigError: see `open_tiers`.
     """
     for spec in specs:
+        spec.number("long", 0)
         if spec.kind == "host":
             spec.size(spec.where)
         elif spec.kind == "disk":
@@ -51,9 +52,9 @@ def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | 
 
 def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None) -> OpenTier:
     if spec.kind == "host":
-        return HostTier(spec.size(spec.where), allocate)
+        return HostTier(spec.size(spec.where), allocate, spec.selection)
     if spec.kind == "disk":
-        return DiskTier(_folder(spec), _disk_size(spec), kind)
+        return DiskTier(_folder(spec), _disk_size(spec), kind, selection=spec.selection)
     raise AssertionError(f"no such kind of tier: {spec.kind}")
 
 

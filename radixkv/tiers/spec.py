@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 from radixkv.config import parse_size
 from radixkv.errors import ConfigError
+from radixkv.tiers.selection import LONG_TOKENS, Selection
 
 #: Kind -> what a spec of it looks like, and the options that it takes.
 _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "host": ("host:SIZE, as host:4GiB", ()),
     "disk": ("disk:PATH[,max=SIZE], as disk:/var/cache/radixkv,max=20GiB", ("max",)),
 }
+#: Options that all kinds take.
+_COMMON = ("long",)
 _OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
 
 
@@ -35,6 +38,30 @@ class TierSpec:
     kind: str
     where: str
     options: Mapping[str, str]
+
+    def number(self, option: str, default: int) -> int:
+        """What an option says, an integer of at least 0.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        text = self.options.get(option)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdecimal()):
+            raise ConfigError(
+                f"--kv-tier {self.kind}: {option} must be an integer of at least 0, not {text!r}"
+            )
+        return int(text)
+
+    @property
+    def selection(self) -> Selection:
+        """Which blocks are saved: `long` tokens are a text that is saved at its first use; 0: all are.
+
+        Raises:
+            ConfigError: it is no number.
+        """
+        return Selection(self.number("long", LONG_TOKENS))
 
     def size(self, text: str) -> int:
         """Bytes that `text`, a part of this spec, says.
@@ -69,9 +96,9 @@ def _parse(text: str) -> TierSpec:
     options: dict[str, str] = {}
     while found := _OPTION.search(where):
         name, value = found.groups()
-        if name not in names:
-            expected = f"it takes {', '.join(names)}" if names else "it takes none"
-            raise ConfigError(f"--kv-tier {kind}: option {name!r} is not known; {expected} ({form})")
+        if name not in (*names, *_COMMON):
+            expected = ", ".join((*names, *_COMMON))
+            raise ConfigError(f"--kv-tier {kind}: option {name!r} is not known; it takes {expected} ({form})")
         if name in options:
             raise ConfigError(f"--kv-tier {kind}: option {name!r} is given twice")
         options[name] = value

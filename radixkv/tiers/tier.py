@@ -52,8 +52,17 @@ class TierBlocks(NamedTuple):
     data: Sequence[Bytes]
 
 
+class BlocksBeforeDamage(TierBlocks):
+    """The same, perhaps none, where what was kept of the next block was found to be damaged."""
+
+
 class Tier(Protocol):
-    """A memory below the pool."""
+    """A memory below the pool.
+
+    It may have, and what is not there is not missed: a `name` that people call it by; `selection`, what it is
+    offered of that which ends (else all); `is_up`, whether it can be reached; `answer_s`, how long it takes
+    from a RETRY to its answer.
+    """
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """How many leading blocks of a run it has, or will have; 0 for RETRY and MISS."""

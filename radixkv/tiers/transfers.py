@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -32,7 +32,8 @@ from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.tiers.load import TierLoad, rows_of
-from radixkv.tiers.tier import Bytes, Tier, TierState
+from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierState
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -77,10 +78,23 @@ class TransferCounts:
     failed_saves: int = 0
 
 
+class _Piece(NamedTuple):
+    """Blocks that are to be copied out, of the text that they are in.
+
+    Attributes:
+        takers: tiers that want some of them, and which, by their place in `run`.
+    """
+
+    run: BlockRun
+    token_ids: TokenIds
+    namespace: NamespaceName
+    takers: list[tuple[MeasuredTier, range]]
+
+
 class _Save(NamedTuple):
     """Blocks that are being copied out."""
 
-    run: BlockRun
+    piece: _Piece
     lease: Lease
     future: Future[Any]
 
@@ -91,8 +105,9 @@ class _Arrivals:
     It outlives the engine for as long as a future is not done: it holds nothing of it.
     """
 
-    def __init__(self) -> None:
-        self._numbers: deque[int] = deque()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._numbers: deque[tuple[int, float]] = deque()
         self._some = threading.Event()
 
     def __bool__(self) -> bool:
@@ -102,13 +117,14 @@ class _Arrivals:
         """Add the number, and call `on_arrival`, when the future is done."""
 
         def arrived(_: Future[Any]) -> None:
-            self._numbers.append(number)
+            self._numbers.append((number, self._clock()))
             self._some.set()
             on_arrival()
 
         future.add_done_callback(arrived)
 
-    def take(self) -> list[int]:
+    def take(self) -> list[tuple[int, float]]:
+        """Each with the clock's reading when it was done."""
         self._some.clear()
         return [self._numbers.popleft() for _ in range(len(self._numbers))]
 
@@ -122,32 +138,39 @@ class Transfers:
     """Starts, ends and counts them. Used by the engine's thread only.
 
     Args:
+        tiers: asked in this order.
         memory: the blocks' contents.
         clock: seconds.
         on_arrival: called, on any thread, when `collect` has something to do; may be replaced.
+
+    Attributes:
+        saves_all: tiers are offered all that is cached of a text, whatever it was used for.
     """
 
     def __init__(
         self,
-        tier: Tier,
+        tiers: Sequence[MeasuredTier],
         cache: PrefixCache,
         memory: BlockMemory,
+        speeds: EngineSpeeds,
         clock: Callable[[], float],
         on_arrival: Callable[[], None],
     ) -> None:
-        self.tier = tier
         self.counts = TransferCounts()
+        self.saves_all = False
+        self._tiers = tiers
+        self._speeds = speeds
         self._cache = cache
         self._memory = memory
         self._clock = clock
-        self._arrivals = _Arrivals()
+        self._arrivals = _Arrivals(clock)
         self.on_arrival = on_arrival
         self._last_number = 0
         self._loads: dict[int, TierLoad] = {}  # under way, by number, the oldest first
         self._by_identity: dict[bytes, TierLoad] = {}  # of each of their blocks
         self._to_write: deque[TierLoad] = deque()  # those that have arrived
         self._offers: deque[tuple[TokenIds, NamespaceName]] = deque(maxlen=MAX_OFFERS)
-        self._to_save: deque[tuple[BlockRun, TokenIds, NamespaceName]] = deque()
+        self._to_save: deque[_Piece] = deque()
         self._saves: dict[int, _Save] = {}
         self._num_failures = 0
         self._next_warning = -float("inf")
@@ -181,9 +204,9 @@ class Transfers:
 
     def collect(self) -> None:
         """Between steps, when all that is committed has been computed: go on with what is under way."""
-        for number in self._arrivals.take():
+        for number, when in self._arrivals.take():
             if number in self._loads:
-                self._load_arrived(number)
+                self._load_arrived(number, when)
             elif number in self._saves:
                 self._save_ended(number)
         self._write()
@@ -191,7 +214,7 @@ class Transfers:
         for load in list(self._loads.values()):
             if load.rows is None and load.deadline <= now:
                 self.counts.late_loads += 1
-                self._give_up(load)
+                self._give_up(load, was_late=True)
         self.start_saves()
 
     # ------------------------------------------------------------------ loads
@@ -201,16 +224,26 @@ class Transfers:
         """Loads under way."""
         return len(self._loads)
 
-    def lookup(self, run: BlockRun) -> tuple[TierState, int]:
-        """What the tier says of a run; MISS where it fails."""
-        try:
-            state, count = self.tier.lookup(run)
-            if state in (TierState.HIT, TierState.PENDING) and count > 0:
-                return state, min(count, len(run))
-        except Exception as error:
-            self._note_failure("look up", error)
-            return TierState.MISS, 0
-        return (state if state is TierState.RETRY else TierState.MISS), 0
+    def lookup(self, run: BlockRun, wait_s: float) -> Found:
+        """What the first tier has that brings blocks of a run sooner than they are computed.
+
+        RETRY where one does not know yet; else, with MISS, why blocks that are there are not loaded.
+
+        Args:
+            wait_s: how long who needs them may wait.
+        """
+        answer = Found(TierState.MISS)
+        for tier in self._tiers:
+            try:
+                found = tier.lookup(run, wait_s)
+            except Exception as error:
+                self._note_failure("look up", error, tier)
+                continue
+            if found.count:
+                return found
+            if answer.state is not TierState.RETRY and (found.state is TierState.RETRY or found.refused):
+                answer = found
+        return answer
 
     def load_of(self, run: BlockRun) -> tuple[TierLoad, int] | None:
         """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
@@ -220,23 +253,34 @@ class Transfers:
         end = load.run.shared_end(run)
         return (load, end) if end > max(run.start, load.run.start) else None
 
-    def start_load(self, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
+    def start_load(self, tier: MeasuredTier, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
         """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
         try:
             lease = self._cache.block_leases.reserve(run, match)
         except OutOfBlocks:
+            tier.refuse("no_room")
             return None
         self.counts.loads += 1
         number = self._next_number()
+        started, bytes_ahead = self._clock(), tier.coming_bytes
         try:
-            future = self.tier.load(run)
+            future = tier.load(run)
             self._arrivals.expect(number, future, self.on_arrival)
         except Exception as error:
             lease.release()
             self.counts.failed_loads += 1
-            self._note_failure("load", error)
+            self._note_failure("load", error, tier)
             return None
-        load = self._loads[number] = TierLoad(number, run, lease, future, deadline)
+        load = self._loads[number] = TierLoad(
+            number,
+            run,
+            lease,
+            tier,
+            future,
+            started=started,
+            deadline=deadline,
+            bytes_ahead=bytes_ahead,
+        )
         self._by_identity.update(dict.fromkeys(run.identities, load))
         return load
 
@@ -248,25 +292,34 @@ class Transfers:
         """
         for load in reversed(self._loads.values()):
             if load.rows is None and load.lease is not None and is_rival(load.lease.namespace):
-                self._give_up(load)
+                self._give_up(load, was_late=False)
                 return True
         return False
 
-    def _give_up(self, load: TierLoad) -> None:
+    def _give_up(self, load: TierLoad, *, was_late: bool) -> None:
         load.future.cancel()
+        load.tier.gave_up(len(load.run), self._clock() - load.started if was_late else None)
+        if was_late:
+            load.refused = TOO_SLOW
         self._end_load(load)
 
-    def _load_arrived(self, number: int) -> None:
+    def _load_arrived(self, number: int, when: float) -> None:
         load = self._loads[number]
         pieces, error = _result(load.future)
         load.rows = []
         if error is None:
             try:
                 load.rows = rows_of(load.run, pieces)
+                if any(isinstance(piece, BlocksBeforeDamage) for piece in pieces):
+                    load.refused = DAMAGED
             except Exception as malformed:
                 error = malformed
         if error is not None:
-            self._note_failure("load", error)
+            self._note_failure("load", error, load.tier)
+        seconds = max(0.0, when - load.started)
+        load.tier.arrived(len(load.run), len(load.rows), load.bytes_ahead, seconds)
+        if load.refused is not None:
+            load.tier.refuse(load.refused)
         self._to_write.append(load)
 
     def _write(self) -> None:
@@ -280,12 +333,14 @@ class Transfers:
             some = rows[load.num_written : load.num_written + room]
             if some and lease.shares:  # else a reset came between
                 first = load.run.start // load.run.block_size + load.num_written
+                started = self._clock()
                 try:
                     self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
                 except Exception as error:
-                    self._note_failure("load", error)
+                    self._note_failure("load", error, load.tier)
                     rows.clear()
                 else:
+                    self._speeds.write.measured(sum(map(_num_bytes, some)), self._clock() - started)
                     load.num_written += len(some)
                     room -= len(some)
                     if load.num_written < len(rows):
@@ -334,19 +389,37 @@ class Transfers:
         while self._offers and not self._to_save:
             token_ids, namespace = self._offers.popleft()
             for run in self._cache.block_leases.cached_runs(token_ids, namespace):
-                try:
-                    wanted = self.tier.wants(run)
-                    for first in wanted[::MAX_COPIED_BLOCKS]:
-                        stop = min(first + MAX_COPIED_BLOCKS, wanted.stop)
-                        self._to_save.append((run.part(first, stop), token_ids, namespace))
-                except Exception as error:
-                    self._note_failure("save", error)
+                self._to_save.extend(self._pieces(run, token_ids, namespace))
+
+    def _pieces(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Iterator[_Piece]:
+        """What of a run tiers want, in pieces to be copied one after the other."""
+        wanted = []
+        for tier in self._tiers:
+            try:
+                blocks = tier.wants(run, everything=self.saves_all)
+                if blocks.start < blocks.stop:
+                    wanted.append((tier, blocks))
+            except Exception as error:
+                self._note_failure("save", error, tier)
+        if not wanted:
+            return
+        end = max(blocks.stop for _, blocks in wanted)
+        for first in range(min(blocks.start for _, blocks in wanted), end, MAX_COPIED_BLOCKS):
+            stop = min(first + MAX_COPIED_BLOCKS, end)
+            takers = [
+                (tier, range(max(blocks.start, first) - first, min(blocks.stop, stop) - first))
+                for tier, blocks in wanted
+                if blocks.start < stop and blocks.stop > first
+            ]
+            if takers:
+                yield _Piece(run.part(first, stop), token_ids, namespace, takers)
 
     def _start_save(self) -> None:
         """Copy the next blocks out, one piece at a time, if they are still cached."""
         while self._to_save and not self._saves:
-            run, token_ids, namespace = self._to_save.popleft()
-            lease = self._cache.block_leases.hold(run, token_ids, namespace)
+            piece = self._to_save.popleft()
+            run = piece.run
+            lease = self._cache.block_leases.hold(run, piece.token_ids, piece.namespace)
             if lease is None:
                 continue
             blocks = lease.block_table[run.start // run.block_size : run.end // run.block_size].tolist()
@@ -356,26 +429,26 @@ class Transfers:
                 lease.release(used=False)
                 self._save_failed(error)
                 continue
-            self._saves[number := self._next_number()] = _Save(run, lease, future)
+            self._saves[number := self._next_number()] = _Save(piece, lease, future)
             self._arrivals.expect(number, future, self.on_arrival)
 
     def _save_ended(self, number: int) -> None:
         save = self._saves.pop(number)
         save.lease.release(used=False)
         data, error = _result(save.future)
-        if error is None:
-            try:
-                self.tier.save(save.run, data)
-            except Exception as refused:
-                error = refused
-        if error is None:
-            self.counts.saved_blocks += len(save.run)
-        else:
+        if error is not None:
             self._save_failed(error)
+            return
+        for tier, blocks in save.piece.takers:
+            try:
+                tier.save(save.piece.run.part(blocks.start, blocks.stop), data[blocks.start : blocks.stop])
+                self.counts.saved_blocks += len(blocks)
+            except Exception as refused:
+                self._save_failed(refused, tier)
 
-    def _save_failed(self, error: BaseException) -> None:
+    def _save_failed(self, error: BaseException, tier: MeasuredTier | None = None) -> None:
         self.counts.failed_saves += 1
-        self._note_failure("save", error)
+        self._note_failure("save", error, tier)
 
     # ------------------------------------------------------------------ both
 
@@ -383,15 +456,17 @@ class Transfers:
         self._last_number += 1
         return self._last_number
 
-    def _note_failure(self, what: str, error: BaseException) -> None:
-        """The tier, or the copy, has failed: say so, not too often."""
+    def _note_failure(self, what: str, error: BaseException, tier: MeasuredTier | None = None) -> None:
+        """A tier, or the copy (None), has failed: say so, not too often."""
         self._num_failures += 1
+        if tier is not None:
+            tier.failed(what)
         now = self._clock()
         if now >= self._next_warning:
             self._next_warning = now + WARNING_PAUSE_S
             logger.warning(
-                "the K/V tier %r failed to %s (%d failures so far): %s: %s; prompts are computed instead",
-                self.tier,
+                "the K/V tier %s failed to %s (%d failures so far): %s: %s; prompts are computed instead",
+                "(copying)" if tier is None else tier.name,
                 what,
                 self._num_failures,
                 type(error).__name__,
@@ -401,12 +476,18 @@ class Transfers:
     def close(self) -> None:
         """Give up what is under way, without a word to the cache, which is not used any more."""
         for load in self._loads.values():
-            load.future.cancel()
+            if load.rows is None:
+                load.future.cancel()
+                load.tier.gave_up(len(load.run), None)
             load.lease = None
             load.has_failed = True
         self._loads, self._by_identity, self._saves = {}, {}, {}
         for queue in (self._to_write, self._offers, self._to_save):
             queue.clear()
+
+
+def _num_bytes(data: Bytes) -> int:
+    return memoryview(data).nbytes
 
 
 def _result(future: Future[Any]) -> tuple[Any, BaseException | None]:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
+from paged_language_model import run_all
 from scripted_tier import ScriptedTier
+from tier_engines import GREEDY, PROMPT, assert_right, engine_with, filled, steps
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
+from radixkv.engine.engine import Engine
 from radixkv.tiers.host import HostTier
+from radixkv.tiers.selection import Selection
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import TierState
 
-HIT, PENDING, RETRY, MISS = TierState.HIT, TierState.PENDING, TierState.RETRY, TierState.MISS
+HIT, MISS = TierState.HIT, TierState.MISS
 
 
 class Scripted(ScriptedTier):
+    """A tier of a stack, which is offered all that ends."""
+
+    def __init__(self, name: str, *, at_once: bool = False) -> None:
+        super().__init__(at_once=at_once)
+        self.name = name
+        self.selection = Selection(long_tokens=0)
+
     def close(self) -> None:
         self.is_open = False
 
@@ -34,60 +46,88 @@ def data_of(run: BlockRun, size: int = 16) -> np.ndarray:
 
 
 def rows(pieces) -> list[bytes]:
-    return [bytes(row) for _, data in pieces for row in data]
+    return [bytes(row) for piece in pieces for row in piece.data]
 
 
-def test_the_longest_run_wins_and_the_rest_comes_from_others():
-    run, data = run_of(1, 8), data_of(run_of(1, 8))
-    quick, slow = Scripted(at_once=True), Scripted(at_once=True)
-    stack = TierStack([quick, slow])
-    assert stack.lookup(run) == (MISS, 0)
-    quick.save(run.part(0, 3), data[:3])
-    slow.save(run.part(3, 7), data[3:7])
-    assert stack.lookup(run) == (HIT, 7)
-    pieces = stack.load(run.part(0, 7)).result(0)
-    assert rows(pieces) == [bytes(row) for row in data[:7]]
-    assert [piece.run.start for piece in pieces] == [8 * i for i in range(7)]
+def on(*tiers: Scripted, **options: Any) -> tuple[Engine, Any]:
+    engine, model, _ = engine_with(TierStack(tiers), **options)
+    return engine, model
+
+
+def answer_on(*tiers: Scripted, prompt: list[int] = PROMPT) -> Any:
+    """What an engine with these tiers answers, which give what they have at once."""
+    for tier in tiers:
+        tier.at_once = True
+    engine, model = on(*tiers)
+    engine.add_request(prompt, GREEDY)
+    (output,) = run_all(engine).values()
+    assert_right(output)
+    assert not model.violations
+    return output
+
+
+def having(*places: int, name: str) -> Scripted:
+    """A tier that has these blocks of `PROMPT`, and takes no more."""
+    everything = filled(PROMPT).kept
+    tier = Scripted(name)
+    tier.kept = {key: kept for key, kept in everything.items() if kept[0].start // 8 + kept[1] in places}
+    assert len(tier.kept) == len(places)
+    tier.is_open = False
+    return tier
+
+
+def test_each_block_comes_from_the_first_tier_that_has_it():
+    output = answer_on(having(0, 1, name="quick"), having(1, 2, 3, 4, name="slow"))
+    assert output.num_cached_tokens == 40
+    assert {hit.tier: hit.num_tokens for hit in output.tier_hits} == {"quick": 16, "slow": 24}
 
 
 def test_one_that_does_not_know_is_asked_again_only_if_nobody_has_the_first_block():
-    run, data = run_of(1, 4), data_of(run_of(1, 4))
-    quick, slow = Scripted(), Scripted()
-    slow.answer = lambda run, count: RETRY
-    stack = TierStack([quick, slow])
-    assert stack.lookup(run) == (RETRY, 0)
-    quick.save(run.part(0, 2), data[:2])
-    assert stack.lookup(run) == (HIT, 2)
-    quick.answer = lambda run, count: PENDING if count else MISS
-    assert stack.lookup(run) == (PENDING, 2)
-
-
-def test_a_load_that_fails_ends_what_is_given():
-    run, data = run_of(1, 6), data_of(run_of(1, 6))
-    quick, slow = Scripted(), Scripted()
-    quick.save(run.part(0, 2), data[:2])
-    slow.save(run.part(2, 6), data[2:])
-    stack = TierStack([quick, slow])
-    future = stack.load(run)
-    slow.fail()
-    assert not future.done()
+    quick, slow = having(0, 1, name="quick"), having(name="slow")
+    slow.answer = lambda run, count: TierState.RETRY
+    engine, _ = on(quick, slow)
+    engine.add_request(PROMPT, GREEDY)
+    steps(engine, 1)
+    assert (len(quick.loads), engine.idle_s) == (1, pytest.approx(0.2))
     quick.finish()
-    assert rows(future.result(0)) == [bytes(row) for row in data[:2]]
-    future = stack.load(run)
-    assert future.cancel()
-    assert [load.cancelled() for _, load in quick.loads + slow.loads] == [True, True]
+    steps(engine, 1)
+    assert engine.idle_s == pytest.approx(0.005)
+    slow.answer = lambda run, count: TierState.MISS
+    assert engine.stats().num_waiting == 1
+    quick.answer = slow.answer
 
 
-def test_what_one_lacks_is_wanted_and_saved_by_all():
-    run, data = run_of(1, 6), data_of(run_of(1, 6))
-    quick, slow = Scripted(), Scripted()
-    quick.save(run.part(0, 4), data[:4])
-    stack = TierStack([quick, slow])
-    assert stack.wants(run) == range(6)
-    stack.save(run, data)
-    assert len(slow.kept) == 6
-    assert stack.wants(run) == range(0)
-    stack.close()
+def test_a_tier_that_fails_is_passed_over():
+    broken, good = having(0, 1, 2, 3, 4, name="broken"), having(0, 1, 2, name="good")
+
+    def fail(run: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    broken.lookup = fail  # type: ignore[method-assign]
+    output = answer_on(broken, good)
+    assert {hit.tier: hit.num_tokens for hit in output.tier_hits} == {"good": 24}
+
+
+def test_each_tier_is_given_what_it_lacks():
+    quick, slow = Scripted("quick"), Scripted("slow")
+    quick.kept = dict(having(0, 1, 2, name="x").kept)
+    answer_on(quick, slow)
+    assert (len(quick.kept), len(slow.kept)) == (6, 6)
+    assert [count.saved_blocks for count in on(quick, slow)[0].stats().tiers] == [0, 0]
+
+
+@pytest.mark.injects_faults
+def test_tiers_end_with_the_engine_and_not_when_its_cache_is_made_anew():
+    quick, slow = Scripted("quick"), Scripted("slow")
+    engine, _ = on(quick, slow)
+    complete = engine.scheduler.complete
+    engine.scheduler.complete = lambda batch: (complete(batch), 1 / 0)  # type: ignore[method-assign]
+    engine.add_request(PROMPT, GREEDY)
+    engine.step()
+    assert engine.stats().num_rebuilds == 1
+    assert quick.is_open
+    engine.close()
+    assert not quick.is_open
     assert not slow.is_open
 
 
@@ -142,10 +182,3 @@ class TestHost:
         assert tier.lookup(run) == (MISS, 0)
         assert rows(pieces) == [bytes(row) for row in data_of(run)]
         tier.close()
-
-
-@pytest.mark.parametrize("first", [RETRY, MISS])
-def test_an_empty_run_is_a_miss(first):
-    quick = Scripted()
-    quick.answer = lambda run, count: first
-    assert TierStack([quick]).lookup(run_of(1, 1).part(0, 0)) == (MISS, 0)

@@ -48,7 +48,7 @@ def test_evicted_blocks_come_back_from_the_host_tier(model):
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     options = {"num_blocks": 16, "block_size": 8, "threads": 1}
     expected = [LLM(model, **options).generate([p], params)[0].outputs[0].token_ids for p in prompts]
-    with LLM(model, kv_tier="host:1GiB", **options) as llm:
+    with LLM(model, kv_tier="host:1GiB,long=0", **options) as llm:
         for prompt, tokens in zip(prompts, expected, strict=True):
             assert llm.generate([prompt], params)[0].outputs[0].token_ids == tokens
             while llm.engine.has_work:

@@ -92,7 +92,15 @@ def complete(url: str, prompt: list[int]) -> tuple[str, int]:
 
 def test_servers_that_are_ended_and_killed(model, tmp_path):
     folder = tmp_path / "kv"
-    arguments = [model, "--kv-tier", f"disk:{folder},max=1GiB", "--block-size", "8", "--num-blocks", "64"]
+    arguments = [
+        model,
+        "--kv-tier",
+        f"disk:{folder},max=1GiB,long=0",
+        "--block-size",
+        "8",
+        "--num-blocks",
+        "64",
+    ]
     with started_process(arguments) as server:
         cold = complete(server.url, PROMPTS[0])
     assert cold[1] == 0

@@ -11,6 +11,11 @@ The reasons, in the order in which they are tried for the first token that was n
     namespace      cached, but under another one of the latest namespaces (told to administrators only)
     diverged       another continuation of the same prefix is cached
     first_seen     nothing that begins like this has been here, as far as the ghost index remembers
+
+Of a request, where a tier below the cache has the next blocks or should have, instead of these:
+
+    load_too_slow  they were computed, since loading them would have taken longer, or did not end in time
+    checksum       what the tier kept of them was damaged
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ Reason = Literal[
     "namespace",
     "diverged",
     "first_seen",
+    "load_too_slow",
+    "checksum",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 CACHE_IS_OFF = "prefix caching is off"
@@ -67,6 +74,9 @@ class MissReport:
     skipped: str | None = None  # why no lookup was made, for `skipped`
     # What is cached after `diverged_at` was declared public: others may not be told.
     cached_is_public: bool = False
+    # The tier below the cache that has the next blocks, or that is spoken of; None: none is.
+    tier: str | None = None
+    num_tier_tokens: int = 0  # of the missing tokens, those that it has, as far as it was asked
 
     @property
     def cached_tokens_after(self) -> list[int]:
@@ -93,22 +103,29 @@ class MissReport:
             return f"The cache was not consulted: {self.skipped}."
         if self.reason == "partial_block":
             return f"{found}; the next ones are, too, but their part of a block could not be shared."
+        if self.reason == "load_too_slow":
+            return f"{found}; the next ones are in the tier {self.tier}: load too slow, they were computed."
+        if self.reason == "checksum":
+            return f"{found}; the next ones were damaged in the tier {self.tier} (checksum)."
+        there = f" The tier {self.tier} has {self.num_tier_tokens} of them." if self.tier else ""
         if self.reason in ("evicted", "expired", "reset"):
             what = {
                 "evicted": "were evicted",
                 "expired": "were evicted after their pin had expired",
                 "reset": "were forgotten",
             }[self.reason]
-            return f"{found}; the next ones {what} {self.age_s:.1f} s ago ({self.evicted_by})."
+            if self.tier and self.reason != "reset":
+                what = what.replace("were evicted", f"were evicted to {self.tier}")
+            return f"{found}; the next ones {what} {self.age_s:.1f} s ago ({self.evicted_by}).{there}"
         if self.reason == "namespace":
-            return f"{found}; the next ones are cached under another namespace."
+            return f"{found}; the next ones are cached under another namespace.{there}"
         if self.reason == "diverged":
             return (
                 f"{found}; at token {self.diverged_at} the prompt goes on with "
                 f"{self.new_tokens_after[:SAID_TOKENS]}, the cached one with "
-                f"{self.cached_tokens_after[:SAID_TOKENS]}."
+                f"{self.cached_tokens_after[:SAID_TOKENS]}.{there}"
             )
-        return f"{found}; the rest has not been seen before."
+        return f"{found}; the rest has not been seen before.{there}"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""

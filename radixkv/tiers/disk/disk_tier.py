@@ -29,7 +29,8 @@ from radixkv.thread_priority import yield_to_steps
 from radixkv.tiers.disk.folder import FolderLock
 from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
 from radixkv.tiers.record import HEADER_BYTES, BlockKind, BlockName, BlockNames
-from radixkv.tiers.tier import Bytes, TierBlocks, TierState
+from radixkv.tiers.selection import Selection
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,13 +64,25 @@ class DiskTier:
         folder: made if it is not there.
         max_bytes: most that its files take up.
         kind: the blocks' kind.
+        selection: what is saved; None: see `Selection`.
         system: see `SegmentStore`.
 
     Raises:
         ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, kind: BlockKind, *, system: Any = os) -> None:
+    name = "disk"
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        kind: BlockKind,
+        *,
+        selection: Selection | None = None,
+        system: Any = os,
+    ) -> None:
+        self.selection = selection or Selection()
         record = HEADER_BYTES + kind.block_size * TOKEN_BYTES + kind.block_bytes
         if max_bytes < _MIN_RECORDS * record:
             raise ConfigError(
@@ -111,6 +124,11 @@ class DiskTier:
     def num_bytes(self) -> int:
         """What its files take up."""
         return self._store.num_bytes
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is not off."""
+        return self._failure is None
 
     @property
     def failure(self) -> BaseException | None:
@@ -183,6 +201,7 @@ class DiskTier:
         if not future.set_running_or_notify_cancel():
             return
         blocks: list[Bytes] = []
+        damaged = self._store.counts.damaged  # only this thread finds more while it reads
         try:
             for place, name in enumerate(self._names.of(run)):
                 block = None if self._failure is not None else self._store.read(name, _tokens_of(run, place))
@@ -194,7 +213,8 @@ class DiskTier:
         except BaseException as error:
             future.set_exception(error)
             return
-        future.set_result([TierBlocks(run.part(0, len(blocks)), blocks)] if blocks else [])
+        kind = BlocksBeforeDamage if self._store.counts.damaged > damaged else TierBlocks
+        future.set_result([kind(run.part(0, len(blocks)), blocks)])
 
     # ------------------------------------------------------------------ on the writer's thread
 

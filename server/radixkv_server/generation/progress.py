@@ -112,6 +112,7 @@ class PromptProgress:
             output.num_cache_write_tokens,
             output.num_pinned_tokens,
             output.cache_report,
+            tier_hits=output.tier_hits,
         )
         self.num_generated_tokens = output.num_generated_tokens
         self.accepted_draft_tokens = output.accepted_draft_tokens

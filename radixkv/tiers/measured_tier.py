@@ -1,0 +1,274 @@
+"""MeasuredTier: one tier of an engine, what it has brought and cost, and whether asking it pays.
+
+    loading n blocks    answer + (what was asked for before + n blocks) x seconds a byte + writing them
+    computing them      n blocks x tokens x seconds a token
+
+All rates are measured, the latest counting most. Blocks are loaded if that is quicker, and only as many at a
+time as arrive in half the time that their request may wait: so a long prefix comes in pieces, and an estimate
+may be wrong by half. A tier that has let a request wait for nothing rests: nobody asks it for a second, then
+for two, up to half a minute; one that answers again is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.tiers.selection import Selection
+from radixkv.tiers.speed import Speed
+from radixkv.tiers.tier import Tier, TierState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Bytes a second of a tier that has not brought anything yet: they only say how much is asked for first.
+FIRST_BYTES_PER_S = 200e6
+# Seconds that a tier rests after a load that came too late, first and at most.
+REST_S = 1.0
+MAX_REST_S = 30.0
+# Seconds after which a tier that was too slow is measured anew.
+FORGET_S = 30.0
+
+#: Why blocks that a tier has were computed, as `MissReport.reason` says it.
+TOO_SLOW = "load_too_slow"
+DAMAGED = "checksum"
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What one tier has done, since the start.
+
+    Attributes:
+        hits, misses: requests that asked for blocks after their match and found some, or none.
+        loads, loaded_blocks, loaded_bytes, load_s: what came, and the seconds from asking to arrival.
+        saved_blocks, saved_bytes: given to it.
+        errors: what it was asked for -> how often it failed: `look up`, `load`, `save`.
+        refused: why blocks that it has were computed -> how often.
+        is_up: False: it rests, or says itself that it can't be reached.
+        seconds_per_byte, answer_s: as measured; None: not yet.
+    """
+
+    name: str
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    loaded_blocks: int = 0
+    loaded_bytes: int = 0
+    load_s: float = 0.0
+    saved_blocks: int = 0
+    saved_bytes: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    is_up: bool = True
+    seconds_per_byte: float | None = None
+    answer_s: float | None = None
+
+
+class Found(NamedTuple):
+    """What came of a lookup.
+
+    Attributes:
+        state: what the tier says; MISS, too, where loading does not pay.
+        count: leading blocks to load.
+        tier: which has them.
+        refused: why those that it has are not loaded.
+    """
+
+    state: TierState
+    count: int = 0
+    tier: MeasuredTier | None = None
+    refused: str | None = None
+
+
+class EngineSpeeds:
+    """What an engine takes for what loads are compared with.
+
+    Attributes:
+        compute: seconds for a prompt's token.
+        write: seconds for a loaded byte that is written into the pool.
+    """
+
+    def __init__(self) -> None:
+        self.compute = Speed()
+        self.write = Speed()
+
+
+class MeasuredTier:
+    """Asks one tier for one engine. Not thread-safe.
+
+    Args:
+        clock: seconds.
+        bytes_per_block: of the engine's blocks.
+
+    Attributes:
+        coming_bytes: asked for, and not arrived.
+    """
+
+    def __init__(
+        self, tier: Tier, clock: Callable[[], float], speeds: EngineSpeeds, bytes_per_block: int
+    ) -> None:
+        self.tier = tier
+        self.name: str = getattr(tier, "name", "tier")
+        self.counts = TierCounts(self.name)
+        self._clock = clock
+        self._speeds = speeds
+        self._block_bytes = bytes_per_block
+        self._bytes = Speed()
+        self._slow_since: float | None = None  # when it was first too slow, since it was measured
+        self.coming_bytes = 0
+        self._rest_s = 0.0
+        self._rests_until = -float("inf")
+
+    def __repr__(self) -> str:
+        return f"MeasuredTier({self.name}, {self._bytes})"
+
+    def snapshot(self) -> TierCounts:
+        """The counts as they are now."""
+        return replace(
+            self.counts,
+            errors=dict(self.counts.errors),
+            refused=dict(self.counts.refused),
+            is_up=self._clock() >= self._rests_until and bool(getattr(self.tier, "is_up", True)),
+            seconds_per_byte=self._bytes.seconds_per_unit,
+            answer_s=self._answer_s,
+        )
+
+    # ------------------------------------------------------------------ lookups
+
+    def lookup(self, run: BlockRun, wait_s: float) -> Found:
+        """What it has of a run and is worth loading for a request that may wait so long.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        now = self._clock()
+        if self._slow_since is not None and now - self._slow_since >= FORGET_S:
+            self._bytes, self._slow_since = Speed(), None
+        if now < self._rests_until:
+            return Found(TierState.MISS)
+        if not self._pays(len(run), run.block_size):
+            self._note_slow()
+            return Found(TierState.MISS)  # whether it has them is not known, and nothing is said of that
+        state, count = self.tier.lookup(run)
+        if state is TierState.RETRY:
+            return Found(state)
+        if state not in (TierState.HIT, TierState.PENDING) or count <= 0:
+            self.counts.misses += 1
+            return Found(TierState.MISS)
+        self.counts.hits += 1
+        some = self._worthwhile(min(count, len(run)), run.block_size, wait_s)
+        return Found(state, some, self) if some else self.refuse(TOO_SLOW)
+
+    def refuse(self, why: str) -> Found:
+        """Blocks that it has are computed."""
+        if why == TOO_SLOW:
+            self._note_slow()
+        self.counts.refused[why] = self.counts.refused.get(why, 0) + 1
+        return Found(TierState.MISS, 0, self, why)
+
+    def _note_slow(self) -> None:
+        if self._slow_since is None:
+            self._slow_since = self._clock()
+
+    def _worthwhile(self, count: int, block_size: int, wait_s: float) -> int:
+        """How many of so many blocks to load now; 0: none, computing is quicker."""
+        each = self._block_s
+        if self._bytes.seconds_per_unit is None:
+            each += self._block_bytes / FIRST_BYTES_PER_S
+        room = wait_s / 2 - self._answer_s - self._bytes.seconds(self.coming_bytes)
+        some = min(count, max(1, int(room / each)))
+        in_time = self._bytes.seconds_per_unit is None or self._load_s(some) < wait_s
+        return some if in_time and self._pays(some, block_size) else 0
+
+    def _pays(self, count: int, block_size: int) -> bool:
+        """Whether so many blocks are loaded sooner than computed, as far as known."""
+        compute_s = self._speeds.compute.seconds(count * block_size)
+        return not compute_s or self._load_s(count) < compute_s
+
+    def _load_s(self, count: int) -> float:
+        """Seconds to load so many blocks, as far as known."""
+        return self._answer_s + self._bytes.seconds(self.coming_bytes) + count * self._block_s
+
+    @property
+    def _answer_s(self) -> float:
+        """Seconds that the tier says its answers take."""
+        return float(getattr(self.tier, "answer_s", 0.0))
+
+    @property
+    def _block_s(self) -> float:
+        """Seconds for one block, as far as known."""
+        return self._bytes.seconds(self._block_bytes) + self._speeds.write.seconds(self._block_bytes)
+
+    # ------------------------------------------------------------------ loads
+
+    def load(self, run: BlockRun) -> Future[Any]:
+        """Ask for blocks; `arrived` or `gave_up` is to be called once.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        future = self.tier.load(run)
+        self.counts.loads += 1
+        self.coming_bytes += len(run) * self._block_bytes
+        return future
+
+    def arrived(self, num_asked: int, num_blocks: int, bytes_ahead: int, seconds: float) -> None:
+        """A load has ended; of the blocks that were asked for so many came.
+
+        Args:
+            bytes_ahead: what was to come before it when it was asked for.
+        """
+        self.coming_bytes -= num_asked * self._block_bytes
+        if num_blocks:
+            self._bytes.measured(bytes_ahead + num_blocks * self._block_bytes, seconds)
+            self._rest_s, self._slow_since = 0.0, None
+        self.counts.loaded_blocks += num_blocks
+        self.counts.loaded_bytes += num_blocks * self._block_bytes
+        self.counts.load_s += seconds
+
+    def gave_up(self, num_asked: int, late_s: float | None) -> None:
+        """Nobody waits for a load any more; since it did not come in so many seconds, or for no fault."""
+        self.coming_bytes -= num_asked * self._block_bytes
+        if late_s is not None:
+            self._bytes.measured(num_asked * self._block_bytes, late_s)
+            self.rest()
+            self.refuse(TOO_SLOW)
+
+    def rest(self) -> None:
+        """Ask it for nothing for a while, each time for longer, until it brings something."""
+        self._rest_s = min(max(REST_S, 2 * self._rest_s), MAX_REST_S)
+        self._rests_until = self._clock() + self._rest_s
+
+    # ------------------------------------------------------------------ saves, and what fails
+
+    def wants(self, run: BlockRun, *, everything: bool = False) -> range:
+        """Which blocks of a text that a request leaves behind are to be saved.
+
+        Args:
+            everything: of all, not of those that are worth it.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        selection: Selection | None = getattr(self.tier, "selection", None)
+        if selection is not None and not everything:
+            run = run.part(0, len(selection.used(run)))
+        return self.tier.wants(run) if len(run) else range(0)
+
+    def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
+        """Give it blocks.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        self.tier.save(run, data)
+        self.counts.saved_blocks += len(run)
+        self.counts.saved_bytes += data.nbytes
+
+    def failed(self, what: str) -> None:
+        """It was asked for something, and failed."""
+        self.counts.errors[what] = self.counts.errors.get(what, 0) + 1

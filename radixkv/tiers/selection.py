@@ -1,0 +1,50 @@
+"""Selection: which of the blocks that requests leave behind are worth writing to a tier.
+
+    first use     remembered, not written: most prompts never come again
+    second use    written: what came twice comes a third time
+    a long text   written at once: it is what takes longest to compute again
+
+A use is the end of a request whose text holds the block. What is remembered of a block is four bytes in a
+table of fixed size, where a newer block takes the place of an older one: nothing grows, and a block that was
+forgotten is written at its next second use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixkv.cache.block_run import BlockRun
+
+# Blocks that are remembered, about; a power of two. They take 4 MiB.
+REMEMBERED_BLOCKS = 1 << 20
+#: Tokens from which on a text is written at its first use.
+LONG_TOKENS = 512
+
+_PARTS = np.dtype([("place", "<u4"), ("mark", "<u4"), ("rest", "<u8")])  # of an identity
+
+
+class Selection:
+    """Chooses the blocks of a text that has been used.
+
+    Args:
+        long_tokens: a text of so many tokens is written at its first use; 0: every text is.
+    """
+
+    def __init__(self, long_tokens: int = LONG_TOKENS) -> None:
+        self._long_tokens = long_tokens
+        self._marks = np.zeros(REMEMBERED_BLOCKS, np.uint32)
+
+    def used(self, run: BlockRun) -> range:
+        """A request has used these blocks: the leading ones that are worth writing. O(blocks).
+
+        What follows a block of its first use is of its first use, too.
+        """
+        if not len(run):
+            return range(0)
+        parts = np.frombuffer(b"".join(run.identities), _PARTS)
+        places, marks = parts["place"] % len(self._marks), parts["mark"] | 1  # 0: nothing is remembered
+        is_new = self._marks[places] != marks
+        self._marks[places] = marks
+        if run.end >= self._long_tokens:
+            return range(len(run))
+        return range(int(is_new.argmax()) if is_new.any() else len(run))
