@@ -48,7 +48,7 @@ CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
 _SHOWN = (
     *("reason", "num_prompt_tokens", "num_hit_tokens", "diverged_at", "cached_tokens_after"),
-    *("new_tokens_after", "age_s", "evicted_by", "skipped", "detail"),
+    *("new_tokens_after", "age_s", "evicted_by", "skipped", "tier", "num_tier_tokens", "detail"),
 )
 
 
