@@ -26,10 +26,21 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="a step in a hundred fails")
     parser.add_argument("--tier", action="store_true", help="with a tier that fails, hangs and lies")
     parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
+    parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
     total, seed, started = Outcome(), options.seed, time.monotonic()
     while total.requests < options.requests:
-        total.add(run(seed, 60, faults=options.faults, tier=options.tier, controls=options.controls))
+        for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
+            total.add(
+                run(
+                    seed,
+                    60,
+                    faults=options.faults,
+                    tier=options.tier,
+                    controls=options.controls,
+                    folder=options.folder,
+                )
+            )
         seed += 1
         if seed % 10 == 0:
             print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)

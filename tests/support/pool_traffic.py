@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ from radixkv.errors import InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.disk.disk_tier import DiskTier
+from radixkv.tiers.host import HostTier
+from radixkv.tiers.record import BlockKind
+from radixkv.tiers.stack import TierStack
 
 #: Rows cost nothing: as many guesses are made as there are.
 FREE = StepCosts({1: 1.0, 2: 1.0})
@@ -176,9 +181,12 @@ class _Tier:
         self.random = np.random.default_rng(seed + 2 * 10**6)
         self.wild = WildTier(self.random)
         self.now = 0.0
-        self.options = {"tier": self.wild, "clock": lambda: self.now, "load_deadline_s": 0.1}
 
-    def act(self, model: SlowCopies) -> None:
+    def options(self, block_size: int) -> dict[str, Any]:
+        """Of `make_engine`."""
+        return {"tier": self.wild, "clock": lambda: self.now, "load_deadline_s": 0.1}
+
+    def act(self, engine: Engine, model: SlowCopies) -> None:
         """What happens beside a step."""
         self.now += float(self.random.choice([0.0, 0.001, 0.01, 0.03]))
         self.wild.act()
@@ -187,10 +195,7 @@ class _Tier:
 
     def end(self, engine: Engine, model: SlowCopies, outcome: Outcome) -> None:
         """Everything under way ends, or is given up; then nothing may be held."""
-        counts = engine.stats().transfers
-        assert counts is not None
-        for name in ("loaded_blocks", "failed_loads", "late_loads", "saved_blocks", "failed_saves"):
-            setattr(outcome, name, getattr(counts, name))
+        _count_transfers(engine, outcome)
         for _ in range(1000):
             self.now += 1.0
             self.wild.is_open = False
@@ -223,6 +228,53 @@ class _Controls:
         return ask
 
 
+class _DiskAndHost:
+    """A host tier over a disk tier, both with hardly any room; the folder is as the last run left it.
+
+    Sometimes a bit of it has flipped since, and sometimes the run ends as if it were killed.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = np.random.default_rng(seed + 3 * 10**6)
+        self.folder = folder
+        files = sorted(folder.glob("*.seg"))
+        if files and self.random.random() < 0.5:
+            path = files[int(self.random.integers(len(files)))]
+            data = bytearray(path.read_bytes())
+            data[int(self.random.integers(len(data)))] ^= 1 << int(self.random.integers(8))
+            path.write_bytes(data)
+
+    def options(self, block_size: int) -> dict[str, Any]:
+        """Of `make_engine`."""
+        kind = BlockKind("paged-hash", "", block_size, 24 * block_size)
+        max_bytes = int(self.random.integers(70, 400)) * (28 * block_size + 200)
+        host = HostTier(int(self.random.integers(5, 40)) * 24 * block_size)
+        return {"tier": TierStack([host, DiskTier(self.folder, max_bytes, kind)]), "load_deadline_s": 5.0}
+
+    def act(self, engine: Engine, model: SlowCopies) -> None:
+        """What happens beside a step."""
+        while model.copies and self.random.random() < 0.7:
+            model.finish_copy()
+        if not model.copies:
+            engine.wait()
+
+    def end(self, engine: Engine, model: SlowCopies, outcome: Outcome) -> None:
+        """The run is over."""
+        while engine.has_work or model.copies:
+            self.act(engine, model)
+            engine.step()
+        _count_transfers(engine, outcome)
+        model.copies_at_once = True
+        engine.close(save=self.random.random() < 0.5)
+
+
+def _count_transfers(engine: Engine, outcome: Outcome) -> None:
+    counts = engine.stats().transfers
+    assert counts is not None
+    for name in ("loaded_blocks", "failed_loads", "late_loads", "saved_blocks", "failed_saves"):
+        setattr(outcome, name, getattr(counts, name))
+
+
 def run(
     seed: int,
     num_requests: int,
@@ -231,17 +283,19 @@ def run(
     faults: bool = False,
     tier: bool = False,
     controls: bool = False,
+    folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
 
     Args:
         tier: there is a tier below the pool, of which everything is to be expected.
         controls: requests prewarm, pin what leads to their breakpoints, and leave no more than they want.
+        folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
-    below = _Tier(seed) if tier else None
+    below = _DiskAndHost(seed, folder) if folder is not None else _Tier(seed) if tier else None
     wishes = _Controls(seed) if controls else None
-    engine, model = _small_engine(setup, faults=faults, tier_options={} if below is None else below.options)
+    engine, model = _small_engine(setup, below, faults=faults)
     block_size = engine.cache.block_size
     traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
     at_once = int(setup.choice([2, 6, 16]))
@@ -267,7 +321,7 @@ def run(
             outcome.num_samples += ask.params.n
         _disturb(engine, traffic, setup)
         if below is not None:
-            below.act(model)
+            below.act(engine, model)
         result = engine.step()
         step += 1
         if step % check_every == 0:
@@ -295,7 +349,7 @@ def run(
 
 
 def _small_engine(
-    setup: np.random.Generator, *, faults: bool, tier_options: dict[str, Any]
+    setup: np.random.Generator, below: _Tier | _DiskAndHost | None, *, faults: bool
 ) -> tuple[Engine, Parrot]:
     """An engine of few blocks, with settings that are drawn."""
     block_size = int(setup.choice([8, 16]))
@@ -316,7 +370,7 @@ def _small_engine(
         eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
-        **tier_options,
+        **({} if below is None else below.options(block_size)),
     )
     return engine, model
 

@@ -153,13 +153,17 @@ class SlowCopies(PagedHashModel):
 
     Attributes:
         copies: those that have not been made.
+        copies_at_once: they are made when they are asked for.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.copies: list[tuple[list[int], Future[Any]]] = []
+        self.copies_at_once = False
 
     def save(self, blocks: Sequence[int]) -> Future[Any]:
+        if self.copies_at_once:
+            return super().save(blocks)
         future: Future[Any] = Future()
         self.copies.append((list(blocks), future))
         return future

@@ -16,3 +16,11 @@ def test_traffic(constant, monkeypatch):
     assert outcome.saved_blocks
     assert outcome.loaded_blocks or constant
     assert outcome.failed_loads
+
+
+def test_traffic_over_a_host_and_a_disk_tier(tmp_path):
+    """The same traffic again finds on the disk what the first left there."""
+    folder = tmp_path / "kv"
+    first, second = run(3, 25, folder=folder, check_every=3), run(3, 25, folder=folder, check_every=3)
+    assert first.saved_blocks
+    assert second.loaded_blocks
