@@ -24,7 +24,8 @@ from radixkv.errors import ConfigError
 # Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
 ROW_MULTIPLES = (16, 32, 64)
 FIXED_TILE_ROWS = 64
-_PROBE_ROWS = 256
+#: Numbers that a probe computes at a time, at most: all of a step's rows but for the widest layers.
+_PROBE_NUMBERS = 2**28
 
 
 def check_supported(hf_config: Any) -> None:
@@ -42,8 +43,11 @@ def check_supported(hf_config: Any) -> None:
 
 
 @torch.inference_mode()
-def choose_row_multiple(model: nn.Module) -> int:
+def choose_row_multiple(model: nn.Module, max_rows: int) -> int:
     """The smallest number of rows to pad to so that no row of any linear layer depends on the others.
+
+    Args:
+        max_rows: most rows of a step: a library may choose another algorithm for any number up to that.
 
     Returns:
         1 when no product is left to a library, a multiple from `ROW_MULTIPLES`, or 0 when none holds: then
@@ -58,19 +62,26 @@ def choose_row_multiple(model: nn.Module) -> int:
     if not layers:
         return 1
     for multiple in ROW_MULTIPLES:
-        if all(_holds(layer, size[0], multiple, dtype, device) for size, layer in layers.items()):
+        if all(
+            _holds(layer, size[0], multiple, min(max_rows, _PROBE_NUMBERS // size[1]), dtype, device)
+            for size, layer in layers.items()
+        ):
             return multiple
     return 0
 
 
-def _holds(layer: nn.Module, width: int, multiple: int, dtype: torch.dtype, device: torch.device) -> bool:
+def _holds(
+    layer: nn.Module, width: int, multiple: int, max_rows: int, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Whether rows come out the same, bit for bit, for several numbers of rows and places in the batch."""
     generator = torch.Generator(device=device).manual_seed(0)
-    rows = torch.randn(_PROBE_ROWS, width, generator=generator, device=device).to(dtype)
+    most = max(8 * multiple, -(-max_rows // multiple) * multiple)
+    rows = torch.randn(most, width, generator=generator, device=device).to(dtype)
     expected = layer(rows)
-    for count in {multiple, 2 * multiple, 3 * multiple, _PROBE_ROWS - multiple}:
-        for start in {0, 1, _PROBE_ROWS - count}:
-            if 0 < count <= _PROBE_ROWS - start:
+    doubled = {multiple << i for i in range(most.bit_length())}
+    for count in sorted(doubled | {3 * multiple, most - multiple}):
+        for start in {0, 1, most - count}:
+            if 0 < count <= most - start:
                 own = layer(rows[start : start + count].contiguous())
                 if not torch.equal(own, expected[start : start + count]):
                     return False

@@ -4,7 +4,7 @@ A step qualifies if every entry writes all of its rows and wants their logits: o
 one with a draft of k tokens. Such a step is padded to a number of rows from a short list (`bucket`), and is
 the same sequence of kernel launches as any other step of the same *key*::
 
-    key = (padded number of rows, what the backend's launches depend on: its grids, its buffers' addresses)
+    key = (padded number of rows, what the backend's launches depend on: its grids)
 
 All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
 which the backend stages before each replay. The first step of a key runs eagerly, which also warms compilers
@@ -19,6 +19,7 @@ graphs off for good and keeps running eagerly.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -75,6 +76,8 @@ class DecodeGraphs:
         self._out = torch.zeros(shape, dtype=backend.config.compute_dtype, device=device)
         pinned = device.type == "cuda"
         # Rows: token ids, positions, slots.
+        # Every graph writes its logits here, so that none keeps memory of its own for them.
+        self._logits: torch.Tensor | None = None
         self._inputs = torch.zeros(3, self._max_size, dtype=torch.int64, device=device)
         self._staging = torch.zeros(3, self._max_size, dtype=torch.int64, pin_memory=pinned)
         self._staged = torch.cuda.Event() if pinned else None
@@ -127,7 +130,9 @@ class DecodeGraphs:
     def _forward(self) -> torch.Tensor:
         token_ids, positions = self._inputs[:2, : len(self._step.slots)]
         logits: torch.Tensor = self.model(**model_inputs(token_ids, positions, None, self._step)).logits[0]
-        return logits
+        if self._logits is None:
+            self._logits = logits.new_zeros(self._max_size, logits.shape[1])
+        return self._logits[: len(logits)].copy_(logits)
 
     def _first_time(self, key: Hashable) -> bool:
         """Whether a key is new; as many are remembered as graphs are kept, times four."""
@@ -163,7 +168,7 @@ def qualifies(batch: Batch) -> bool:
 def most_rows(max_num_seqs: int, max_draft_tokens: int) -> int:
     """Most rows of a step worth recording: a row for every request, and drafts as far as they are likely.
 
-    Each graph keeps the logits of all its rows: steps of very many rows, which are seldom, run without one.
+    Logits of all of them have their place at any time: steps of very many rows, which are seldom, have none.
     """
     return max(max_num_seqs, min(DRAFT_ROWS, max_num_seqs * (1 + max_draft_tokens)))
 
@@ -173,13 +178,26 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of a server may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = step()
+        # Not `torch.cuda.graph`, which gives all cached memory back to the driver each time, and leaves its
+        # stream current after a capture that failed.
+        with torch.cuda.stream(self._stream):
+            # Other threads of a server may use the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = step()
+            except BaseException:
+                # A broken capture must be ended, too, and says again that it is broken.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay, result

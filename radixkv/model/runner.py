@@ -72,7 +72,7 @@ class ModelRunner:
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
-            self.row_multiple = choose_row_multiple(loaded.model)
+            self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)
                 self.row_multiple = 1

@@ -6,8 +6,9 @@ the kernels (`test_recorded_launches_replay_with_other_plans`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cuda_graphs import DecodeGraphs, most_rows, qualifies
+from radixkv.model.cuda_graphs import CudaCapture, DecodeGraphs, most_rows, qualifies
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
 
@@ -145,3 +146,79 @@ def test_only_decodes_qualify() -> None:
     assert not qualifies(batch(logit_rows=np.array([0, 1, 1], np.int64)))
     empty = np.zeros(0, np.int64)
     assert not qualifies(batch(token_ids=empty, context_lengths=empty, logit_rows=empty, write_slots=empty))
+
+
+def test_all_graphs_write_their_logits_to_one_place(tmp_path: Path) -> None:
+    llm = make_llm(save_tiny_model(tmp_path / "llama", "llama"))
+    places = set()
+
+    def capture(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = step()
+        places.add(result.data_ptr())
+        return lambda: result.copy_(step()), result  # type: ignore[return-value]
+
+    graphs = graphs_of(llm, capture=capture)
+    generate(llm)
+    assert graphs.captured > 2
+    assert len(places) == 1
+
+
+class FakeGraph:
+    """A CUDA graph whose capture fails at its end, too, once something in it has failed."""
+
+    broken = False
+
+    def capture_begin(self, **options: Any) -> None:
+        self.open = True
+
+    def capture_end(self) -> None:
+        self.open = False
+        if FakeGraph.broken:
+            raise RuntimeError("the capture is broken")
+
+    def replay(self) -> None:
+        assert not self.open
+
+
+class FakeStream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+def test_a_capture_that_fails_leaves_no_stream_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = FakeStream()
+    current = [main]
+
+    @contextlib.contextmanager
+    def stream(own: FakeStream) -> Iterator[None]:
+        current.append(own)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    for name, value in (
+        ("graph_pool_handle", object),
+        ("synchronize", lambda: None),
+        ("CUDAGraph", FakeGraph),
+        ("Stream", FakeStream),
+        ("stream", stream),
+        ("current_stream", lambda: current[-1]),
+        ("empty_cache", lambda: pytest.fail("memory goes back to the driver at a capture")),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    capture = CudaCapture()
+
+    def fail() -> torch.Tensor:
+        FakeGraph.broken = True
+        assert current[-1] is not main
+        raise ValueError("waits for the device")
+
+    with pytest.raises(ValueError, match="waits for the device"):
+        capture(fail)
+    assert current == [main]
+    FakeGraph.broken = False
+    replay, result = capture(lambda: torch.ones(2))
+    assert current == [main]
+    assert result.sum() == 2
+    replay()
