@@ -377,3 +377,10 @@ def test_the_list_of_requests_has_it(server: LiveServer, ada: Anthropic) -> None
     assert told.items() <= own.items()
     assert {"compared_with": None, "state": "first_turn"} in seen.values()
     assert None in seen.values(), "whose client did not ask"
+
+
+def test_nothing_is_shown_where_nothing_broke(ada: Anthropic) -> None:
+    first, body = ask(ada, base()), base()
+    body["messages"] += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
+    own: Any = ask(ada, body, first.id).model_extra["cache_diagnosis"]  # type: ignore[index]
+    assert (own["missed_tokens"], own["place"], own["around"]) == (0, None, None)

@@ -79,17 +79,20 @@ class CacheDiagnosis:
         """Why the cache had no more, and the text where the prompts part, or where what was cached ends."""
         prompt, ids = self._prompt_request, self._prompt_request.prompt.token_ids
         report, hint = usage.misses[0] if usage.misses else (None, None)
-        at = finding.shared_tokens
-        if not finding.prompts_part and report is not None:
-            at = min(at, report.num_hit_tokens)
-        if at >= len(ids) - 1:
-            return {"cache_miss": report and miss_json(report, hint), "place": None, "around": None}
+        at = len(ids)  # nothing broke
+        if finding.difference is not None or finding.prompts_part:
+            at = finding.shared_tokens
+        elif finding.is_lost and report is not None:
+            at = report.num_hit_tokens
+        told: Json = {"cache_miss": report and miss_json(report, hint), "place": None, "around": None}
+        if at >= len(ids):
+            return told
         before, after = ids[max(0, at - SHOWN_TOKENS) : at].tolist(), ids[at : at + SHOWN_TOKENS].tolist()
         cached = None
         if report is not None and report.diverged_at == at and not report.cached_is_public:
             cached = self._texts.text(report.cached_tokens_after[:SHOWN_TOKENS])
         return {
-            "cache_miss": report and miss_json(report, hint),
+            **told,
             "place": prompt.place_name and prompt.place_name(before, after),
             "around": {
                 "position": at,
