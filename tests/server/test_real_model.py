@@ -90,6 +90,50 @@ def test_an_answer_and_the_same_again(server: LiveServer) -> None:
         assert usage.prompt_tokens_details.cache_miss == {"reason": "hit"}
 
 
+def test_a_prewarmed_prompt_is_found_but_for_its_last_token(server: LiveServer, engine: AsyncEngine) -> None:
+    name = server.engine.model_name
+    options: Any = {"prewarm": True}
+    generated = engine.stats().generated_tokens
+    with server.openai() as client, server.anthropic() as claude:
+        system = "Prewarmed. " + SYSTEM
+        warmed = client.responses.create(
+            model=name, instructions=system, input="Say hello.", prompt_cache_options=options
+        )
+        assert warmed.output == []
+        assert (
+            claude.messages.create(
+                model=name, system="Too. " + system, messages=chat("Hello?")[1:], max_tokens=0
+            ).content
+            == []
+        )
+        assert engine.stats().generated_tokens == generated
+        answered = client.chat.completions.create(
+            model=name, messages=chat("Say hello.", system=system), max_tokens=2
+        )
+        assert answered.usage.prompt_tokens == warmed.usage.input_tokens
+        assert answered.usage.prompt_tokens_details.cached_tokens == warmed.usage.input_tokens - 1
+        answer = claude.messages.create(
+            model=name, system="Too. " + system, messages=chat("Hello?")[1:], max_tokens=2
+        )
+        assert answer.usage.input_tokens == 1
+        # Breakpoints: the system prompt alone stays, to its last token.
+        parts = [{"type": "text", "text": "Only this stays. " + system}]
+        kept = [{**parts[0], "prompt_cache_breakpoint": {"mode": "explicit"}}]
+        asks = [{"role": "system", "content": kept}, *chat("What is it?")[1:]]
+        explicit: Any = {"mode": "explicit"}
+        usages = [
+            client.chat.completions.create(
+                model=name, messages=asks, max_tokens=4, prompt_cache_options=explicit
+            ).usage.prompt_tokens_details
+            for _ in range(3)
+        ]
+    pinned = usages[0].pinned_tokens
+    assert [usage.cached_tokens for usage in usages[1:]] == [pinned, pinned]
+    assert 200 < pinned < answered.usage.prompt_tokens
+    assert usages[0].cached_tokens < 10, "how all prompts begin"
+    asyncio.run(engine.cache.reset())  # ends the pins
+
+
 def test_usage_says_where_and_why_the_prefix_broke(server: LiveServer, engine: AsyncEngine) -> None:
     ask = {"model": server.engine.model_name, "temperature": 0, "max_tokens": 2}
     known, other = ("The rain in Spain stays mainly in the plain.", "The rain in Spain falls on a hill.")

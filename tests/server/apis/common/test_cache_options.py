@@ -301,11 +301,19 @@ def test_two_lifetimes_are_refused(server: LiveServer, url: str) -> None:
         assert "prompt_cache_options.ttl" in answer.json()["error"]["message"]
 
 
-def test_a_prewarm_counts_no_answer(server: LiveServer) -> None:
-    send(server, RESPONSES, body_of(RESPONSES, ("user", [part(RESPONSES, "x")]), generate=False))
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prewarm_counts_no_answer(server: LiveServer, stream: bool) -> None:
+    def figures() -> dict[str, float]:
+        with server.http(headers={"x-api-key": "key-a"}) as client:
+            lines = client.get("/metrics").text.splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[:1] != "#"}
+
+    body = body_of(RESPONSES, ("user", [part(RESPONSES, "x")]), generate=False, stream=stream)
     with server.http(headers={"x-api-key": "key-a"}) as client:
-        lines = client.get("/metrics").text.splitlines()
-    generated = [line for line in lines if line.startswith("radixkv_generation_tokens_total")]
-    assert all(line.endswith(" 0.0") for line in generated), generated
-    first = [line for line in lines if line.startswith("radixkv_time_to_first_token_seconds_count")]
-    assert all(line.endswith(" 0.0") for line in first), first
+        assert client.post(RESPONSES, json=body).status_code == 200
+    found = figures()
+    counted = {name: value for name, value in found.items() if 'tenant="ada"' in name}
+    assert counted['radixkv_prompt_tokens_total{tenant="ada"}'] == len(server.engine.requests[-1].prompt)
+    assert counted['radixkv_generated_tokens_total{tenant="ada"}'] == 0
+    assert not any("time_to_first_token_seconds" in name and value for name, value in counted.items())
+    assert counted['radixkv_finished_samples_total{reason="length",tenant="ada"}'] == 1
