@@ -17,7 +17,7 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu clients fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
+	@echo "make agents     how much of their prompts Claude Code, Codex and opencode find in the cache, turn by turn (minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
 	@echo "                10,000 generated requests of the API, samples, beams and kernels, every cell of the recorded traces"
 	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
@@ -110,6 +111,9 @@ bench-gpu: install-test
 
 clients: install-test
 	$(BIN)/python tests/support/try_clients.py $(ARGS)
+
+agents: install-test
+	$(BIN)/python tests/support/agent_prefixes.py $(ARGS)
 
 fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)

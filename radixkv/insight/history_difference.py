@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,7 +50,7 @@ def _at(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Br
         found = rewritten(one, other)
         if found is not None:
             return found
-    found = _moved(old, new, at) or _shortened(old, new, at)
+    found = _drawn_anew(old, new, at) or _moved(old, new, at) or _shortened(old, new, at)
     if found is not None:
         return found
     if one.role != other.role:
@@ -57,6 +58,15 @@ def _at(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Br
     if one.role != "system" and not _is_same_message(old, new, at):
         return None if other.role in ("user", "") else make_breaker("unknown", "", one.text, other.text)
     return changing(one.text, other.text)
+
+
+def _drawn_anew(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
+    """Examples that are turns of the chat: the same questions with their answers, in another order."""
+    for end in range(at + 4, min(len(old), len(new)) + 1, 2):
+        one, other = old[at:end], new[at:end]
+        if [m.role for m in one] == [m.role for m in other] and Counter(one) == Counter(other):
+            return make_breaker("examples", old=one[0].text, new=other[0].text)
+    return None
 
 
 def _is_same_message(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> bool:

@@ -58,15 +58,15 @@ _TIMES = (
         "a time",
         re.compile(r"(?<![\w.])\d{1,2}(?:\.\d\d)? ?(?:h|[ap]\.?m\.?|uhr)(?: ?\d\d)?(?![a-z\d])", re.I | re.A),
     ),
+    ("a time", re.compile(r"(?<![\w.])\d{1,2} ?h ?\d\d ?m(?:in)?(?: ?\d\d ?s)?(?!\w)", re.I | re.A)),
+    ("a date", re.compile(r"(?<!\w)(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])(?!\w)", re.ASCII)),
+    # A word between a day and a year is a month in some language.
+    ("a date", re.compile(r"(?<!\w)\d{1,2}\.? (?:de |of )?[^\s\d]{3,12},? (?:de )?(?:19|20)\d\d(?!\d)")),
     ("a time", re.compile(r"\d{1,2} ?[時时点點시](?: ?\d\d? ?[分분])?")),
 )
 _EPOCH = re.compile(r"(?<![\w.])(?:1[0-9]|2[0-4])\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?!\w)", re.ASCII)
-_SAYS_TIME = re.compile(
-    r"time|date|today|now\b|clock|epoch|\bts\b|heute|datum|uhrzeit|zeit|fecha|hora|hoy|jour|heure|"
-    r"aujourd|oggi|"
-    r"data\b|hoje|agora|dnes|dzi[sś]|сегодня|время|дата|日期|时间|時間|今日|今天|現在|日時|날짜|시간|오늘",
-    re.I,
-)
+_YEAR = re.compile(r"(?<!\w)(?:19|20)\d\d(?!\w)", re.ASCII)
+_SAYS_YEAR = re.compile(r"(?:year|jahr|año|ann[ée]e|anno|ano|год|yıl)\W*(?:is|ist|es|est|è|é)?\W*\Z", re.I)
 
 _UUID = re.compile(
     r"(?<![0-9a-zA-Z])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|[0-9a-fA-F]{32})(?![0-9a-zA-Z])"
@@ -109,6 +109,8 @@ _HOME = re.compile(
     r"code|repos?|builds?|sandbox|github|etc|run|scratch|projects?|src|media|nfs|export|w|work)(?:/|\Z)",
     re.I,
 )
+#: Relative ones, too, and the beginning of those with blanks; after words that speak of a folder.
+_FOLDERS = re.compile(r"""(?<![\w:])(?:[A-Za-z]:[\\/]|[~.\w-]*[\\/])[\w.~-]+(?:[\\/][\w.~-]+)*""")
 _SAYS_FOLDER = re.compile(
     r"cwd|pwd|working.?dir|directory|workspace|workdir|folder|\bpath\b|\broot\b|repo|project|checkout|"
     r"verzeichnis|ordner|arbeits|carpeta|directorio|dossier|répertoire|cartella|pasta|diretório|каталог|"
@@ -130,16 +132,17 @@ _NAME_BEFORE = re.compile(
     r"account(?: holder)?|"
     r"operator|login|hello|hi|hey|dear|welcome(?: back)?|greet|greetings|help(?:s|ing)?|assist(?:s|ing)?|"
     r"assistant (?:to|of|for)|speak(?:s|ing)? (?:with|to)|"
-    r"talk(?:s|ing)? (?:with|to)|chat(?:s|ting)? with|behalf of|(?:signed|logged)[ -]in(?: as)?|"
+    r"talk(?:s|ing)? (?:with|to)|chat(?:s|ting)? with|behalf of|work(?:s|ing)? for|(?:signed|"
+    r"logged)[ -]in(?: as)?|"
     r"requested by|belongs to|made for|prepared for|tutor(?:ing)?|coach(?:ing)?|mr|mrs|ms|mx|dr|prof|"
     r"schüler(?:in)?|benutzer(?:in|name)?|nutzer(?:in|name)?|kund(?:e|in)|name des nutzers|hallo|"
     r"liebe[r]?|herr|frau|hilfst|"
     r"usuari[oa]|client[ea]|hola|nombre|se llama|ayudas? a|utilisat(?:eur|rice)|bonjour|nom|"
     r"pr[ée]nom|aide[sz]?|"
     r"utente|ciao|nome|si chiama|usuári[oa]|olá|gebruiker|naam|klant|hoi|użytkownik|imię|klient|"
-    r"пользовател\w*|клиент\w*|имя|зовут|здравствуйте|привет)\b|用户|用戶|姓名|名字|客户|客戶|你好|您好|"
+    r"пользовател\w*|клиент\w*|имя|зовут|здравствуйте|привет)\b|利用者|المستخدم|اسم|用户|用戶|姓名|名字|客户|客戶|你好|您好|"
     r"ユーザー名?|お客様|氏名|名前|こんにちは|사용자|이름|고객)"
-    r"(?:[ \t]*(?:is|are|was|ist|es|est|è|é|:|=|：|,|，|-|–|\"|'|`|“|「|\*|_|\(|the|user|named|"
+    r"(?:[ \t]*(?:as|>|is|are|was|ist|es|est|è|é|:|=|：|,|，|-|–|\"|'|`|“|「|\*|_|\(|the|user|named|"
     r"called|der|die|das|la|el|le|"
     r"是|叫|は|으로|name))*[ \t]*\Z",
     re.I,
@@ -191,7 +194,12 @@ def _matches(pattern: re.Pattern[str], found: Difference) -> list[str]:
 def _path(found: Difference) -> Volatile | None:
     values = _matches(_PATH, found)
     if not values:
-        return None
+        in_paths = all(
+            any(match.start() <= start < match.end() for match in _FOLDERS.finditer(text))
+            for text, start, _ in found.sides()
+        )
+        names_folder = in_paths and _SAYS_FOLDER.search(found.label)
+        return Volatile("working_directory", "a working directory") if names_folder else None
     if all(map(_HOME.match, values)) or _SAYS_FOLDER.search(found.label):
         return Volatile("working_directory", "a working directory")
     return None
@@ -222,15 +230,27 @@ def _is_opaque(value: str) -> bool:
     ) or (len(value) >= 10 and changes >= 3)
 
 
+#: Words that ids themselves begin with.
+_OWN_LABEL = re.compile(
+    r"(?:req|request|sess|session|run|trace|thread|conv|msg|chatcmpl|call|job|task|txn|evt|usr|user|org)[_-]",
+    re.I,
+)
+_SAYS_ID = re.compile(r"(?:[\s_-]id|uuid|guid|nonce|trace)[\s:=\"'`]*\Z", re.I)
+
+
 def _labelled_id(found: Difference) -> Volatile | None:
     """A value with digits after words such as `session` or `request id`; a UUID wherever it stands."""
     values = _matches(_UUID, found)
     if values:
         return Volatile("id", _id_label(_label_of(found, values[0])) or "a UUID")
     values = _matches(_OPAQUE, found)
-    if not values or not all(any(char.isdigit() for char in value) for value in values):
+    if not values:
         return None
-    what = _id_label(_label_of(found, values[0]))
+    label = _label_of(found, values[0])
+    own = [_OWN_LABEL.match(value) for value in values]
+    if not all(any(char.isdigit() for char in value) for value in values):
+        return Volatile("id", _id_label(label) or "an id") if _SAYS_ID.search(label) else None
+    what = _id_label(label) or ("an id" if all(own) else None)
     if what is None or (what == "an id" and min(map(len, values)) < 4):
         return None
     return None if any(_matches(pattern, found) for _, pattern in _TIMES) else Volatile("id", what)
@@ -245,6 +265,8 @@ def _time(found: Difference) -> Volatile | None:
     for what, pattern in _TIMES:
         if _matches(pattern, found):
             return Volatile("timestamp", what)
+    if _matches(_YEAR, found) and _SAYS_YEAR.search(found.label):
+        return Volatile("timestamp", "a date")
     if _matches(_EPOCH, found):
         return Volatile("timestamp", "a timestamp")
     written = [_written_date(*side) for side in found.sides()]

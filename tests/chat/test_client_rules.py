@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from radixkv.chat.client_rules import CLIENT_RULES, normalized
@@ -25,6 +29,7 @@ LATER_TURNS = (
     "cc_prev_req=req_011CUx7; cc_prompt_id=5b9cfb0f-6a65-4ef1-8d7e-0c7c5fd23a11; cc_turn_origin=tool; "
     "cc_prompt_index=0; cc_turn_index=2; cc_prev_msg=msg_01Ab; cc_prev_prompt_index=0; cc_prev_turn_index=1;",
 )
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "claude_code"
 REST = "\nYou are Claude Code, Anthropic's official CLI for Claude."
 
 
@@ -41,6 +46,20 @@ def test_requests_of_claude_code_become_the_same(headers: tuple[str, str], rest:
     assert one.startswith("x-anthropic-billing-header: cc_version=2.1.")
     assert one.endswith(rest)
     assert head_of(one) == one
+
+
+def test_what_was_recorded_of_the_real_program_begins_with_it() -> None:
+    bodies = [
+        json.loads(path.read_text(encoding="utf-8"))["body"] for path in sorted(RECORDED.glob("*.json"))
+    ]
+    heads = [body["system"][0]["text"] for body in bodies if isinstance(body.get("system"), list)]
+    found = [head for head in heads if head.startswith("x-anthropic-billing-header")]
+    assert found
+    for head in found:
+        constant = head_of(head)
+        version = re.search(r"cc_version=(\d+\.\d+\.\d+)\.", head)
+        assert version is not None
+        assert f"cc_version={version[1]}.000;" in constant
 
 
 def test_what_tells_versions_and_programs_apart_stays() -> None:

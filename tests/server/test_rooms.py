@@ -48,6 +48,7 @@ ENGINE = {
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",
     "radixkv.insight.breaker",
+    "radixkv.insight.history_difference",
     "radixkv.insight.message_difference",
     "radixkv.insight.prompt_difference",
     "radixkv.insight.prompt_parts",

@@ -497,6 +497,8 @@ def tool_warning(make: Maker) -> Pair:
 
 def examples(make: Maker) -> Pair:
     rng = make.rng
+    if rng.random() < 0.2:
+        return _shuffled_turns(make)
     head = rng.choice(
         (
             "# Examples",
@@ -516,6 +518,21 @@ def examples(make: Maker) -> Pair:
         drawn[1] = rng.sample(make.bank.examples, 3)
     blocks = [head + "\n" + "\n".join(form.format(*one) for one in some) + close for some in drawn]
     return make.two_lines("{}", blocks[0], blocks[1], "examples", "examples")
+
+
+def _shuffled_turns(make: Maker) -> Pair:
+    """Examples that are turns of the chat, before the conversation itself."""
+    chats = []
+    drawn = make.rng.sample(make.bank.examples, 3)
+    chat = make.chat(turns=0)
+    for some, made in ((drawn, chat), (drawn[1:] + drawn[:1], make.next_turn(chat))):
+        turns = [
+            {"role": role, "content": text}
+            for pair in some
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        chats.append({**made, "messages": [made["messages"][0], *turns, *made["messages"][1:]]})
+    return Pair(chats[0], chats[1], "examples", 1, "shuffled turns")
 
 
 def thinking(make: Maker) -> Pair:

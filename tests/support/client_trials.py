@@ -190,7 +190,9 @@ def try_client(client: Client, servers: Servers) -> Trial:
         command = ["node", client.program, client.api]
     else:
         command = [str(python), str(PROGRAMS / client.program), client.api]
-    out, problems, code = _run(command, work, _variables(client, servers, work, home), client.limit_s)
+    out, problems, code = run_program(
+        command, work, program_variables(client, servers, work, home), client.limit_s
+    )
     _read(trial, out, servers)
     if code != 0:
         took_too_long = code is None and f"took more than {client.limit_s:.0f} s"
@@ -198,7 +200,7 @@ def try_client(client: Client, servers: Servers) -> Trial:
     return trial
 
 
-def _variables(client: Client, servers: Servers, work: Path, home: Path) -> dict[str, str]:
+def program_variables(client: Client, servers: Servers, work: Path, home: Path) -> dict[str, str]:
     kept = ("PATH", "LANG", "LD_LIBRARY_PATH", "SYSTEMROOT")
     own = {
         "URL": servers.real.url,
@@ -221,7 +223,7 @@ def _variables(client: Client, servers: Servers, work: Path, home: Path) -> dict
     )
 
 
-def _run(
+def run_program(
     command: Sequence[str], work: Path, variables: dict[str, str], limit_s: float
 ) -> tuple[str, str, int | None]:
     """Output, errors and exit code of a program and all that it started; None: it was ended."""

@@ -1,38 +1,10 @@
 """Claude Code, Anthropic's coding agent, over the Messages API."""
 
-import json
-from pathlib import Path
-
 import agent
 import report
+from claude_code import ask, version
 
-CLAUDE = agent.binary("@anthropic-ai/claude-code-*/claude")
-QUIET = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DISABLE_ERROR_REPORTING": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    "CLAUDE_CODE_MAX_RETRIES": "0",
-    "IS_SANDBOX": "1",
-}
-
-
-def ask(*arguments: str, url: str, cwd: Path, home: str) -> str:
-    """The last message."""
-    made = Path.cwd() / home
-    made.mkdir(exist_ok=True)
-    models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"), report.MODEL)
-    where = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": report.KEY, "HOME": str(made)}
-    out = agent.run(
-        CLAUDE, "-p", *arguments, "--output-format", "json", cwd=cwd, check=False, **QUIET, **models, **where
-    )
-    found = json.loads(out.strip().splitlines()[-1])
-    if found["is_error"]:
-        raise SystemExit(found["result"][:300])
-    return found["result"]
-
-
-report.version(agent.run(CLAUDE, "--version").split()[0])
+report.version(version())
 work = agent.folder("project")
 report.turn(ask(report.FIRST, url=report.URL, cwd=work, home="claude"))
 report.turn(ask("--continue", report.SECOND, url=report.URL, cwd=work, home="claude"))

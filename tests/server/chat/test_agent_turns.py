@@ -324,6 +324,9 @@ def test_a_client_that_writes_arguments_anew_is_told(server: LiveServer) -> None
         body = {"messages": agent.messages, "tools": [TOOL], "chat_template": family.template}
         explained = http.post("/v1/cache/explain", json=body).json()
     assert hints.RESERIALISED in explained["advice"]
+    breaker = explained["breaker"]
+    assert (breaker["kind"], breaker["message"]) == ("arguments_reserialised", 1)
+    assert breaker["place"] == "the assistant message"
     assert agent.turn(family.final)[1] == hints.RESERIALISED
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.similarity import same_later
 from radixkv.chat.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
 from radixkv.insight.breaker import Breaker, make_breaker
+from radixkv.insight.history_difference import name_of
 from radixkv.insight.message_difference import changing
 from radixkv.insight.prompt_difference import find_breaker
 from radixkv.insight.prompt_parts import PromptParts
@@ -159,18 +160,28 @@ def breaker_between(
 def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker | None:
     found, shared = _most_alike(np.array(broken.ids, np.int32), earlier)
     position, size = broken.report.num_hit_tokens, context.engine.config.block_size
+    if found is not None and shared == len(found.prompt) and broken.cause is not None:
+        return _in_answer(found, broken)
     if found is None or shared < position:
         before, new, cached = broken.cached
         return changing(before + cached, before + new) if cached else None
     if shared > position + size and shared > 1:
         return _not_found(broken, found)
     texts = TokenTexts(context.engine.tokenizer)
-    of_parts = breaker_between(texts, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
-    if of_parts is not None or broken.cause is None:
-        return of_parts
-    # Nothing that the client sent differs: it parts from what the model had answered.
+    return breaker_between(texts, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
+
+
+def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:
+    """The prompt goes on after an earlier one, and parts from what the model had answered to that."""
+    assert broken.cause is not None
     kind = _OF_HINTS.get(broken.cause, "unknown")
-    return make_breaker(kind, broken.cause if kind == "unknown" else "")
+    found = make_breaker(kind, broken.cause if kind == "unknown" else "")
+    if earlier.parts is None or broken.parts is None:
+        return found
+    answer, messages = len(earlier.parts().messages), broken.parts().messages
+    return (
+        replace(found, message=answer, place=name_of(messages, answer)) if answer < len(messages) else found
+    )
 
 
 def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:

@@ -1,0 +1,53 @@
+"""GuidedEngine: the engine that users have, whose model is made to say what its prompt tells it to.
+
+A grammar with one text guides it, so that every token is sampled, computed and cached as usual. It is for
+agents, whose model must call their tools over several turns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Unpack
+
+from radixkv.async_engine import AsyncEngine
+from radixkv.client import RequestOptions
+from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.structured import StructuredOutputs
+
+#: The last thing in a prompt that is to be said.
+_TOLD = re.compile(r"say\{\{(.*?)\}\}say", re.DOTALL)
+_MARKS = re.compile(r"(</?tool_call>)")
+#: At the end of a prompt, in which it is looked for.
+_TAIL_TOKENS = 4000
+
+
+class GuidedEngine(AsyncEngine):
+    """As its base; what no prompt tells is noise."""
+
+    def _guided(self, prompt: Any, params: SamplingParams) -> SamplingParams:
+        ids = prompt.token_ids.tolist() if hasattr(prompt, "token_ids") else list(prompt)
+        told = _TOLD.findall(self.tokenizer.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
+        if not told:
+            return params
+        parts = [self._part(part) for part in _MARKS.split(told[-1]) if part]
+        grammar = StructuredOutputs(grammar=f"start: {' '.join(parts)}")
+        return replace(params, structured=grammar, max_tokens=1000)
+
+    def _part(self, text: str) -> str:
+        if _MARKS.fullmatch(text):
+            return f"<[{self.tokenizer.encode(text, add_special_tokens=False)[0]}]>"
+        return json.dumps(text)
+
+    async def stream(
+        self, prompt: Any, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[OutputDelta]:
+        async for delta in super().stream(prompt, self._guided(prompt, params), **options):
+            yield delta
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> RequestOutput:
+        return await super().generate(prompt, self._guided(prompt, params), **options)
