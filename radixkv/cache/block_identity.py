@@ -12,7 +12,6 @@ pinned or in flight on their word alone. Only of what is gone, and has no tokens
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import add
 from struct import Struct
 
 import xxhash
@@ -97,10 +96,10 @@ class BlockIdentities:
                 chained += self.chain(before, key[start : start + cut])
                 before = bytes(chained[-IDENTITY_BYTES:])
             return chained
-        # The list grows by what is made of its own last item: the chain without Python's loop.
-        ids = [before]
-        ids.extend(map(self._digest, map(add, ids, self._cut[count](key))))
-        del ids[0]
+        digest, ids = self._digest, []
+        for block in self._cut[count](key):
+            before = digest(before + block)
+            ids.append(before)
         return bytearray().join(ids)
 
     def of_tokens(self, before: bytes, data: bytes) -> bytes:

@@ -28,6 +28,8 @@ from radixkv.errors import LeaseError
 class Lease(LeasePath):
     """A request's block table and the locks that keep its blocks; made by `PrefixCache.acquire` and `fork`.
 
+    Calls that change something raise LeaseError once it has been released.
+
     Attributes:
         id: a number that error messages name.
         namespace: as given to `acquire`.
@@ -155,9 +157,6 @@ class Lease(LeasePath):
 
         Whoever first writes into the shared last block (by `append`) gets a copy of it. Copies that have not
         been taken yet are the child's as well: whichever of the two runs first makes them.
-
-        Raises:
-            LeaseError: the lease has been released.
         """
         if self._is_released:
             raise self._error("fork")
@@ -185,7 +184,6 @@ class Lease(LeasePath):
         Raises:
             OutOfBlocks: nothing was changed.
             InvalidRequestError: a token id is malformed.
-            LeaseError: the lease has been released.
         """
         if self._is_released:
             raise self._error("append to")
@@ -248,7 +246,7 @@ class Lease(LeasePath):
         For drafts: tokens are appended, checked, and given back as far as they were wrong. O(blocks freed).
 
         Raises:
-            LeaseError: there are fewer tokens, or some of these are committed, or the lease was released.
+            LeaseError: there are fewer tokens, or some of these are committed.
         """
         if self._is_released:
             raise self._error("truncate")
@@ -294,7 +292,7 @@ class Lease(LeasePath):
         O(new tokens); amortised O(1) for one.
 
         Raises:
-            LeaseError: more tokens than the lease has, or the lease has been released.
+            LeaseError: more tokens than the lease has.
         """
         if self._is_released:
             raise self._error("commit on")
@@ -324,9 +322,6 @@ class Lease(LeasePath):
 
         Other leases that hold them keep their blocks, but contribute nothing further. The committed length
         goes back to at most `num_tokens`. O(leases + blocks below).
-
-        Raises:
-            LeaseError: the lease has been released.
         """
         if self._is_released:
             raise self._error("roll back")
@@ -348,9 +343,6 @@ class Lease(LeasePath):
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
             keep: forget those beyond the first `keep` tokens, unless others have used them meanwhile.
             used: whether this is a use, after which what it held is evicted later; not where it forgets.
-
-        Raises:
-            LeaseError: the lease has been released before.
         """
         if self._is_released:
             raise self._error("release")
