@@ -19,9 +19,11 @@ from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_me
 from radixkv.errors import ConfigError
 from radixkv.model.computed_by import computed_by
 from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
-from radixkv.model.kv_memory import ModelShape, size_kv_cache
+from radixkv.model.cuda_graphs import most_rows
+from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
+from radixkv.model.step_memory import measure_step_memory
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
@@ -97,8 +99,20 @@ def engine_for_model(
     )
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
     adapts = device.type == "cpu" and config.threads is None and not config.deterministic
-    spec, max_model_len = size_kv_cache(config, shape)
     budget = config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
+    max_draft_tokens = config.max_draft_tokens if config.speculation == "auto" else 0
+    step_memory = 0
+    if is_sized_by_gpu(config, device):
+        step_memory = measure_step_memory(
+            loaded,
+            max_num_tokens=budget,
+            max_num_seqs=config.max_num_seqs,
+            max_logit_rows=most_rows(config.max_num_seqs, max_draft_tokens),
+            max_model_len=config.max_model_len or loaded.max_model_len,
+        )
+        # What the step has left in torch's allocator counts once, as what a step takes.
+        torch.cuda.empty_cache()
+    spec, max_model_len = size_kv_cache(config, shape, step_memory)
     runner = ModelRunner(
         loaded,
         spec,
@@ -109,7 +123,7 @@ def engine_for_model(
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
-        max_draft_tokens=config.max_draft_tokens if config.speculation == "auto" else 0,
+        max_draft_tokens=max_draft_tokens,
         before_step=make_thread_control() if adapts else None,
     )
     specs = parse_tiers(config.kv_tier)

@@ -44,24 +44,33 @@ def available_cpu_memory() -> int:
     return available
 
 
-def _memory_for_kv(config: EngineConfig, device: torch.device) -> tuple[int, str]:
+def is_sized_by_gpu(config: EngineConfig, device: torch.device) -> bool:
+    """Whether K/V get what a GPU has left, so that what a step takes must be known."""
+    return device.type == "cuda" and config.kv_cache_memory is None and config.num_blocks is None
+
+
+def _memory_for_kv(config: EngineConfig, device: torch.device, step_memory: int) -> tuple[int, str]:
     """Bytes for K/V, and a phrase that says where the number comes from."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory, "--kv-cache-memory"
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        # Weights and the dry run's activations are already in `total - free`.
-        usable = int(total * config.gpu_memory_utilization) - (total - free)
+        # Weights are already in `total - free`.
+        usable = int(total * config.gpu_memory_utilization) - (total - free) - step_memory
         share = (
-            f"{config.gpu_memory_utilization:.0%} of {total / _GIB:.1f} GiB GPU memory less what is in use"
+            f"{config.gpu_memory_utilization:.0%} of {total / _GIB:.1f} GiB GPU memory less what is in use "
+            f"and {step_memory / _GIB:.2f} GiB for a step"
         )
         return max(0, usable), share
     available = available_cpu_memory()
     return int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} of {available / _GIB:.1f} GiB free RAM"
 
 
-def size_kv_cache(config: EngineConfig, shape: ModelShape) -> tuple[KVSpec, int]:
+def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0) -> tuple[KVSpec, int]:
     """Decide the number of KV blocks and the longest request.
+
+    Args:
+        step_memory: bytes that the largest step takes besides weights and K/V, where `is_sized_by_gpu`.
 
     Returns:
         The specification of the paged storage, and `max_model_len` in tokens.
@@ -83,7 +92,7 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape) -> tuple[KVSpec, int]
         )
 
     block_bytes = spec(1).bytes_per_block
-    memory, source = _memory_for_kv(config, shape.device)
+    memory, source = _memory_for_kv(config, shape.device, step_memory)
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
     tokens = num_blocks * config.block_size
     wanted = config.max_model_len

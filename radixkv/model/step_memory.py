@@ -1,0 +1,80 @@
+"""What a step takes besides weights and K/V: measured on a GPU before the K/V gets the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from radixkv.model.attention_hook import model_inputs
+from radixkv_kernels import KVSpec, make_backend
+
+if TYPE_CHECKING:
+    from radixkv.model.loading.loader import LoadedModel
+
+#: What sampling takes for each logit: float32 copies of a row, as processors, softmax and sorting make them.
+_SAMPLING_BYTES_PER_LOGIT = 16
+
+
+class _WithoutAttention:
+    """A step whose attention costs its output and nothing else."""
+
+    def attend(self, layer: int, query: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@torch.inference_mode()
+def measure_step_memory(
+    loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_logit_rows: int, max_model_len: int
+) -> int:
+    """Bytes that the largest step takes on the model's GPU: activations, logits, sampling, the kernels' own.
+
+    Args:
+        max_num_tokens: tokens of the largest step.
+        max_num_seqs: most requests in it.
+        max_logit_rows: most rows whose logits it wants.
+        max_model_len: longest context.
+    """
+    device = loaded.device
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    tokens = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+    positions = torch.arange(max_num_tokens, device=device) % max_model_len
+    rows = torch.arange(min(max_logit_rows, max_num_tokens), device=device)
+    step: Any = _WithoutAttention()
+    logits = loaded.model(**model_inputs(tokens, positions, rows, step)).logits
+    num_logits = logits.numel()
+    # The graphs' own copy of the logits, and what sampling makes of them.
+    sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + logits.element_size())
+    del logits
+    activations = torch.cuda.max_memory_allocated(device) - before
+    return int(activations + sampling + _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len))
+
+
+def _kernel_memory(loaded: LoadedModel, max_num_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
+    """What the attention backend holds for plans and partials, besides K/V."""
+    spec = KVSpec(
+        num_layers=1,
+        num_blocks=1,
+        block_size=16,
+        num_kv_heads=loaded.num_kv_heads,
+        head_size=loaded.head_size,
+        dtype=loaded.dtype,
+        device=loaded.device,
+    )
+    before = torch.cuda.memory_allocated(loaded.device)
+    backend = make_backend(
+        "triton",
+        num_query_heads=loaded.num_query_heads,
+        spec=spec,
+        compute_dtype=loaded.dtype,
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    ends = np.array([0, 1], dtype=np.int32)
+    plan = backend.plan(ends, ends[1:], [np.zeros(1, dtype=np.int32)])
+    # One set of buffers for each window; models have one, or two.
+    backend.stage(plan, [None, max_model_len])
+    return int(torch.cuda.memory_allocated(loaded.device) - before)

@@ -1,0 +1,63 @@
+"""K/V on a GPU get what the largest step leaves; a GPU's memory is counted by a stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, save_tiny_model
+
+from radixkv.config import EngineConfig
+from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.loading.loader import load_model
+from radixkv.model.step_memory import measure_step_memory
+
+GIB = 2**30
+
+
+def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    loaded = load_model(EngineConfig(model=str(save_tiny_model(tmp_path / "llama", "llama")), device="cpu"))
+    reserved = 0
+    empty = torch.empty
+
+    def counting(*args, **kwargs):  # type: ignore[no-untyped-def]
+        nonlocal reserved
+        made = empty(*args, **kwargs)
+        reserved += made.nbytes
+        return made
+
+    shapes: list[tuple[int, ...]] = []
+    forward = loaded.model.forward
+
+    def watched(**inputs):  # type: ignore[no-untyped-def]
+        output = forward(**inputs)
+        shapes.extend([tuple(inputs["input_ids"].shape), tuple(output.logits.shape)])
+        return output
+
+    monkeypatch.setattr(loaded.model, "forward", watched)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: reserved)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: reserved + 5_000_000)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+    monkeypatch.setattr(torch, "empty", counting)
+    taken = measure_step_memory(
+        loaded, max_num_tokens=96, max_num_seqs=4, max_logit_rows=12, max_model_len=64
+    )
+    assert shapes == [(1, 96), (1, 12, VOCAB_SIZE)]
+    assert reserved > 0
+    # Activations, sixteen bytes and a copy of each logit, and the partials that the backend has allocated.
+    assert taken == 5_000_000 + 12 * VOCAB_SIZE * (16 + 4) + reserved
+
+
+def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 80 * GIB))
+    shape = ModelShape(32, 8, 128, torch.bfloat16, torch.device("cuda"), 8192)
+    config = EngineConfig(model="m", gpu_memory_utilization=0.9)
+    assert is_sized_by_gpu(config, shape.device)
+    spec, _ = size_kv_cache(config, shape, 7 * GIB)
+    # 72 GiB may be used, 20 are, 7 are for a step.
+    assert spec.num_blocks == int(45 * GIB) // spec.bytes_per_block
+    assert not is_sized_by_gpu(EngineConfig(model="m", num_blocks=5), shape.device)
+    assert not is_sized_by_gpu(EngineConfig(model="m", kv_cache_memory=GIB), shape.device)
+    assert not is_sized_by_gpu(config, torch.device("cpu"))
