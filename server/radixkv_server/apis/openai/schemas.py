@@ -42,6 +42,8 @@ class CompletionRequest(CommonFields):
     @model_validator(mode="after")
     def _only_what_works(self) -> CompletionRequest:
         check_logprobs(self.logprobs, "logprobs")
+        if self.scores_only and self.num_samples > 1:
+            raise ParamError("n and best_of must be 1 where max_tokens is 0: all would be the same.", "n")
         samples = self.best_of
         if self.stream and samples is not None and samples > (self.n or 1):
             raise ParamError("a best_of above n can't be streamed.", "best_of")

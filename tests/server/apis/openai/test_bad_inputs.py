@@ -314,6 +314,8 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str | None]] = [
 
 BAD_TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
     ("no prompt", {"prompt": None}, "prompt"),
+    ("samples of nothing", {"echo": True, "max_tokens": 0, "n": 2}, "n"),
+    ("the best of nothing", {"echo": True, "max_tokens": 0, "best_of": 2}, "n"),
     ("empty prompt", {"prompt": ""}, "prompt"),
     ("empty list", {"prompt": []}, "prompt"),
     ("an empty prompt among others", {"prompt": ["a", ""]}, "prompt"),
