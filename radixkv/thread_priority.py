@@ -8,17 +8,15 @@ import sys
 import threading
 
 
-def yield_to_steps(niceness: int = 19, thread_id: int | None = None) -> None:
-    """On Linux, let a thread have what the model's threads leave of the cores; elsewhere nothing happens.
+def yield_to_steps(niceness: int = 19) -> None:
+    """On Linux, let the calling thread have what the model's threads leave of the cores; elsewhere nothing.
 
     A step is as slow as its slowest thread: with equal shares, a megabyte of text being tokenised on two
     cores made steps of 30 ms take up to 190; so they take at most 80, and the text as long as before.
 
     Args:
         niceness: 19: the least there is; 10: about a tenth of a busy core.
-        thread_id: the operating system's; None: the calling thread.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            native = threading.get_native_id() if thread_id is None else thread_id
-            os.setpriority(os.PRIO_PROCESS, native, niceness)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

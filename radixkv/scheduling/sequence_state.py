@@ -45,15 +45,13 @@ class TokenBuffer:
 
     __slots__ = ("_data", "_encoded", "last", "length")
 
-    def __init__(
-        self, token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens, *, reserve: int = 64
-    ) -> None:
+    def __init__(self, token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens) -> None:
         self._encoded: EncodedTokens | None = None
         if isinstance(token_ids, EncodedTokens):
             self._encoded = token_ids
             token_ids = token_ids.array
         self.length = len(token_ids)
-        self._data = np.empty(self.length + reserve, dtype=np.int32)
+        self._data = np.empty(self.length + 64, dtype=np.int32)
         self._data[: self.length] = token_ids
         self.last = int(self._data[self.length - 1]) if self.length else -1  # the last token's id
 

@@ -30,13 +30,13 @@ _LAST_TRIAL = 8.0
 _GONE_WELL = 1.5
 
 
-def seconds_waited(tasks: Path = Path("/proc/self/task")) -> float:
+def seconds_waited() -> float:
     """How long this process's threads have been ready to run without getting a core (Linux schedstats).
 
     Raises:
         OSError, ValueError: this system does not tell.
     """
-    waited = 0
+    tasks, waited = Path("/proc/self/task"), 0
     for task in os.listdir(tasks):
         try:
             waited += int((tasks / task / "schedstat").read_text().split()[1])

@@ -60,7 +60,6 @@ class Load:
         *,
         api_key: str | None = None,
         at_once: int | None = None,
-        temperature: float = 0.0,
         exact_length: bool = False,
         on_done: Callable[[], None] | None = None,
     ) -> None:
@@ -73,7 +72,7 @@ class Load:
             limits=limits,
             trust_env=False,
         )
-        self._options: dict[str, Any] = {"model": model, "temperature": temperature}
+        self._options: dict[str, Any] = {"model": model, "temperature": 0.0}
         if exact_length:
             self._options["ignore_eos"] = True
         self._places = asyncio.Semaphore(at_once) if at_once is not None else contextlib.nullcontext()

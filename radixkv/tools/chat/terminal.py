@@ -45,12 +45,8 @@ def typed_messages() -> Iterator[str]:
             return
 
 
-def prompt_reader(history: Path | None = None) -> Callable[[], str]:
-    """A function that reads one message from the terminal.
-
-    Args:
-        history: file of typed lines; None: `history_file()`, or memory where it can't be written.
-    """
+def prompt_reader() -> Callable[[], str]:
+    """A function that reads one message from the terminal; lines are remembered in `history_file()`."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -72,17 +68,17 @@ def prompt_reader(history: Path | None = None) -> Callable[[], str]:
         else:
             buffer.validate_and_handle()
 
-    path = history or history_file()
-    kept: History
+    path = history_file()
+    typed: History
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        kept = FileHistory(str(path))
+        typed = FileHistory(str(path))
     except OSError:
-        kept = InMemoryHistory()
+        typed = InMemoryHistory()
     session: PromptSession[str] = PromptSession(
         "> ",
-        history=kept,
+        history=typed,
         multiline=True,
         key_bindings=keys,
         completer=WordCompleter(list(COMMANDS), sentence=True),

@@ -168,8 +168,8 @@ def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
     return result
 
 
-def _clip(text: str, width: int = 60) -> str:
-    return repr(text if len(text) <= width else text[:width] + "...")
+def _clip(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "...")
 
 
 def _kind_of(path: Path) -> Literal["csv", "hash_ids", "schedule", "messages"]:

@@ -28,14 +28,9 @@ _ENTRY_CHARS = 200
 
 
 class CallMemory:
-    """Texts of arguments by tenant and the call's id. Any thread.
+    """Texts of arguments by tenant and the call's id. Any thread."""
 
-    Args:
-        max_chars: most characters kept for one tenant.
-    """
-
-    def __init__(self, max_chars: int = MAX_CHARS) -> None:
-        self._max_chars = max_chars
+    def __init__(self) -> None:
         self._tenants: OrderedDict[str, _Texts] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,7 +39,7 @@ class CallMemory:
         with self._lock:
             texts = self._tenants.setdefault(tenant, _Texts())
             self._tenants.move_to_end(tenant)
-            texts.put(call_id, text, self._max_chars)
+            texts.put(call_id, text)
             if len(self._tenants) > MAX_TENANTS:
                 self._tenants.popitem(last=False)
 
@@ -75,13 +70,13 @@ class _Texts:
             self._by_id.move_to_end(call_id)
         return text
 
-    def put(self, call_id: str, text: str, max_chars: int) -> None:
+    def put(self, call_id: str, text: str) -> None:
         self._drop(call_id)
-        if len(call_id) + len(text) + _ENTRY_CHARS > max_chars:
+        if len(call_id) + len(text) + _ENTRY_CHARS > MAX_CHARS:
             return
         self._by_id[call_id] = text
         self._chars += len(call_id) + len(text) + _ENTRY_CHARS
-        while self._chars > max_chars:
+        while self._chars > MAX_CHARS:
             self._drop(next(iter(self._by_id)))
 
     def _drop(self, call_id: str) -> None:

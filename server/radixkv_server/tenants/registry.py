@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from radixkv.async_cache import CacheClient
@@ -36,16 +36,14 @@ class TenantRegistry:
 
     Args:
         settings: keys of users and admins, and the keys file, if any.
-        clock: seconds, monotonic.
 
     Raises:
         ConfigError: a key or the keys file is malformed, or a key is given to two tenants.
     """
 
-    def __init__(self, settings: KeySettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: KeySettings) -> None:
         self._own_keys = KeyRing.of(settings.api_keys, settings.admin_keys)
         self._path = settings.keys_file
-        self._clock = clock
         self._limiters: dict[str, Limiter] = {}
         self._take(*self._read())
 
@@ -78,7 +76,7 @@ class TenantRegistry:
         limiter = self._limiters.get(tenant.name)
         if limiter is None:
             limits = self._accounts.get(tenant.name, Account()).limits
-            limiter = self._limiters[tenant.name] = Limiter(limits, self._clock)
+            limiter = self._limiters[tenant.name] = Limiter(limits, time.monotonic)
         return limiter
 
     def has_ceiling(self, tenant: Tenant) -> bool:
