@@ -10,7 +10,8 @@ else                         {"cache_miss_reason": {"type": ...}}
 from __future__ import annotations
 
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis, for_prompt, text_block, unusual
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.compared_requests import for_prompt, text_block, unusual
 from radixkv_server.diagnostics.comparison import Finding
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json

@@ -13,7 +13,7 @@ from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
-from radixkv_server.apis.common.cache_diagnosis import diagnosed
+from radixkv_server.apis.common.compared_requests import diagnosed
 from radixkv_server.chat.breakpoints import prefix_pins
 from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
 from radixkv_server.chat.structured import grammar_of

@@ -6,30 +6,16 @@ why the cache did not have the rest, whose text is at the break, and how it goes
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-
-from pydantic import BaseModel
-
-from radixkv.chat.canonical_tools import canonical_tools
-from radixkv.chat.client_rules import ClientRule
 from radixkv.client import TextTokenizer
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.common.usage import miss_json
-from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison, Finding
-from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest, PromptRequest
+from radixkv_server.generation.request import PromptRequest
 from radixkv_server.generation.usage import Usage
-from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
-from radixkv_server.tenants.tenant import Tenant
 
 SHOWN_TOKENS = 48  # on each side of a break
 
-# They say what is to be kept, and are no part of any prompt.
-_FOR_THE_CACHE = frozenset({"cache_control", "prompt_cache_breakpoint"})
 _REASONS = {
     "model": "model_changed",
     "tools": "tools_changed",
@@ -138,85 +124,3 @@ def openai_words(finding: Finding) -> Json:
     # What nobody changed and was not found all the same, has been evicted: there is no word for it.
     is_hit = finding.state == "compared" and not finding.prompts_part and not finding.is_lost
     return {"type": "cache_hit" if is_hit else "unavailable"}
-
-
-async def diagnosed(
-    context: ServerContext,
-    caller: Tenant,
-    request: GenerationRequest,
-    parts: Callable[[], RequestParts],
-    *,
-    earlier_id: str | None,
-    asked: bool,
-) -> tuple[GenerationRequest, CacheDiagnosis | None]:
-    """A request to which later ones can be compared, and what it is compared with itself.
-
-    Args:
-        parts: what it is made of; called off the event loop where it is long.
-        earlier_id: of the request that it is to be compared with; None: it is the first one.
-        asked: whether the client wants to know.
-    """
-    prompt = request.prompt_requests[0]
-
-    def work() -> GenerationRequest:
-        made = _as_templates_get_them(
-            parts(), prompt.client_rule, sorts_tools=context.settings.canonical_tools
-        )
-        return replace(request, fingerprint=fingerprint_of(made, prompt.prompt.token_ids))
-
-    request = work() if len(prompt.prompt) <= INLINE_TOKENS else await asyncio.to_thread(work)
-    own = request.fingerprint
-    if not asked or own is None:
-        return request, None
-    earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
-    comparison = Comparison(own, earlier_id, earlier)
-    diagnosis = CacheDiagnosis(context.engine.tokenizer, prompt, comparison)
-    return replace(request, comparison=comparison), diagnosis
-
-
-def _as_templates_get_them(
-    parts: RequestParts, rule: ClientRule | None, *, sorts_tools: bool
-) -> RequestParts:
-    """The parts as the template got them: tools sorted, what clients write of themselves constant."""
-    if sorts_tools:
-        parts = replace(parts, tools=canonical_tools(parts.tools))
-    if rule is None:
-        return parts
-    system, messages = list(parts.system), list(parts.messages)
-    blocks = system if system else messages[0]["content"]
-    text = blocks[0]["text"]
-    blocks[0] = {**blocks[0], "text": rule.applied(text) or text}
-    return replace(parts, system=system, messages=messages)
-
-
-def text_block(text: str) -> Json:
-    """A text as a block."""
-    return {"type": "text", "text": text}
-
-
-def for_prompt(value: object) -> object:
-    """A part of a body as JSON-like data, without what has no effect on a prompt. O(its fields).
-
-    A text and a list of one text are the same.
-    """
-    if isinstance(value, BaseModel):
-        rules = rules_of(type(value))
-        return {
-            name: _as_parts(for_prompt(item)) if name == "content" else for_prompt(item)
-            for name, item in value
-            if item is not None and name not in _FOR_THE_CACHE and not _is_idle(rules.get(name))
-        }
-    return [for_prompt(item) for item in value] if isinstance(value, list) else value
-
-
-def _as_parts(content: object) -> object:
-    return [text_block(content)] if isinstance(content, str) else content
-
-
-def _is_idle(rule: Rule | None) -> bool:
-    return rule is not None and isinstance(rule.marker, WithoutEffect)
-
-
-def unusual(value: object, *usual: str) -> object:
-    """A parameter's value; None, as if it had not been given, where it asks for what happens anyway."""
-    return None if value in usual else value

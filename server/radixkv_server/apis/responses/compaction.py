@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from radixkv.request import RequestOutput
 from radixkv_server.apis.common.cache_controls import with_cache_controls
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis, diagnosed, text_block
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.compared_requests import diagnosed, text_block
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
