@@ -44,7 +44,7 @@ class TierCounts:
 
     Attributes:
         hits, misses: requests that asked for blocks after their match and found some, or none.
-        loads, loaded_blocks, loaded_bytes, load_s: what came, and the seconds from asking to arrival.
+        loads, loaded_blocks, loaded_bytes, load_seconds: what came, and the seconds from asking to arrival.
         saved_blocks, saved_bytes: given to it.
         errors: what it was asked for -> how often it failed: `look up`, `load`, `save`.
         refused: why blocks that it has were computed -> how often.
@@ -58,7 +58,7 @@ class TierCounts:
     loads: int = 0
     loaded_blocks: int = 0
     loaded_bytes: int = 0
-    load_s: float = 0.0
+    load_seconds: float = 0.0
     saved_blocks: int = 0
     saved_bytes: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class MeasuredTier:
             self._rest_s, self._slow_since = 0.0, None
         self.counts.loaded_blocks += num_blocks
         self.counts.loaded_bytes += num_blocks * self._block_bytes
-        self.counts.load_s += seconds
+        self.counts.load_seconds += seconds
 
     def gave_up(self, num_asked: int, late_s: float | None) -> None:
         """Nobody waits for a load any more; since it did not come in so many seconds, or for no fault."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from radixkv.errors import ConfigError
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.disk.folder import FolderLock
 from radixkv.tiers.host import Allocate, HostTier
 from radixkv.tiers.record import BlockKind
+from radixkv.tiers.redis.owner_keys import OwnerKeys
+from radixkv.tiers.redis.redis_tier import RedisTier, make_client
 from radixkv.tiers.spec import TierSpec
 from radixkv.tiers.stack import OpenTier, TierStack
+
+#: Seconds that a block lives in Redis after its last use, where nothing is said.
+DEFAULT_TTL_S = 24 * 3600
+#: A shorter secret is refused.
+MIN_SECRET_BYTES = 16
+logger = logging.getLogger("radixkv")
 
 _DISK_SIZE = "20GiB"  # where nothing is said
 
@@ -28,6 +38,9 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
         elif spec.kind == "disk":
             _disk_size(spec)
             FolderLock(_folder(spec)).release()
+        else:
+            make_client(_url(spec))
+            _redis_options(spec)
 
 
 def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | None = None) -> TierStack:
@@ -55,7 +68,45 @@ def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None) -> OpenTie
         return HostTier(spec.size(spec.where), allocate, spec.selection)
     if spec.kind == "disk":
         return DiskTier(_folder(spec), _disk_size(spec), kind, selection=spec.selection)
-    raise AssertionError(f"no such kind of tier: {spec.kind}")
+    secret, encrypts, ttl_s = _redis_options(spec)
+    if not secret:
+        logger.warning(
+            "the K/V tier %s has no secret: who can read its keys and knows a tenant's name can tell whether "
+            "a text that they guess is there; give secret=FILE, the same for all replicas",
+            spec.kind,
+        )
+    owners = OwnerKeys(kind, secret, encrypts=encrypts)
+    return RedisTier(_url(spec), kind, owners, ttl_s=ttl_s, selection=spec.selection)
+
+
+def _url(spec: TierSpec) -> str:
+    return f"{spec.kind}:{spec.where}"
+
+
+def _redis_options(spec: TierSpec) -> tuple[bytes, bool, int]:
+    """The secret, whether records are encrypted, and how long they live.
+
+    Raises:
+        ConfigError: one of them does not work.
+    """
+    secret, path = b"", spec.options.get("secret")
+    if path is not None:
+        try:
+            secret = Path(path).expanduser().read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"--kv-tier {spec.kind}: secret={path}: {error.strerror or error}") from None
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ConfigError(
+                f"--kv-tier {spec.kind}: the secret in {path} has {len(secret)} bytes; give it at least "
+                f"{MIN_SECRET_BYTES}, as from `openssl rand -hex 32`"
+            )
+    encrypt = spec.options.get("encrypt", "off")
+    if encrypt not in ("on", "off"):
+        raise ConfigError(f"--kv-tier {spec.kind}: encrypt must be on or off, not {encrypt!r}")
+    ttl_s = spec.number("ttl", DEFAULT_TTL_S)
+    if not ttl_s:
+        raise ConfigError(f"--kv-tier {spec.kind}: ttl must be at least 1 second")
+    return secret, encrypt == "on", ttl_s
 
 
 def _folder(spec: TierSpec) -> Path:

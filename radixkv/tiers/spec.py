@@ -1,4 +1,4 @@
-"""Tiers as they are written: `disk:PATH,max=20GiB`, `host:4GiB`.
+"""Tiers as they are written: `disk:PATH,max=20GiB`, `host:4GiB`, `redis://HOST:PORT/0,ttl=3600`.
 
     KIND:WHERE[,OPTION=VALUE...]
 
@@ -15,9 +15,13 @@ from radixkv.config import parse_size
 from radixkv.errors import ConfigError
 from radixkv.tiers.selection import LONG_TOKENS, Selection
 
+_REDIS = ("secret", "encrypt", "ttl")
 #: Kind -> what a spec of it looks like, and the options that it takes.
 _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "host": ("host:SIZE, as host:4GiB", ()),
+    "redis": ("redis://HOST:PORT/DATABASE[,secret=FILE][,encrypt=on][,ttl=SECONDS]", _REDIS),
+    "rediss": ("rediss://USER:PASSWORD@HOST:PORT (TLS)", _REDIS),
+    "unix": ("unix:///SOCKET?db=NUMBER (Redis)", _REDIS),
     "disk": ("disk:PATH[,max=SIZE], as disk:/var/cache/radixkv,max=20GiB", ("max",)),
 }
 #: Options that all kinds take.

@@ -39,6 +39,22 @@ class Usage:
         return sum(prompt.num_cached_tokens for prompt in self.prompts)
 
     @property
+    def by_tier(self) -> dict[str, tuple[int, float]] | None:
+        """Of the cached tokens, by memory: how many, and the seconds that they were waited for.
+
+        `memory` is the cache itself. None: the engine has no tiers.
+        """
+        hits = [prompt.outcome.tier_hits for prompt in self.prompts if prompt.outcome]
+        if all(found is None for found in hits):
+            return None
+        sums: dict[str, tuple[int, float]] = {"memory": (self.cached_tokens, 0.0)}
+        for hit in (hit for found in hits for hit in found or ()):
+            tokens, seconds = sums.get(hit.tier, (0, 0.0))
+            sums[hit.tier] = tokens + hit.num_tokens, seconds + hit.seconds
+            sums["memory"] = sums["memory"][0] - hit.num_tokens, 0.0
+        return sums
+
+    @property
     def cache_write_tokens(self) -> int:
         """Prompt tokens that the cache holds because of this request, and did not before.
 

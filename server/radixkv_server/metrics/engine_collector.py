@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -18,6 +18,7 @@ import radixkv
 from radixkv.cache.insight.ages import AGE_BOUNDS
 from radixkv.client import EngineClient
 from radixkv.speculation.counts import SpeculationCounts
+from radixkv.tiers.measured_tier import TierCounts
 
 
 class EngineCollector(Collector):
@@ -64,6 +65,7 @@ class EngineCollector(Collector):
         yield gauge("kv_cache_usage_ratio", "Held over all blocks.", cache.held_blocks / cache.total_blocks)
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
         yield from self._speculation(stats.speculation)
+        yield from _tiers(stats.tiers)
         ages = HistogramMetricFamily(
             "radixkv_evicted_block_age_seconds", "From a block's latest use to its eviction."
         )
@@ -89,3 +91,38 @@ class EngineCollector(Collector):
         for place, count in enumerate(counts.accepted_per_pos):
             places.add_metric([str(place)], count)
         yield places
+
+
+def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:
+    """What the tiers below the cache have done, by tier; nothing where there are none."""
+    if not tiers:
+        return
+    up = GaugeMetricFamily("radixkv_tier_up", "1 while the tier is asked for blocks.", labels=["tier"])
+    for tier in tiers:
+        up.add_metric([tier.name], float(tier.is_up))
+    yield up
+    for name, text in (
+        ("hits", "Requests that found blocks in the tier."),
+        ("misses", "Requests that looked for blocks there and found none."),
+        ("loads", "Loads asked for."),
+        ("loaded_blocks", "Blocks loaded."),
+        ("loaded_bytes", "Bytes loaded."),
+        ("load_seconds", "From asking for blocks to their arrival."),
+        ("saved_blocks", "Blocks given to the tier."),
+        ("saved_bytes", "Bytes given to the tier."),
+    ):
+        family = CounterMetricFamily(f"radixkv_tier_{name}", text, labels=["tier"])
+        for tier in tiers:
+            family.add_metric([tier.name], getattr(tier, name))
+        yield family
+    errors = CounterMetricFamily("radixkv_tier_errors", "Calls that failed.", labels=["tier", "call"])
+    refused = CounterMetricFamily(
+        "radixkv_tier_refused", "Blocks of the tier were computed, by reason.", labels=["tier", "reason"]
+    )
+    for tier in tiers:
+        for call, count in tier.errors.items():
+            errors.add_metric([tier.name, call], count)
+        for reason, count in tier.refused.items():
+            refused.add_metric([tier.name, reason], count)
+    yield errors
+    yield refused

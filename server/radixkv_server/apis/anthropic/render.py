@@ -32,6 +32,7 @@ from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.usage import tier_details
 from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Json
@@ -68,6 +69,7 @@ def usage_json(usage: Usage, pins: Sequence[PrefixPin]) -> Json:
         "cache_creation": created,
         "output_tokens": usage.completion_tokens,
         "service_tier": "standard",
+        **tier_details(usage),
     }
 
 

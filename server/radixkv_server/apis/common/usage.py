@@ -23,12 +23,27 @@ def usage_details(usage: Usage) -> Json:
         details["cache_miss"] = misses[0] if len(misses) == 1 else misses
     if usage.pinned_tokens is not None:
         details["pinned_tokens"] = usage.pinned_tokens
-    return details
+    return details | tier_details(usage)
+
+
+def tier_details(usage: Usage) -> Json:
+    """Of the cached tokens, what each memory gave, and the milliseconds that it took; empty without tiers."""
+    by_tier = usage.by_tier
+    if by_tier is None:
+        return {}
+    return {
+        "cached_tokens_by_tier": {tier: tokens for tier, (tokens, _) in by_tier.items()},
+        "tier_wait_ms": {
+            tier: round(1000 * seconds, 1) for tier, (_, seconds) in by_tier.items() if tier != "memory"
+        },
+    }
 
 
 def miss_json(report: MissReport, hint: str | None) -> Json:
     """The reason, the position of the first token that was not found, and what is known of its cause."""
     miss: Json = {"reason": report.reason}
+    if report.tier is not None:
+        miss["tier"] = report.tier
     if report.reason != "hit":
         miss["position"] = report.num_hit_tokens
     if report.age_s is not None:

@@ -1,0 +1,1 @@
+"""The Redis tier: blocks that several replicas share."""

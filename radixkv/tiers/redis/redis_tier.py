@@ -1,0 +1,367 @@
+"""RedisTier: blocks in a Redis that several replicas share, or one that outlives them.
+
+    engine's thread    lookup: RETRY, then what the lookups' thread found     save: to the queue
+    lookups            EXISTS of all blocks at once; of each, where some are missing
+    loads              GET of one block after the other, the last first, verified; then their life is renewed
+    saves              what is there is renewed, the rest is SET, the last first, to live for `ttl` seconds
+
+Redis evicts what was touched longest ago: of a text, its end. All calls have a time-out and threads of their
+own. One that fails takes the tier down: it has nothing and wants nothing, and nobody waits for it, until a
+PING gets through; that is tried after half a second, then after twice as long, up to half a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.errors import ConfigError
+from radixkv.thread_priority import yield_to_steps
+from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record
+from radixkv.tiers.redis.owner_keys import OwnerKeys
+from radixkv.tiers.selection import Selection
+from radixkv.tiers.speed import Speed
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+logger = logging.getLogger("radixkv")
+
+#: Seconds that one call of Redis may take.
+TIMEOUT_S = 1.0
+#: Bytes that may wait to be written: so much memory is taken.
+MAX_QUEUED_BYTES = 256 << 20
+# Seconds between two tries of a Redis that can't be reached, first and at most; and between two warnings.
+_PAUSE_S = 0.5
+_MAX_PAUSE_S = 30.0
+_WARNING_PAUSE_S = 60.0
+# Answers of lookups that are kept, and for how many seconds they hold.
+_MAX_ANSWERS = 4096
+_ANSWER_S = 1.0
+# Blocks that are remembered as being there.
+_MAX_KNOWN = 1 << 17
+# Longest that the end of the tier waits for what is still to be written.
+_CLOSE_S = 5.0
+_PREFIX = b"radixkv:kv:"
+
+
+def make_client(url: str) -> Any:
+    """A client with time-outs, which tries nothing twice; it connects at its first call.
+
+    Raises:
+        ConfigError: the package is missing, or the URL is none.
+    """
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise ConfigError(f"--kv-tier redis: {error}; pip install 'radixkv[redis]'") from None
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=0,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--kv-tier redis: {error}; write redis://HOST:PORT/DATABASE") from None
+
+
+class RedisTier:
+    """See the module's text.
+
+    Args:
+        url: `redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it.
+        kind: the blocks' kind.
+        owners: names blocks, and encrypts them.
+        ttl_s: seconds that a block lives after its last use.
+        selection: what is saved; None: see `Selection`.
+
+    Raises:
+        ConfigError: the package is missing, or the URL is none.
+    """
+
+    name = "redis"
+
+    def __init__(
+        self, url: str, kind: BlockKind, owners: OwnerKeys, *, ttl_s: int, selection: Selection | None = None
+    ) -> None:
+        self.selection = selection or Selection()
+        self._owners = owners
+        self._block_bytes = kind.block_bytes
+        self._ttl_s = ttl_s
+        # A thread each, and a connection: a save that takes its time holds up no lookup.
+        self._lookups, self._loads, self._saves = (
+            _Calls(url, "lookups"),
+            _Calls(url, "loads"),
+            _Calls(url, "saves", yields=True),
+        )
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[tuple[bytes, bytes], tuple[float, int] | None] = OrderedDict()
+        self._known: OrderedDict[bytes, float] = OrderedDict()  # keys that are there -> when last touched
+        self._answer_speed = Speed()
+        self._down_until: float | None = None  # None: it is up
+        self._pause_s = _PAUSE_S
+        self._num_failures = 0
+        self._next_warning = 0.0
+        self._queued_bytes = 0
+        self._queue_changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"RedisTier({'up' if self.is_up else 'down'})"
+
+    # ------------------------------------------------------------------ on the engine's thread
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its last call got through."""
+        return self._down_until is None
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds from a lookup to its answer, as measured."""
+        return self._answer_speed.seconds(1)
+
+    def lookup(self, run: BlockRun) -> tuple[TierState, int]:
+        """See `radixkv.tiers.tier.Tier`."""
+        now = time.monotonic()
+        if self._down_until is not None:
+            if now >= self._down_until:
+                self._down_until = now + _MAX_PAUSE_S  # one try at a time; it says itself when the next is
+                self._lookups.submit(self._try_again)
+            return TierState.MISS, 0
+        if not len(run):
+            return TierState.MISS, 0
+        which = run.identities[0], run.identities[-1]
+        with self._lock:
+            if which in self._answers:
+                answer = self._answers[which]
+                if answer is None:
+                    return TierState.RETRY, 0
+                if now - answer[0] < _ANSWER_S:
+                    return (TierState.HIT, answer[1]) if answer[1] else (TierState.MISS, 0)
+            self._answers[which] = None
+            self._answers.move_to_end(which)
+            if len(self._answers) > _MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        self._lookups.submit(self._look_up, run, which, now)
+        return TierState.RETRY, 0
+
+    def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
+        """See `radixkv.tiers.tier.Tier`."""
+        future: Future[Sequence[TierBlocks]] = Future()
+        self._loads.submit(self._load, run, future)
+        return future
+
+    def wants(self, run: BlockRun) -> range:
+        """See `radixkv.tiers.tier.Tier`: what it lacks or was not used for long, as far as there is room."""
+        room = (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes
+        if self._down_until is not None or room <= 0:
+            return range(0)
+        oldest = time.monotonic() - self._ttl_s / 4
+        missing = [
+            place
+            for place, name in enumerate(self._owners.names(run))
+            if self._known.get(name.key, oldest) <= oldest
+        ]
+        return range(missing[0], min(missing[-1] + 1, missing[0] + room)) if missing else range(0)
+
+    def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
+        """See `radixkv.tiers.tier.Tier`; what the queue has no room for is not kept."""
+        if self._down_until is None and self._queued_bytes < MAX_QUEUED_BYTES:
+            self._count_queued(data.nbytes)
+            self._saves.submit(self._save, run, data)
+
+    def flush(self, timeout: float) -> None:
+        """See `OpenTier`: kept is what was written."""
+        with self._queue_changed:
+            self._queue_changed.wait_for(lambda: not self._queued_bytes or not self.is_up, timeout)
+
+    def close(self) -> None:
+        """Write what was saved, for some seconds, and let go of the connections. May be called again."""
+        self.flush(_CLOSE_S)
+        for calls in (self._lookups, self._loads, self._saves):
+            calls.close()
+
+    def _count_queued(self, num_bytes: int) -> None:
+        with self._queue_changed:
+            self._queued_bytes += num_bytes
+            self._queue_changed.notify_all()
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _look_up(self, run: BlockRun, which: tuple[bytes, bytes], asked: float) -> None:
+        names = list(self._owners.names(run))
+        count = 0
+        try:
+            keys = [_key(name) for name in names]
+            client = self._lookups.client
+            count = int(client.exists(*keys))
+            if count < len(keys):
+                pipeline = client.pipeline(transaction=False)
+                for key in keys:
+                    pipeline.exists(key)
+                found = pipeline.execute()
+                count = found.index(0) if 0 in found else len(keys)
+                with self._lock:  # what is no longer there may be saved again
+                    for name, is_there in zip(names, found, strict=True):
+                        if not is_there:
+                            self._known.pop(name.key, None)
+        except Exception as error:
+            self._failed("look up", error)
+            count = 0
+        now = time.monotonic()
+        self._answer_speed.measured(1, now - asked)
+        self._note_known(names[:count], touched=False)
+        with self._lock:
+            self._answers[which] = now, count
+
+    def _load(self, run: BlockRun, future: Future[Sequence[TierBlocks]]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            blocks, is_damaged = self._get(run, list(self._owners.names(run)))
+        except Exception as error:
+            self._failed("load", error)
+            future.set_exception(error)
+            return
+        piece = run.part(0, len(blocks))
+        future.set_result([BlocksBeforeDamage(piece, blocks) if is_damaged else TierBlocks(piece, blocks)])
+
+    def _get(self, run: BlockRun, names: Sequence[BlockName]) -> tuple[list[Bytes], bool]:
+        """The leading blocks that are there and believed; whether what follows is damaged."""
+        client, blocks, is_damaged = self._loads.client, [], False
+        for place in reversed(range(len(names))):
+            value = client.get(_key(names[place]))
+            if value is None:
+                self._forget(names[place])
+                blocks, is_damaged = [], False
+                continue
+            try:
+                record = self._owners.opened(run, names[place], value)
+                blocks.append(unpack_record(record, names[place], _tokens_of(run, place)))
+            except RecordError:
+                client.delete(_key(names[place]))
+                self._forget(names[place])
+                blocks, is_damaged = [], True
+        blocks.reverse()
+        self._renew(client, names[: len(blocks)])
+        return blocks, is_damaged
+
+    def _renew(self, client: Any, names: Sequence[BlockName]) -> list[BlockName]:
+        """Let blocks live on, the last first; those that are not there."""
+        pipeline = client.pipeline(transaction=False)
+        for name in reversed(names):
+            pipeline.expire(_key(name), self._ttl_s)
+        done = pipeline.execute() if names else []
+        there = [name for name, renewed in zip(reversed(names), done, strict=True) if renewed]
+        self._note_known(there, touched=True)
+        return [name for name, renewed in zip(reversed(names), done, strict=True) if not renewed]
+
+    def _save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
+        try:
+            if self._down_until is not None:
+                return
+            client, names = self._saves.client, list(self._owners.names(run))
+            places = {name: place for place, name in enumerate(names)}
+            for name in self._renew(client, names):
+                place = places[name]
+                start, block = pack_record(name, _tokens_of(run, place), data[place])
+                value = self._owners.closed(run, name, b"".join((start, block)))
+                client.set(_key(name), value, ex=self._ttl_s)
+                self._note_known([name], touched=True)
+        except Exception as error:
+            self._failed("save", error)
+        finally:
+            self._count_queued(-data.nbytes)
+
+    def _note_known(self, names: Sequence[BlockName], *, touched: bool) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for name in names:
+                if touched or name.key not in self._known:
+                    self._known[name.key] = now
+                    self._known.move_to_end(name.key)
+            while len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def _forget(self, name: BlockName) -> None:
+        with self._lock:
+            self._known.pop(name.key, None)
+
+    # ------------------------------------------------------------------ when it can't be reached
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """A call has failed: nobody waits for the next ones. What Redis refuses (no memory, say) is no
+        reason not to ask it."""
+        self._num_failures += 1
+        now = time.monotonic()
+        if not _is_refusal(error):
+            self._down_until = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            with self._lock:
+                self._answers.clear()
+            with self._queue_changed:
+                self._queue_changed.notify_all()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARNING_PAUSE_S
+            logger.warning(
+                "the K/V tier redis failed to %s (%d failures so far): %s: %s; prompts are computed instead",
+                what,
+                self._num_failures,
+                type(error).__name__,
+                error,
+            )
+
+    def _try_again(self) -> None:
+        try:
+            self._lookups.client.ping()
+        except Exception as error:
+            self._failed("answer", error)
+        else:
+            self._down_until, self._pause_s = None, _PAUSE_S
+
+
+class _Calls:
+    """A thread with a connection."""
+
+    def __init__(self, url: str, name: str, *, yields: bool = False) -> None:
+        self.client = make_client(url)
+        self._thread = ThreadPoolExecutor(
+            1, f"radixkv-redis-{name}", initializer=yield_to_steps if yields else None
+        )
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._thread.submit(call, *arguments)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.client.close()
+
+
+def _is_refusal(error: Exception) -> bool:
+    import redis
+
+    return isinstance(error, redis.ResponseError)
+
+
+def _key(name: BlockName) -> bytes:
+    return _PREFIX + name.key.hex().encode()
+
+
+def _tokens_of(run: BlockRun, place: int) -> bytes:
+    """The tokens of one of a run's blocks."""
+    size = run.block_size * TOKEN_BYTES
+    start = run.start * TOKEN_BYTES + place * size
+    return run.tokens[start : start + size]
