@@ -98,7 +98,7 @@ class TritonPlan(AttentionPlan):
     def _place(self, window: int | None) -> PlacedWork:
         """The work with its slots: with less sharing, then less splitting, where these would be too many."""
         for change in ({}, {"share": False}, {"share": False, "parallel": 1}):
-            settings = replace(self._settings, **change)  # type: ignore[arg-type]
+            settings = replace(self._settings, **change)
             work = build_work(
                 *(settings, self.query_starts, self.context_lengths, self.tables, self.table_starts), window
             )
