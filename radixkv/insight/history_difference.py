@@ -14,6 +14,8 @@ from radixkv.insight.text_difference import differences, share_in_common
 
 #: That must be the same after a difference for a user's message to be the same one.
 _MIN_SAME_CHARS = 120
+_MAX_CHARS = 100_000  # of a message that are compared
+_MAX_EXAMPLES = 64  # messages
 _MIN_MOVED = 24  # characters of text that moved
 _SUMMARY = re.compile(
     r"summar[iy]|compact|conversation so far|continued from|(?:previous|earlier|prior) "
@@ -37,8 +39,20 @@ def history_breaker(old: Sequence[MessageParts], new: Sequence[MessageParts]) ->
     at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
     if at is None:
         return None
-    found = _at(old, new, at)
+    one, other = _around_difference(old[at], new[at])
+    found = _at([*old[:at], one, *old[at + 1 :]], [*new[:at], other, *new[at + 1 :]], at)
     return None if found is None else replace(found, message=at, place=name_of(new, at))
+
+
+def _around_difference(one: MessageParts, other: MessageParts) -> tuple[MessageParts, MessageParts]:
+    """Two messages; of long texts what is around the first place where they differ."""
+    if max(len(one.text), len(other.text)) <= _MAX_CHARS:
+        return one, other
+    first, step = 0, 1024
+    while one.text[first : first + step] == other.text[first : first + step] and first < len(one.text):
+        first += step
+    part = slice(max(0, first - step), first + _MAX_CHARS)
+    return replace(one, text=one.text[part]), replace(other, text=other.text[part])
 
 
 def _at(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
@@ -62,7 +76,7 @@ def _at(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Br
 
 def _drawn_anew(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
     """Examples that are turns of the chat: the same questions with their answers, in another order."""
-    for end in range(at + 4, min(len(old), len(new)) + 1, 2):
+    for end in range(at + 4, min(len(old), len(new), at + _MAX_EXAMPLES) + 1, 2):
         one, other = old[at:end], new[at:end]
         if [m.role for m in one] == [m.role for m in other] and Counter(one) == Counter(other):
             return make_breaker("examples", old=one[0].text, new=other[0].text)

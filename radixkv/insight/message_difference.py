@@ -16,24 +16,25 @@ from radixkv.insight.volatile_text import volatile_text
 #: Of the shorter text; with less in common two prompts are two prompts, and nothing single breaks them.
 MIN_IN_COMMON = 0.3
 
-_THOUGHTS = re.compile(
-    r"<(think|thinking|thought|thoughts|reasoning|analysis|reflection|scratchpad)\b[^>]*>.*?</\1>"
-    r"|\[THINK\].*?\[/THINK\]|<\|channel\|>analysis<\|message\|>.*?(?=<\||\Z)|<\|?begin_of_thought\|"
-    r"?>.*?<\|?end_of_thought\|?>"
-    r"|\A.*?</think>",
-    re.DOTALL | re.I,
+#: How thoughts in a text begin and end.
+_THOUGHTS = (
+    *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "thoughts", "reasoning")),
+    *((f"<{name}>", f"</{name}>") for name in ("analysis", "reflection", "scratchpad")),
+    *(("[THINK]", "[/THINK]"), ("<|channel|>analysis<|message|>", "<|end|>")),
+    *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("", "</think>")),
 )
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060\ufeff\u00ad\u00a0]+")
+#: Every part is bounded, or stops where the next one may begin: a text of a megabyte is read once.
 _IMAGE = re.compile(
-    r"!\[[^\]]*\]\([^)]*\)"
-    r"|<(image|img|image_url|input_image)\b[^>]*>(?:.*?</\1>)?"
-    r"|data:image/[\w.+-]+;base64,[A-Za-z0-9+/=_-]*"
-    r"|[\[(<](?:[^\[\]()<>\n]{0,60}\b)?(?:image|picture|screenshot|photo|bild|imagen|immagine|"
-    r"imagem|изображение|图片|图像|画像)"
+    r"!\[[^\]\n]{0,300}\]\([^)\n]{0,2000}\)"
+    r"|<(image|img|image_url|input_image)\b[^<>]*>(?:[^<]*</\1>)?"
+    r"|data:image/[\w.+-]{1,40};base64,[A-Za-z0-9+/=_-]*"
+    r"|[\[(<](?:[^\[\]()<>\n]{0,60}\b)?"
+    r"(?:image|picture|screenshot|photo|bild|imagen|immagine|imagem|изображение|图片|图像|画像)"
     r"[^\[\]()<>\n]{0,80}[\])>]"
-    r"|https?://\S+\.(?:png|jpe?g|gif|webp|bmp|svg)\b[^\s)\"'>]*"
-    r"|[\w./-]+\.(?:png|jpe?g|gif|webp|bmp)\b",
-    re.DOTALL | re.I,
+    r"|https?://[^\s)\"'>]{1,300}\.(?:png|jpe?g|gif|webp|bmp|svg)\b"
+    r"|(?<![\w./-])[\w./-]{1,200}\.(?:png|jpe?g|gif|webp|bmp)\b",
+    re.I,
 )
 _HEADER_LINE = re.compile(r"x-[a-z][a-z0-9-]+:[ \t]*[a-z]\w*=\S", re.I)
 _EXAMPLE_HEAD = re.compile(
@@ -55,9 +56,20 @@ def squeezed(text: str) -> str:
     return _INVISIBLE.sub("", text)
 
 
-def without_thoughts(text: str) -> str:
-    """A text without what it says it has thought."""
-    return _THOUGHTS.sub("", text)
+def parted_thoughts(text: str) -> tuple[str, str]:
+    """A text without what it says it has thought, and that. O(text)."""
+    thoughts = []
+    for opening, closing in _THOUGHTS:
+        kept, at = [], 0
+        while (start := text.find(opening, at)) >= 0:
+            end = text.find(closing, start)
+            if end < 0:
+                break
+            kept.append(text[at:start])
+            thoughts.append(text[start : end + len(closing)])
+            at = end + len(closing)
+        text = "".join([*kept, text[at:]])
+    return text, "".join(thoughts)
 
 
 def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
@@ -67,8 +79,9 @@ def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
     same_calls = old.calls == new.calls
     if same_calls and old.reasoning == new.reasoning and squeezed(old.text) == squeezed(new.text):
         return make_breaker("whitespace", *_white_space(old.text, new.text))
-    bare = [squeezed(without_thoughts(text)) for text in texts]
-    thoughts = [message.reasoning + _thoughts_in(message.text) for message in (old, new)]
+    parted = [parted_thoughts(text) for text in texts]
+    bare = [squeezed(text) for text, _ in parted]
+    thoughts = [message.reasoning + told for message, (_, told) in zip((old, new), parted, strict=True)]
     if bare[0] == bare[1] and thoughts[0] and len(squeezed(thoughts[1])) < len(squeezed(thoughts[0])):
         return make_breaker("thinking_stripped", old=thoughts[0], new=thoughts[1])
     if [name for name, _ in old.calls] == [name for name, _ in new.calls] and old.calls:
@@ -86,10 +99,6 @@ def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
         if left[0] == left[1]:
             return make_breaker("image_replaced", "", *_first(differences(*texts)))
     return None
-
-
-def _thoughts_in(text: str) -> str:
-    return "".join(match[0] for match in _THOUGHTS.finditer(text))
 
 
 def _white_space(old: str, new: str) -> tuple[str, str, str]:

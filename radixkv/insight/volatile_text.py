@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from radixkv.insight.text_difference import Difference
 
+MAX_CHARS = 300  # of a value
 _MONTHS = """
 january february march april may june july august september october november december jan feb mar apr jun
 jul aug sep sept oct nov dec januar februar märz maerz mai juni juli oktober dezember jänner janvier
@@ -172,6 +173,8 @@ class Volatile:
 
 def volatile_text(found: Difference) -> Volatile | None:
     """What differs, judged by its form and the words around it; None: nothing known."""
+    if max(len(found.old_part), len(found.new_part)) > MAX_CHARS:
+        return None
     return _path(found) or _labelled_id(found) or _time(found) or _user(found) or _opaque_id(found)
 
 
