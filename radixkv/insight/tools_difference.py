@@ -64,15 +64,14 @@ def _leaves(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
                 yield from _leaves(old[key], new[key], (*path, str(key)))
         if set(old) != set(new):
             changed = sorted(map(str, set(old) ^ set(new)))
-            yield path, *(", ".join(key for key in changed if key in some) for some in (old, new))
+            gone, come = (", ".join(key for key in changed if key in some) for some in (old, new))
+            yield path, gone, come
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for one, other in zip(old, new, strict=True):
             yield from _leaves(one, other, path)
     elif old != new:
-        yield (
-            path,
-            *(value if isinstance(value, str) else json.dumps(value, default=str) for value in (old, new)),
-        )
+        texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in (old, new)]
+        yield path, texts[0], texts[1]
 
 
 def _leaf_breaker(path: tuple[str, ...], old: str, new: str, name: str) -> Breaker:
