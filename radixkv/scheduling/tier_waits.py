@@ -106,8 +106,8 @@ class TierWaits:
                 wait.ask_at = min(now + RETRY_S, wait.deadline)
                 return self._asks_later(wait)
             started = None
-            if answer.tier is not None and answer.count:
-                run = run.part(0, answer.count)
+            if answer.tier is not None and answer.num_blocks:
+                run = run.part(0, answer.num_blocks)
                 started = transfers.start_load(answer.tier, run, match, wait.deadline)
             elif answer.tier is not None and answer.refused:
                 wait.refused = answer.refused, answer.tier.name

@@ -73,13 +73,13 @@ class Found(NamedTuple):
 
     Attributes:
         state: what the tier says; MISS, too, where loading does not pay.
-        count: leading blocks to load.
+        num_blocks: leading ones to load.
         tier: which has them.
         refused: why those that it has are not loaded.
     """
 
     state: TierState
-    count: int = 0
+    num_blocks: int = 0
     tier: MeasuredTier | None = None
     refused: str | None = None
 

@@ -239,7 +239,7 @@ class Transfers:
             except Exception as error:
                 self._note_failure("look up", error, tier)
                 continue
-            if found.count:
+            if found.num_blocks:
                 return found
             if answer.state is not TierState.RETRY and (found.state is TierState.RETRY or found.refused):
                 answer = found
@@ -340,7 +340,7 @@ class Transfers:
                     self._note_failure("load", error, load.tier)
                     rows.clear()
                 else:
-                    self._speeds.write.measured(sum(map(_num_bytes, some)), self._clock() - started)
+                    self._speeds.write.measured(sum(map(len, some)), self._clock() - started)
                     load.num_written += len(some)
                     room -= len(some)
                     if load.num_written < len(rows):
@@ -484,10 +484,6 @@ class Transfers:
         self._loads, self._by_identity, self._saves = {}, {}, {}
         for queue in (self._to_write, self._offers, self._to_save):
             queue.clear()
-
-
-def _num_bytes(data: Bytes) -> int:
-    return memoryview(data).nbytes
 
 
 def _result(future: Future[Any]) -> tuple[Any, BaseException | None]:

@@ -241,7 +241,8 @@ class RedisTier:
 
     def _get(self, run: BlockRun, names: Sequence[BlockName]) -> tuple[list[Bytes], bool]:
         """The leading blocks that are there and believed; whether what follows is damaged."""
-        client, blocks, is_damaged = self._loads.client, [], False
+        client, is_damaged = self._loads.client, False
+        blocks: list[Bytes] = []
         for place in reversed(range(len(names))):
             value = client.get(_key(names[place]))
             if value is None:
