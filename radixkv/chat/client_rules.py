@@ -48,7 +48,7 @@ _OF_ONE_REQUEST = frozenset(
     }
 )
 _FIELD = re.compile(r"([a-z][a-z0-9_]*)=([^;\s]*)")
-_VERSION = re.compile(r"(\d+\.\d+\.\d+)\.\w+")
+_VERSION = re.compile(r"(\d+\.\d+\.\d+(?:[-+.].*)?)\.[^.]+")
 
 
 def _claude_code(found: re.Match[str]) -> str:

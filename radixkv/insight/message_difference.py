@@ -73,8 +73,7 @@ def parted_thoughts(text: str) -> tuple[str, str]:
 
 
 def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
-    """How a message of an earlier turn was written otherwise, without another meaning; None: it "
-    "was not so."""
+    """How a message of an earlier turn was written otherwise, without another meaning; None: it was not."""
     texts = old.text, new.text
     same_calls = old.calls == new.calls
     if same_calls and old.reasoning == new.reasoning and squeezed(old.text) == squeezed(new.text):

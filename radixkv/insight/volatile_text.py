@@ -44,12 +44,18 @@ _ISO = (
     r"\d{4}-\d\d?-\d\d?(?:[T _]\d\d?[:.-]?\d\d(?:[:.-]?\d\d(?:[.,]\d+)?)?"
     r"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d))?)?"
 )
+_CLOCK = r"[T _,]{1,2}\d\d?:\d\d(?::\d\d)?"
 _TIMES = (
     ("a timestamp", re.compile(rf"(?<![\w-]){_ISO}(?!\w)", re.ASCII)),
     ("a timestamp", re.compile(r"(?<!\w)\d{8}[T_-]?\d{4,6}(?:\.\d+)?Z?(?!\w)", re.ASCII)),
     ("a date", re.compile(r"(?<!\w)\d{4}(?:-W\d\d(?:-\d)?|-[0-3]\d\d)(?!\w)", re.ASCII)),
-    ("a date", re.compile(r"(?<![\w./])\d{1,2}[./-]\d{1,2}[./-](?:\d{4}|\d\d)(?![\w./])", re.ASCII)),
-    ("a date", re.compile(r"(?<![\w./])\d{4}[./]\d{1,2}[./]\d{1,2}(?!\w)", re.ASCII)),
+    (
+        "a date",
+        re.compile(
+            rf"(?<![\w./])\d{{1,2}}[./-]\d{{1,2}}[./-](?:\d{{4}}|\d\d)(?:{_CLOCK})?(?![\w/]|\.\d)", re.ASCII
+        ),
+    ),
+    ("a date", re.compile(rf"(?<![\w./])\d{{4}}[./]\d{{1,2}}[./]\d{{1,2}}(?:{_CLOCK})?(?!\w)", re.ASCII)),
     ("a date", re.compile(r"\d{2,4} ?[年년] ?\d{1,2} ?[月월](?: ?\d{1,2} ?[日號号일])?")),
     (
         "a time",
@@ -75,7 +81,7 @@ _UUID = re.compile(
 _OPAQUE = re.compile(r"(?<![\w-])[A-Za-z0-9](?:[A-Za-z0-9]|[_\-.:#](?=[A-Za-z0-9]))*(?![\w-])")
 #: What may stand between the word and the value.
 _ID_LINK = (
-    r"(?:[\s_-]*(?:ids?|uuid|guid|number|num|nr|no|key|hash|token|code|is|was|nummer|kennung|n[oº°]|"
+    r"(?:s?[\s_-]*(?:ids?|uuid|guid|number|num|nr|no|key|hash|token|code|is|was|nummer|kennung|n[oº°]|"
     r"号|號|番号|编号))*"
     r"[\s:：=#\"'`<>(\[{_./|*-]*\Z"
 )
@@ -97,10 +103,13 @@ _ID_LABELS = tuple(
         (
             "an id",
             r"\bids?|[_-]id|uuid|guid|identifier|\brun|\bjob|\bbuild|\btask|ticket|\border|nonce|instance|"
-            r"container|\bpod|revision|commit|\bsha|\bhash|fingerprint|kennung|vorgang|номер|编号|番号|번호",
+            r"container|\bpod|\bpid|revision|commit|\bsha|\bhash|etag|fingerprint|transaction|\bcase|kennung|vorgang|"
+            r"dossier|номер|编号|番号|번호",
         ),
     )
 )
+
+_COLOUR = re.compile(r"(?:[0-9a-f]{6}|[0-9a-f]{8})", re.I)
 
 _PATH = re.compile(r"""(?<![\w:/\\.])(?:[A-Za-z]:[\\/]|\\\\|~?/|\.\.?/|file:///?)[^\s"'`<>|,;()\[\]{}*]+""")
 #: Where people and their programs work. Other paths may be routes of an API.
@@ -114,7 +123,8 @@ _HOME = re.compile(
 _FOLDERS = re.compile(r"""(?<![\w:])(?:[A-Za-z]:[\\/]|[~.\w-]*[\\/])[\w.~-]+(?:[\\/][\w.~-]+)*""")
 _SAYS_FOLDER = re.compile(
     r"cwd|pwd|working.?dir|directory|workspace|workdir|folder|\bpath\b|\broot\b|repo|project|checkout|"
-    r"verzeichnis|ordner|arbeits|carpeta|directorio|dossier|répertoire|cartella|pasta|diretório|каталог|"
+    r"work(?:ing|s)? in|you are in|verzeichnis|ordner|arbeits|"
+    r"carpeta|directorio|dossier|répertoire|cartella|pasta|diretório|каталог|"
     r"папк|目录|目錄|ディレクトリ|フォルダ|폴더",
     re.I,
 )
@@ -133,15 +143,17 @@ _NAME_BEFORE = re.compile(
     r"account(?: holder)?|"
     r"operator|login|hello|hi|hey|dear|welcome(?: back)?|greet|greetings|help(?:s|ing)?|assist(?:s|ing)?|"
     r"assistant (?:to|of|for)|speak(?:s|ing)? (?:with|to)|"
+    r"good (?:morning|afternoon|evening)|assigned to|"
     r"talk(?:s|ing)? (?:with|to)|chat(?:s|ting)? with|behalf of|work(?:s|ing)? for|(?:signed|"
     r"logged)[ -]in(?: as)?|"
     r"requested by|belongs to|made for|prepared for|tutor(?:ing)?|coach(?:ing)?|mr|mrs|ms|mx|dr|prof|"
     r"schüler(?:in)?|benutzer(?:in|name)?|nutzer(?:in|name)?|kund(?:e|in)|name des nutzers|hallo|"
-    r"liebe[r]?|herr|frau|hilfst|"
+    r"liebe[r]?|herr|frau|hilfst|hei(?:ß|ss)(?:e|t)|s['’]appelle|"
     r"usuari[oa]|client[ea]|hola|nombre|se llama|ayudas? a|utilisat(?:eur|rice)|bonjour|nom|"
     r"pr[ée]nom|aide[sz]?|"
     r"utente|ciao|nome|si chiama|usuári[oa]|olá|gebruiker|naam|klant|hoi|użytkownik|imię|klient|"
-    r"пользовател\w*|клиент\w*|имя|зовут|здравствуйте|привет)\b|利用者|المستخدم|اسم|用户|用戶|姓名|名字|客户|客戶|你好|您好|"
+    r"kullanıcı|käyttäjä|användare|bruke?r|bruger|uživatel|"
+    r"пользовател\w*|клиент\w*|имя|зовут|здравствуйте|привет)\b|利用者|المستخدم|اسم|用户名?|用戶名?|姓名|名字|客户|客戶|你好|您好|"
     r"ユーザー名?|お客様|氏名|名前|こんにちは|사용자|이름|고객)"
     r"(?:[ \t]*(?:as|>|is|are|was|ist|es|est|è|é|:|=|：|,|，|-|–|\"|'|`|“|「|\*|_|\(|the|user|named|"
     r"called|der|die|das|la|el|le|"
@@ -261,7 +273,10 @@ def _labelled_id(found: Difference) -> Volatile | None:
 
 def _opaque_id(found: Difference) -> Volatile | None:
     values = _matches(_OPAQUE, found)
-    return Volatile("id", "an id") if values and all(map(_is_opaque, values)) else None
+    if not values or not all(map(_is_opaque, values)):
+        return None
+    is_colour = all(map(_COLOUR.fullmatch, values)) and _label_of(found, values[1]).endswith("#")
+    return None if is_colour else Volatile("id", "an id")
 
 
 def _time(found: Difference) -> Volatile | None:
@@ -354,7 +369,7 @@ def _user(found: Difference) -> Volatile | None:
 
 _LOGIN_BEFORE = re.compile(
     r"(?:user(?:[ _-]?name)?|login|account|(?:logged|signed)[ -]in as|benutzername|usuario)"
-    r"[ \t]*(?:is|:|=|`|\"|')*[ \t]*\Z",
+    r"(?:is|:|=|`|\"|'|[ \t])*\Z",
     re.I,
 )
 

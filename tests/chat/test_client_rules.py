@@ -29,6 +29,10 @@ LATER_TURNS = (
     "cc_prev_req=req_011CUx7; cc_prompt_id=5b9cfb0f-6a65-4ef1-8d7e-0c7c5fd23a11; cc_turn_origin=tool; "
     "cc_prompt_index=0; cc_turn_index=2; cc_prev_msg=msg_01Ab; cc_prev_prompt_index=0; cc_prev_turn_index=1;",
 )
+BEFORE_RELEASE = (
+    "x-anthropic-billing-header: cc_version=3.0.0-beta.12.c39; cc_entrypoint=cli; cch=56445;",
+    "x-anthropic-billing-header: cc_version=3.0.0-beta.12.0d1; cc_entrypoint=cli; cch=aa111;",
+)
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "claude_code"
 REST = "\nYou are Claude Code, Anthropic's official CLI for Claude."
 
@@ -38,12 +42,12 @@ def head_of(text: str) -> str:
     return str(first["content"])
 
 
-@pytest.mark.parametrize("headers", [REAL, WITH_CHECKSUM, LATER_TURNS])
+@pytest.mark.parametrize("headers", [REAL, WITH_CHECKSUM, LATER_TURNS, BEFORE_RELEASE])
 @pytest.mark.parametrize("rest", [REST, "", " You are Claude Code."])
 def test_requests_of_claude_code_become_the_same(headers: tuple[str, str], rest: str) -> None:
     one, other = (head_of(header + rest) for header in headers)
     assert one == other
-    assert one.startswith("x-anthropic-billing-header: cc_version=2.1.")
+    assert re.match(r"x-anthropic-billing-header: cc_version=\d\.\d\.[^;]*\.000;", one)
     assert one.endswith(rest)
     assert head_of(one) == one
 

@@ -58,6 +58,10 @@ def kind_of(one: str, other: str) -> str | None:
         ("Time: 14h33m", "Time: 15h01m"),
         ("Bugün 21 Kasım 2026", "Bugün 22 Kasım 2026"),
         ("आज 21 नवंबर 2026", "आज 22 नवंबर 2026"),
+        ("It is 21.09.2026.", "It is 22.09.2026."),
+        ("Hoje é 21/09/2026.", "Hoje é 30/09/2026."),
+        ("[2026/02/09 09:52:00] start", "[2026/03/14 00:58:41] start"),
+        ("Date 09/21/2026, 4:15 PM", "Date 11/30/2026, 9:55 AM"),
     ],
 )
 def test_times(one: str, other: str) -> None:
@@ -96,6 +100,9 @@ def test_times(one: str, other: str) -> None:
         ("Correlation: 3f9c-77aa-10be", "Correlation: 91bd-02ce-88fa"),
         ("run_id: 2026-harbor-0007", "run_id: 2026-harbor-0012"),
         ("Session: blue-otter-42", "Session: red-panda-17"),
+        ("Vorgangsnummer: V-1513214", "Vorgangsnummer: V-1374502"),
+        ("pid 12345", "pid 23456"),
+        ("Transaction: tx_9Kd82", "Transaction: tx_1Ma77"),
     ],
 )
 def test_ids(one: str, other: str) -> None:
@@ -120,6 +127,7 @@ def test_ids(one: str, other: str) -> None:
         ("directory: src/module_a", "directory: src/module_b"),
         ("file:///home/a/x", "file:///home/b/x"),
         ("Current folder: C:/Users/a", "Current folder: D:/b"),
+        ("You are working in /app/a.", "You are working in /app/b."),
     ],
 )
 def test_folders(one: str, other: str) -> None:
@@ -137,6 +145,12 @@ def test_folders(one: str, other: str) -> None:
         ("user email: a@b.com", "user email: zed@c.org"),
         ("Ann's personal assistant.", "Bob's personal assistant."),
         ("logged in as asmith", "logged in as bjones"),
+        ('username: "ann.smith"', 'username: "bob"'),
+        ("L'utilisateur s'appelle Ines Duarte.", "L'utilisateur s'appelle Ravi."),
+        ("Der Nutzer heißt Jörg.", "Der Nutzer heißt Ines Duarte."),
+        ("用户名：Lars", "用户名：Ravi"),
+        ("Kullanıcı: Mehmet", "Kullanıcı: Ayşe"),
+        ("Good morning, Ann!", "Good morning, Bob!"),
         ("Speaking with Dr. Chen about", "Speaking with Ms. Okafor about"),
         ("The current user is Priya Patel (admin).", "The current user is Tom O'Neil (admin)."),
         ("ユーザー: 田中さん", "ユーザー: 佐藤さん"),
@@ -199,6 +213,7 @@ def test_names(one: str, other: str) -> None:
         ("Temperature 22.5 degrees", "Temperature 17.3 degrees"),
         ("Reply within 3 sentences", "Reply within 4 sentences"),
         ("Answer in March style", "Answer in May style"),
+        ("The colour is #ff8800", "The colour is #00ff88"),
     ],
 )
 def test_what_is_not_known_has_no_name(one: str, other: str) -> None:
