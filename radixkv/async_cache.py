@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.tree_walk import TreeSnapshot, TreeWalk
@@ -24,6 +23,7 @@ from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cache_key import CacheKey
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
+from radixkv.insight.advisor import Advisor, BreakPoint
 
 T = TypeVar("T")
 
@@ -136,7 +136,14 @@ class CacheClient:
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         """Where prompts break off from cached ones: those of a tenant and salt; None: of all."""
         namespace = None if tenant is None else self.namespace(tenant, salt)
-        return await self._run(lambda cache: cache.advice(limit, namespace))
+
+        def read(cache: PrefixCache) -> list[BreakPoint]:
+            if not isinstance(cache.observer, Advisor):
+                return []
+            key = None if namespace is None else cache.namespace_key(namespace)
+            return cache.observer.advice(limit, key)
+
+        return await self._run(read)
 
     async def continuation(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64

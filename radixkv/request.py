@@ -16,7 +16,7 @@ from radixkv.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
-    from radixkv.cache.insight.tier_hit import TierHit
+    from radixkv.tiers.tier_hit import TierHit
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.leasing import Leasing
@@ -37,6 +36,5 @@ class CacheParts:
     pins: PinBoard
     capacity: Capacity
     lookup: Lookup
-    advisor: Advisor
     leasing: Leasing
     num_resets: int = 0

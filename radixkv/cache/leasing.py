@@ -11,8 +11,9 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from radixkv.cache.eviction.policy import overridden
-from radixkv.cache.insight.advisor import Advisor
 from radixkv.cache.insight.explain import DueReport, due_report, new_due
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
@@ -22,6 +23,16 @@ from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.tree_nodes import Walk
 
 
+class DivergenceObserver(Protocol):
+    """Is told where prompts part from what is cached, such as `radixkv.insight.advisor.Advisor`."""
+
+    def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
+        """An acquire of `data` in `owner` found some tokens, then left `walk.neighbour`.
+
+        In the middle of the acquire: it must be quick, raise nothing and call nothing of the cache.
+        """
+
+
 class Leasing:
     """Makes the leases of one cache."""
 
@@ -29,14 +40,16 @@ class Leasing:
         self,
         capacity: Capacity,
         ghosts: GhostIndex,
-        advisor: Advisor | None,
+        observer: DivergenceObserver | None,
+        explain: bool,
         enabled: bool,
         partial_reuse: bool,
     ) -> None:
         self._capacity = capacity
         self._pins = capacity.pins
         self._ghosts = ghosts
-        self._advisor = advisor  # told of every lookup; None: leases carry no reports
+        self._observer = observer
+        self._explain = explain  # whether leases carry reports
         self._enabled = enabled  # False: what leases commit is not kept
         self._partial_reuse = partial_reuse  # whether parts of blocks are shared
         self._on_acquire = overridden(capacity.tree.policy, "on_acquire")
@@ -82,13 +95,13 @@ class Leasing:
                 needed, owner, total, (node, depth), lambda: capacity.room_beside(group, node, depth, whole)
             )
         due: DueReport | None = None
-        if self._advisor is not None:  # before anything is evicted or split
+        if self._explain:  # before anything is evicted or split
             if skip is None and self._ghosts.count:
                 due = due_report(self._ghosts, tree, data, owner, walk)
             else:
                 due = new_due((walk, num_tokens, None, 0.0, skip))
-            if found and skip is None and found < num_tokens - 1 and walk.onward:
-                self._advisor.observe(data, walk, owner)
+        if self._observer is not None and found and skip is None and found < num_tokens - 1 and walk.onward:
+            self._observer.observe(data, walk, owner)
         if takes_over:
             assert source is not None
             held = source

@@ -28,7 +28,6 @@ from radixkv.cache.cache_parts import CacheParts, Declared
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.insight.advisor import Advisor, BreakPoint
 from radixkv.cache.insight.ages import UseTimes
 from radixkv.cache.insight.events import ChangeLog, Listener
 from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport, classify
@@ -46,7 +45,7 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.leasing import Leasing
+from radixkv.cache.leasing import DivergenceObserver, Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
@@ -80,6 +79,7 @@ class PrefixCache:
             namespaces that begin with it and have none of their own: a tenant's salts share one quota.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
         explain: False: leases carry no report (`skipped`), for measuring what reports cost.
+        observer: is told of every acquired prompt that parts from what is cached.
 
     Raises:
         ConfigError: an option is out of range.
@@ -100,6 +100,7 @@ class PrefixCache:
         quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None = None,
         partial_reuse: bool = True,
         explain: bool = True,
+        observer: DivergenceObserver | None = None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if type(value) is not int or not 1 <= value < 2**31:
@@ -119,10 +120,12 @@ class PrefixCache:
             "pin_budget": pin_budget,
             "partial_reuse": partial_reuse,
             "explain": explain,
+            "observer": observer,
         }
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
+        self.observer = observer
         self.partial_reuse = partial_reuse
         self.policy = policy = make_eviction_policy(policy)
         self._groups = groups = QuotaGroups(num_blocks, policy)
@@ -135,12 +138,8 @@ class PrefixCache:
         self._pins = pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
         self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
         self._lookup = lookup = Lookup(tree, names, enabled)
-        advisor = Advisor(block_size)
-        watched_by = advisor if explain else None
-        self._leasing = leasing = Leasing(capacity, ghosts, watched_by, enabled, partial_reuse)
-        self._parts = parts = CacheParts(
-            clock, groups, tree, names, ghosts, pins, capacity, lookup, advisor, leasing
-        )
+        self._leasing = leasing = Leasing(capacity, ghosts, observer, explain, enabled, partial_reuse)
+        self._parts = parts = CacheParts(clock, groups, tree, names, ghosts, pins, capacity, lookup, leasing)
         self._changes = ChangeLog(tree.block_bytes)
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
@@ -365,7 +364,7 @@ class PrefixCache:
         """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
 
         For the caller who found a broken invariant: this cache and its leases must not be used any more. The
-        policy is a new one of the same class; pins, ghosts, advice and counters begin anew.
+        policy is a new one of the same class; pins, ghosts and counters begin anew.
         """
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
@@ -525,11 +524,6 @@ class PrefixCache:
             record = ghosts.removal(self._parts.tree, data, owner, walk)
         elsewhere = self._lookup.found_elsewhere(data, owner) if admin else None
         return classify(data, num_tokens, cached, walk, record, ghosts.clock(), elsewhere)
-
-    def advice(self, limit: int = 10, namespace: NamespaceName | None = None) -> list[BreakPoint]:
-        """Where recent prompts (None: all) left cached ones, and what moving that place would bring."""
-        key = None if namespace is None else self._namespaces.key(namespace)
-        return self._parts.advisor.advice(limit, key)
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; the error says what is broken. O(blocks)."""

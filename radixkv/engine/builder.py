@@ -17,6 +17,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
+from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
 from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
 from radixkv.model.cuda_graphs import most_rows
@@ -177,6 +178,7 @@ def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> En
         ghost_blocks=config.ghost_blocks,
         pin_budget=config.pin_budget,
         model=options.get("model_fingerprint", ""),
+        observer=Advisor(runner.block_size),
     )
     return Engine(config, runner=runner, cache=cache, **options)
 

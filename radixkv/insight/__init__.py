@@ -1,1 +1,1 @@
-"""What makes a prompt part from an earlier one: prompts compared as texts, chats and tools."""
+"""What makes a prompt part from an earlier one: prompts compared as texts, chats, tools and tokens."""

@@ -9,7 +9,7 @@ from radixkv.chat.client_rules import CLIENT_RULES
 from radixkv.insight.breaker import Breaker, make_breaker
 from radixkv.insight.embedded_json import canonical_text, tools_in
 from radixkv.insight.prompt_parts import MessageParts
-from radixkv.insight.text_difference import Difference, differences, share_in_common
+from radixkv.insight.text_difference import TextDifference, differences, share_in_common
 from radixkv.insight.tools_difference import tools_breaker
 from radixkv.insight.volatile_text import volatile_text
 
@@ -106,7 +106,7 @@ def _white_space(old: str, new: str) -> tuple[str, str, str]:
     return "", *parts
 
 
-def _first(found: list[Difference]) -> tuple[str, str]:
+def _first(found: list[TextDifference]) -> tuple[str, str]:
     return (found[0].old_part, found[0].new_part) if found else ("", "")
 
 
@@ -150,7 +150,7 @@ def _metadata(old: str, new: str) -> Breaker | None:
     return None if one == other else make_breaker("client_metadata", "", one, other)
 
 
-def _are_examples(found: list[Difference]) -> bool:
+def _are_examples(found: list[TextDifference]) -> bool:
     """Whether examples differ: much of the text under a heading that says that examples follow."""
     first = found[0]
     size = sum(len(place.old_part) + len(place.new_part) for place in found)
@@ -175,5 +175,5 @@ def _headings(text: str) -> Iterable[re.Match[str]]:
     )
 
 
-def _has_pairs(found: list[Difference]) -> bool:
+def _has_pairs(found: list[TextDifference]) -> bool:
     return any(_PAIRS.search(place.label + place.new_part) for place in found)

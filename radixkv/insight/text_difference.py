@@ -15,7 +15,7 @@ _WORDS = re.compile(r"\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|\s+|[
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TextDifference:
     """A place where two texts differ.
 
     Args:
@@ -59,12 +59,12 @@ class Difference:
         return self.new_text[max(0, self.new[0] - WINDOW) : self.new[0]].rpartition("\n")[2]
 
 
-def differences(old: str, new: str) -> list[Difference]:
+def differences(old: str, new: str) -> list[TextDifference]:
     """The places where two texts differ, in order; next to one another they are one.
 
     Of long texts only the first such places are told apart. O(n) and a comparison of some hundred words.
     """
-    return [Difference(old, new, *place) for place in _joined(old, new, list(_places(old, new)))]
+    return [TextDifference(old, new, *place) for place in _joined(old, new, list(_places(old, new)))]
 
 
 def _places(old: str, new: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from radixkv.insight.text_difference import Difference
+from radixkv.insight.text_difference import TextDifference
 
 MAX_CHARS = 300  # of a value
 _MONTHS = """
@@ -183,7 +183,7 @@ class Volatile:
     what: str
 
 
-def volatile_text(found: Difference) -> Volatile | None:
+def volatile_text(found: TextDifference) -> Volatile | None:
     """What differs, judged by its form and the words around it; None: nothing known."""
     if max(len(found.old_part), len(found.new_part)) > MAX_CHARS:
         return None
@@ -195,7 +195,7 @@ def _covers(match: re.Match[str], start: int, end: int) -> bool:
     return match.start() <= start and match.end() >= end and match.end() > match.start()
 
 
-def _matches(pattern: re.Pattern[str], found: Difference) -> list[str]:
+def _matches(pattern: re.Pattern[str], found: TextDifference) -> list[str]:
     """What a pattern finds where the texts differ, in both of them; empty: not in both."""
     values = []
     for text, start, end in found.sides():
@@ -206,7 +206,7 @@ def _matches(pattern: re.Pattern[str], found: Difference) -> list[str]:
     return values if values[0] != values[1] else []
 
 
-def _path(found: Difference) -> Volatile | None:
+def _path(found: TextDifference) -> Volatile | None:
     values = _matches(_PATH, found)
     if not values:
         in_paths = all(
@@ -220,7 +220,7 @@ def _path(found: Difference) -> Volatile | None:
     return None
 
 
-def _label_of(found: Difference, value: str) -> str:
+def _label_of(found: TextDifference, value: str) -> str:
     """The words in front of a value that differs, in its line."""
     line = found.label
     inside = next((n for n in range(min(len(value), len(line)), 0, -1) if line.endswith(value[:n])), 0)
@@ -253,7 +253,7 @@ _OWN_LABEL = re.compile(
 _SAYS_ID = re.compile(r"(?:[\s_-]id|uuid|guid|nonce|trace)[\s:=\"'`]*\Z", re.I)
 
 
-def _labelled_id(found: Difference) -> Volatile | None:
+def _labelled_id(found: TextDifference) -> Volatile | None:
     """A value with digits after words such as `session` or `request id`; a UUID wherever it stands."""
     values = _matches(_UUID, found)
     if values:
@@ -271,7 +271,7 @@ def _labelled_id(found: Difference) -> Volatile | None:
     return None if any(_matches(pattern, found) for _, pattern in _TIMES) else Volatile("id", what)
 
 
-def _opaque_id(found: Difference) -> Volatile | None:
+def _opaque_id(found: TextDifference) -> Volatile | None:
     values = _matches(_OPAQUE, found)
     if not values or not all(map(_is_opaque, values)):
         return None
@@ -279,7 +279,7 @@ def _opaque_id(found: Difference) -> Volatile | None:
     return None if is_colour else Volatile("id", "an id")
 
 
-def _time(found: Difference) -> Volatile | None:
+def _time(found: TextDifference) -> Volatile | None:
     for what, pattern in _TIMES:
         if _matches(pattern, found):
             return Volatile("timestamp", what)
@@ -357,7 +357,7 @@ _NO_NAMES = frozenset(
 )
 
 
-def _user(found: Difference) -> Volatile | None:
+def _user(found: TextDifference) -> Volatile | None:
     addressed = _OF_A_PERSON.search(found.label) is not None
     if addressed and (_matches(_EMAIL, found) or _matches(_HANDLE, found)):
         return Volatile("user_name", "a user's name")
@@ -374,7 +374,7 @@ _LOGIN_BEFORE = re.compile(
 )
 
 
-def _named(pattern: re.Pattern[str], found: Difference) -> bool:
+def _named(pattern: re.Pattern[str], found: TextDifference) -> bool:
     """Whether both texts have a name there, and words around it that speak of a person."""
     return all(
         any(

@@ -29,9 +29,9 @@ from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLog
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
-    from radixkv.cache.insight.tier_hit import TierHit
     from radixkv.cache.prefix_cache import Lease, Match
     from radixkv.tiers.load import TierLoad, TierWait
+    from radixkv.tiers.tier_hit import TierHit
 
 NamespaceName = str | tuple[str, ...]
 

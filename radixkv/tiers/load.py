@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.insight.tier_hit import TierHit
 from radixkv.cache.prefix_cache import Lease
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier import Bytes, TierBlocks
+from radixkv.tiers.tier_hit import TierHit
 
 
 class TierLoad:

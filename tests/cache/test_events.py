@@ -15,8 +15,9 @@ from stored_prompts import store
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
 from radixkv.async_cache import CacheClient
-from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener, Residency
+from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener
 from radixkv.errors import EngineStoppedError
+from radixkv.insight.residency import Residency
 
 
 def load(cache: PrefixCache, times: int, start: int = 0) -> None:

@@ -8,8 +8,9 @@ from cache_model import FakeClock
 from stored_prompts import store
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.events import Residency
 from radixkv.cache.insight.explain import REASONS
+from radixkv.insight.advisor import Advisor
+from radixkv.insight.residency import Residency
 
 
 def reason(cache: PrefixCache, tokens: list[int], namespace: str = "") -> str:
@@ -238,14 +239,15 @@ def test_a_follower_rebuilds_residency_from_events() -> None:
 
 
 def test_the_advisor_finds_the_timestamp_in_the_system_prompt() -> None:
-    cache = PrefixCache(2000, 16)
+    advisor = Advisor(16)
+    cache = PrefixCache(2000, 16, observer=advisor)
     rng = np.random.default_rng(0)
     system = rng.integers(100, 30000, 400).tolist()
     for i in range(40):
         store(cache, [*system[:41], 50 + i, 51 + i, *system[43:], *rng.integers(0, 99, 20).tolist()])
         other = rng.integers(100, 30000, 60).tolist()
         store(cache, [7, 7, 7, 7, *other])
-    best = cache.advice()[0]
+    best = advisor.advice()[0]
     assert best.position == 41
     assert best.count == 39
     assert best.group_tokens == tuple(system[:4])

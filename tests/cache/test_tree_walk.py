@@ -10,6 +10,7 @@ from stored_prompts import store as fill
 from radixkv import PrefixCache
 from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import decode_tokens
+from radixkv.insight.advisor import Advisor
 
 
 def finished(walk: TreeWalk | None, nodes: int = 1000) -> TreeWalk:
@@ -169,13 +170,14 @@ def test_a_path_has_the_ids_of_a_walk() -> None:
 
 
 def test_advice_keeps_namespaces_apart() -> None:
-    cache = PrefixCache(1000, 4)
+    advisor = Advisor(4)
+    cache = PrefixCache(1000, 4, observer=advisor)
     for namespace in ("a", "b"):
         for time_token in range(20):
             fill(cache, [1, 2, 3, 4, 50 + time_token, *range(10, 30)], namespace)
-    (point,) = cache.advice(namespace="a")
+    (point,) = advisor.advice(namespace=("a",))
     assert point.namespace == ("a",)
     assert point.count == point.group_count == 19
     assert point.example_before == (1, 2, 3, 4)
-    assert len(cache.advice()) == 2
-    assert cache.advice(namespace="c") == []
+    assert len(advisor.advice()) == 2
+    assert advisor.advice(namespace=("c",)) == []

@@ -13,7 +13,6 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
 from radixkv.async_cache import CacheClient
-from radixkv.cache.insight.events import Residency
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
 from radixkv.cache_key import CacheKey
@@ -25,6 +24,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RadixKVError,
 )
+from radixkv.insight.residency import Residency
 from radixkv.request import OutputDelta, PrefixPin, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -36,11 +36,11 @@ FLOORS = (
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
     "radixkv",  # its version
-    "radixkv.cache.insight.advisor",  # the type of a hint
+    "radixkv.insight.advisor",  # the type of a hint
     "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
-    "radixkv.cache.insight.similarity",  # what two prompts have in common further on
+    "radixkv.insight.similarity",  # what two prompts have in common further on
     "radixkv.async_cache",
     "radixkv.cache.keys",  # how tokens are encoded
     "radixkv.cache.insight.tree_walk",  # the type of a node

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from inspection import inside
 
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.cache.insight.events import Residency
 from radixkv.cache.keys import NamespaceName, decode_tokens, frame_namespace
 from radixkv.cache.prefix_cache import Lease, Match
+from radixkv.insight.residency import Residency
 
 PUBLIC = ("(public)",)
 

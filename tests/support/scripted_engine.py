@@ -30,6 +30,7 @@ from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.insight.advisor import Advisor
 from radixkv.request import (
     FinishReason,
     Logprob,
@@ -211,7 +212,7 @@ class ScriptedEngine:
         )
         self.default_sampling = default_sampling or {}
         # Nothing is computed, but what a test puts there is found.
-        self.prefix_cache = PrefixCache(num_blocks, 16)
+        self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16))
         self._caches = caches
         self._script = script or what_to_say
         self.cache = CacheClient(self._run_on_cache, self.model_fingerprint)

@@ -1,1 +1,1 @@
-"""Why a prompt missed: ghosts of evicted blocks, explanations, advice, events."""
+"""Why a prompt missed: ghosts of evicted blocks, explanations, events."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv_server.diagnostics.fingerprint import Difference, Fingerprint
+from radixkv_server.diagnostics.fingerprint import Fingerprint, FirstDifference
 from radixkv_server.diagnostics.store import KeptRequest
 
 #: The prompt's end, where the assistant begins to speak, is not the same in a later turn with all templates.
@@ -37,7 +37,7 @@ class Finding:
     """
 
     state: State
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     compared_tokens: int = 0
     shared_tokens: int = 0
     reusable_tokens: int = 0

@@ -50,7 +50,7 @@ class RequestParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first part in which two requests differ.
 
     Args:
@@ -83,13 +83,13 @@ class Fingerprint:
         hashes = len(self.tools) + len(self.system) + len(self.messages) + len(self.summaries)
         return 1024 + 64 * (hashes + len(self.parameters)) + self.tokens.nbytes
 
-    def first_difference(self, later: Fingerprint) -> Difference | None:
+    def first_difference(self, later: Fingerprint) -> FirstDifference | None:
         """What a later request changed first, in the order model, tools, system, messages, parameters.
 
         Messages that were added at the end change nothing; left out ones do. O(parts).
         """
         if self.model != later.model:
-            return Difference("model")
+            return FirstDifference("model")
         for part, one, other in (
             ("tools", self.tools, later.tools),
             ("system", self.system, later.system),
@@ -99,10 +99,10 @@ class Fingerprint:
                 both = enumerate(zip(one, other, strict=False))
                 index = next((at for at, (mine, its) in both if mine != its), min(len(one), len(other)))
                 compacted = part == "messages" and bool(later.summaries - self.summaries)
-                return Difference(part, index, compacted)
+                return FirstDifference(part, index, compacted)
         for name in dict.fromkeys((*self.parameters, *later.parameters)):
             if self.parameters.get(name, _NOTHING) != later.parameters.get(name, _NOTHING):
-                return Difference(name)
+                return FirstDifference(name)
         return None
 
     def num_shared_tokens(self, later: Fingerprint) -> int:

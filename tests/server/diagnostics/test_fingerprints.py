@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from radixkv_server.diagnostics.fingerprint import (
-    Difference,
     Fingerprint,
+    FirstDifference,
     RequestParts,
     fingerprint_of,
 )
@@ -25,10 +25,10 @@ def of(parts: RequestParts, ids: list[int]) -> Fingerprint:
     return fingerprint_of(parts, np.array(ids, np.int32))
 
 
-def plain_difference(one: RequestParts, two: RequestParts) -> Difference | None:
+def plain_difference(one: RequestParts, two: RequestParts) -> FirstDifference | None:
     """What `first_difference` must say, from the requests themselves."""
     if one.model != two.model:
-        return Difference("model")
+        return FirstDifference("model")
     for part in ("tools", "system", "messages"):
         mine, its = list(getattr(one, part)), list(getattr(two, part))
         if part == "messages":
@@ -38,10 +38,10 @@ def plain_difference(one: RequestParts, two: RequestParts) -> Difference | None:
             while index < min(len(mine), len(its)) and mine[index] == its[index]:
                 index += 1
             fresh = [summary for summary in two.summaries if summary not in one.summaries]
-            return Difference(part, index, part == "messages" and bool(fresh))
+            return FirstDifference(part, index, part == "messages" and bool(fresh))
     for name in ("p", "q"):
         if one.parameters.get(name) != two.parameters.get(name):
-            return Difference(name)
+            return FirstDifference(name)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.cache.insight.advisor import BreakPoint
+from radixkv.insight.advisor import BreakPoint
 from radixkv_server.apis.cache.advice_text import Divergence, PromptGroup, prompt_group_advice
 from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache.caller import Caller

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.insight.similarity import same_later
 from radixkv.chat.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
 from radixkv.insight.breaker import Breaker, make_breaker
 from radixkv.insight.history_difference import name_of
 from radixkv.insight.message_difference import changing
 from radixkv.insight.prompt_difference import find_breaker
 from radixkv.insight.prompt_parts import PromptParts
+from radixkv.insight.similarity import same_later
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from radixkv.cache.insight.advisor import BreakPoint
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.insight.similarity import same_later
 from radixkv.chat.client_rules import ClientRule
+from radixkv.insight.advisor import BreakPoint
+from radixkv.insight.similarity import same_later
 from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, divergence_advice, miss_advice
 from radixkv_server.apis.cache.breaker import (

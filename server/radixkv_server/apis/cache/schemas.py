@@ -62,7 +62,7 @@ class PromptBody(CachePromptFields):
         return _one_of(value, ("messages", "prompt"))
 
 
-class Comparison(StrictModel):
+class ComparedPrompts(StrictModel):
     """Two prompts, each a text, token ids, messages, or a body with these and what else it has."""
 
     prompt: Any
@@ -83,7 +83,7 @@ class Comparison(StrictModel):
 class ExplainBody(CachePromptFields):
     """Body of POST /v1/cache/explain: a prompt, or two of them to compare with one another."""
 
-    compare: Comparison | None = None
+    compare: ComparedPrompts | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
+from radixkv.insight.advisor import Advisor
 
 ADMIN, ADA, BOB = "operator-key", "ada-key", "bob-key"
 SYSTEM = "You are the helpful assistant of the harbour office. "
@@ -28,7 +29,7 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture(autouse=True)
 def empty_cache(server: LiveServer) -> None:
-    server.engine.prefix_cache = PrefixCache(200, 16)
+    server.engine.prefix_cache = PrefixCache(200, 16, observer=Advisor(16))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.cache.insight.similarity import same_later
+from radixkv.insight.similarity import same_later
 from radixkv_server.apis.cache.advice_text import word_at
 from radixkv_server.chat.message_places import place_name
 

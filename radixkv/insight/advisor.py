@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixkv.cache.insight.similarity import same_later
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace
 from radixkv.cache.tree_nodes import Walk, continuation
+from radixkv.insight.similarity import same_later
 
 FAMILY_TOKENS = 4
 EXAMPLE_TOKENS = 16
