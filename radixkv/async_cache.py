@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.insight.tree_walk import TreeSnapshot, TreeWalk
-from radixkv.cache.keys import TOKEN_BYTES, TokenIds
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
@@ -41,6 +41,14 @@ class RunOnCache(Protocol):
     def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
 
 
+class ExplainByTiers(Protocol):
+    """Adds what the tiers below the cache have of what a report says is missing."""
+
+    def __call__(
+        self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName, /
+    ) -> Awaitable[MissReport]: ...
+
+
 class CacheClient:
     """The prefix cache of an engine, for callers on an event loop: plain calls with plain results.
 
@@ -49,14 +57,18 @@ class CacheClient:
     Args:
         run: runs a function on the cache.
         model: the fingerprint of the model whose K/V the cache holds.
+        explain_by_tiers: asked for each report; None: there are no tiers.
 
     Raises (all calls):
         InvalidRequestError: token ids that are none, or a value out of range.
         EngineStoppedError: the engine has been closed or has failed.
     """
 
-    def __init__(self, run: RunOnCache, model: str = "") -> None:
+    def __init__(
+        self, run: RunOnCache, model: str = "", explain_by_tiers: ExplainByTiers | None = None
+    ) -> None:
         self._run = run
+        self._explain_by_tiers = explain_by_tiers
         self._model = model
         self._followers: set[_Follower] = set()
         self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
@@ -74,10 +86,16 @@ class CacheClient:
     async def explain(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
     ) -> MissReport:
-        """Why the prompt would miss if it came now; `admin`: look into other tenants' spaces, too."""
+        """Why the prompt would miss if it came now; `admin`: look into other tenants' spaces, too.
+
+        Tiers are asked what they have of it; one that does not answer soon is not waited for.
+        """
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
-        return await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
+        report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
+        if self._explain_by_tiers is None:
+            return report
+        return await self._explain_by_tiers(report, key, namespace)
 
     async def pin(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ from radixkv.text.text_size import text_size
 from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.client import RequestOptions
     from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from radixkv.tiers.tier import Tier
 
 T = TypeVar("T")
+
+# Seconds for which tiers are asked what they have of a prompt that is explained, and between two tries.
+ASK_TIERS_S = 0.2
+ASK_AGAIN_S = 0.005
 
 # A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
 # token ids).
@@ -78,7 +85,9 @@ class AsyncEngine:
             1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
         )
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
-        self.cache = CacheClient(self._run_on_cache, self._thread.info.model_fingerprint)
+        self.cache = CacheClient(
+            self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, tier: Tier | None = None) -> AsyncEngine:
@@ -223,6 +232,18 @@ class AsyncEngine:
 
     def _run_on_cache(self, function: Callable[[PrefixCache], T]) -> Awaitable[T]:
         return self.call(lambda engine: function(engine.cache))
+
+    async def _explain_by_tiers(
+        self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName
+    ) -> MissReport:
+        """A tier that does not know at once is asked again, for some time."""
+        end = time.monotonic() + ASK_TIERS_S
+        while time.monotonic() < end:
+            told = await self.call(lambda engine: engine.explain_by_tiers(report, token_ids, namespace))
+            if told is not None:
+                return told
+            await asyncio.sleep(ASK_AGAIN_S)
+        return report
 
     def _fail_all(self, error: EngineStoppedError) -> None:
         self._streams.fail_all(error)

@@ -71,7 +71,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Missed tokens by reason",
             "first_seen: new text. diverged: the prompt leaves a cached one early; GET /v1/cache/advice says "
-            "where. evicted: the pool is too small, or pins and floors are missing.",
+            "where. evicted: the pool is too small, or pins and floors are missing. load_too_slow, checksum: "
+            "a tier has the blocks and does not bring them in time, or they are damaged.",
             "short",
             [(rate("missed_prompt_tokens_total", "reason"), "{{reason}} /s")],
             stacked=True,
@@ -101,6 +102,38 @@ ROWS: dict[str, list[Panel]] = {
             [
                 (rate("evicted_blocks_total"), "evicted blocks /s"),
                 (rate("preemptions_total"), "preemptions /s"),
+            ],
+        ),
+    ],
+    "Tiers": [
+        Panel(
+            "Prompt blocks from tiers",
+            "What disk or Redis brought and got. Blocks that are saved and never loaded: the traffic repeats "
+            "nothing, or the tier is smaller than what is used again.",
+            "short",
+            [
+                (rate("tier_loaded_blocks_total", "tier"), "{{tier}} loaded /s"),
+                (rate("tier_saved_blocks_total", "tier"), "{{tier}} saved /s"),
+            ],
+        ),
+        Panel(
+            "Lookups in tiers",
+            "Requests that found blocks in the tier, and that found none.",
+            "short",
+            [
+                (rate("tier_hits_total", "tier"), "{{tier}} hits /s"),
+                (rate("tier_misses_total", "tier"), "{{tier}} misses /s"),
+            ],
+        ),
+        Panel(
+            "Tiers that are down, fail, or are refused",
+            "up below the number of servers: a disk is full or Redis can't be reached, and prompts are "
+            "computed; the log has the reason. refused: load_too_slow, slow; checksum, damaged.",
+            "short",
+            [
+                (now("tier_up", "tier"), "{{tier}} up"),
+                (rate("tier_errors_total", "tier, call"), "{{tier}} {{call}} failed /s"),
+                (rate("tier_refused_total", "tier, reason"), "{{tier}} {{reason}} /s"),
             ],
         ),
     ],

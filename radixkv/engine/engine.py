@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
@@ -240,6 +241,15 @@ class Engine:
             with self._repairing():  # each by itself: if one breaks something, the others still end
                 self._counters.aborted += 1
                 self._end(request, "abort")
+
+    def explain_by_tiers(
+        self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName
+    ) -> MissReport | None:
+        """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
+
+        Changes nothing. O(tokens).
+        """
+        return self._tier.explain(report, token_ids, namespace)
 
     @property
     def has_room(self) -> bool:

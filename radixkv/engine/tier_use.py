@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.runner import Runner
@@ -97,6 +98,10 @@ class TierUse:
         """A request has ended; the tier may want what is cached of its tokens."""
         if self._transfers is not None:
             self._transfers.offer(token_ids, namespace)
+
+    def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
+        """See `TierWaits.explain`."""
+        return report if self._waits is None else self._waits.explain(report, token_ids, namespace)
 
     def requests_changed(self) -> None:
         """A request has come or gone: the next step may do something."""

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from radixkv.cache.insight.explain import Reason
-from radixkv.cache.keys import NamespaceName
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.insight.explain import MissReport, Reason
+from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tiers.load import TierWait
+from radixkv.tiers.load import NotLoaded, TierWait
+from radixkv.tiers.measured_tier import Found
 from radixkv.tiers.tier import TierState
 from radixkv.tiers.transfers import Transfers
 
@@ -107,14 +109,13 @@ class TierWaits:
                 return self._asks_later(wait)
             started = None
             if answer.tier is not None and answer.num_blocks:
-                run = run.part(0, answer.num_blocks)
-                started = transfers.start_load(answer.tier, run, match, wait.deadline)
-            elif answer.tier is not None and answer.refused:
-                wait.refused = answer.refused, answer.tier.name
+                part = run.part(0, answer.num_blocks)
+                started = transfers.start_load(answer.tier, part, match, wait.deadline)
             if started is None:
+                wait.not_loaded = _not_loaded(answer, run) or wait.not_loaded
                 wait.is_over = True
                 return False
-            load, end = started, run.end
+            load, end = started, part.end
         wait.begin(load, matched, now)
         request.producer, request.produced_until = load, end
         return True
@@ -124,9 +125,21 @@ class TierWaits:
         wait = request.tier_wait
         request.tier_hits = () if wait is None else tuple(wait.hits.values())
         report = request.cache_report
-        if wait is not None and wait.refused is not None and report is not None and report.reason != "hit":
-            reason, tier = wait.refused
-            request.cache_report = replace(report, reason=cast(Reason, reason), tier=tier)
+        if wait is not None and report is not None:
+            request.cache_report = _told(report, wait.not_loaded)
+
+    def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
+        """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
+
+        O(tokens). Nothing is counted, and nothing is loaded.
+        """
+        if report.reason in ("hit", "skipped"):
+            return report
+        run = self._cache.block_leases.missing(self._cache.match(token_ids, namespace))
+        if not len(run):
+            return report
+        found = self._transfers.lookup(run, self._deadline_s, counts=False)
+        return None if found.state is TierState.RETRY else _told(report, _not_loaded(found, run))
 
     def _asks_later(self, wait: TierWait) -> bool:
         """The request goes on waiting, and the tier is asked again."""
@@ -136,3 +149,23 @@ class TierWaits:
 
     def _note_lookup(self, when: float) -> None:
         self.next_lookup = when if self.next_lookup is None else min(self.next_lookup, when)
+
+
+def _not_loaded(found: Found, run: BlockRun) -> NotLoaded | None:
+    """The blocks of a run that a tier has."""
+    if found.tier is None or not found.num_kept:
+        return None
+    return NotLoaded(found.tier.name, run.start + found.num_kept * run.block_size, found.refused)
+
+
+def _told(report: MissReport, left: NotLoaded | None) -> MissReport:
+    """A report that says which of the tokens that were missed a tier has."""
+    if left is None or report.reason in ("hit", "skipped"):
+        return report
+    count = max(0, min(left.end, report.num_prompt_tokens - 1) - report.num_hit_tokens)
+    reason = cast(Reason, left.reason or report.reason)
+    if reason == "checksum":  # nobody has them
+        count = 0
+    elif not count:
+        return report
+    return replace(report, reason=reason, tier=left.tier, num_tier_tokens=count)

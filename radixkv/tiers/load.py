@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.prefix_cache import Lease
@@ -74,6 +75,20 @@ class TierLoad:
         return f"TierLoad({self.run!r}, {state})"
 
 
+class NotLoaded(NamedTuple):
+    """Blocks that a tier has and that were, or would be, computed all the same.
+
+    Attributes:
+        tier: its name.
+        end: tokens up to the end of the last of them.
+        reason: why, as `MissReport.reason` says it; None: it has no word for that.
+    """
+
+    tier: str
+    end: int
+    reason: str | None
+
+
 class TierWait:
     """What one request has asked of the tiers since it last ran.
 
@@ -86,10 +101,10 @@ class TierWait:
         since: when that was.
         is_over: the tiers are not asked again.
         hits: what each tier that it waited for has brought it so far.
-        refused: why, and by which tier, blocks that are there were not loaded last; None: nothing is known.
+        not_loaded: what was last left where it is; None: nothing, as far as is known.
     """
 
-    __slots__ = ("ask_at", "deadline", "hits", "is_over", "load", "matched", "model_s", "refused", "since")
+    __slots__ = ("ask_at", "deadline", "hits", "is_over", "load", "matched", "model_s", "not_loaded", "since")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -100,7 +115,7 @@ class TierWait:
         self.since = 0.0
         self.is_over = False
         self.hits: dict[str, TierHit] = {}
-        self.refused: tuple[str, str] | None = None
+        self.not_loaded: NotLoaded | None = None
 
     def begin(self, load: TierLoad, matched: int, now: float) -> None:
         """Wait for a load."""
@@ -117,7 +132,7 @@ class TierWait:
         self.hits[name] = TierHit(name, before.num_tokens + gained, before.seconds + now - self.since)
         self.is_over |= load.has_failed
         if load.refused is not None:
-            self.refused = load.refused, name
+            self.not_loaded = NotLoaded(name, load.run.end, load.refused)
         self.load = None
 
 

@@ -76,12 +76,14 @@ class Found(NamedTuple):
         num_blocks: leading ones to load.
         tier: which has them.
         refused: why those that it has are not loaded.
+        num_kept: leading ones that it has.
     """
 
     state: TierState
     num_blocks: int = 0
     tier: MeasuredTier | None = None
     refused: str | None = None
+    num_kept: int = 0
 
 
 class EngineSpeeds:
@@ -153,22 +155,37 @@ class MeasuredTier:
         if not self._pays(len(run), run.block_size):
             self._note_slow()
             return Found(TierState.MISS)  # whether it has them is not known, and nothing is said of that
+        found = self.peek(run, wait_s)
+        if found.num_kept:
+            self.counts.hits += 1
+        elif found.state is TierState.MISS:
+            self.counts.misses += 1
+        if found.refused is not None:
+            self.refuse(found.refused)
+        return found
+
+    def peek(self, run: BlockRun, wait_s: float) -> Found:
+        """The same for one who only wants to know: it counts nothing, and asks though it may not pay.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        if self._clock() < self._rests_until:
+            return Found(TierState.MISS)
         state, count = self.tier.lookup(run)
         if state is TierState.RETRY:
             return Found(state)
-        if state not in (TierState.HIT, TierState.PENDING) or count <= 0:
-            self.counts.misses += 1
+        if state is TierState.MISS or count <= 0:
             return Found(TierState.MISS)
-        self.counts.hits += 1
-        some = self._worthwhile(min(count, len(run)), run.block_size, wait_s)
-        return Found(state, some, self) if some else self.refuse(TOO_SLOW)
+        count = min(count, len(run))
+        some = self._worthwhile(count, run.block_size, wait_s)
+        return Found(state if some else TierState.MISS, some, self, None if some else TOO_SLOW, count)
 
-    def refuse(self, why: str) -> Found:
+    def refuse(self, why: str) -> None:
         """Blocks that it has are computed."""
         if why == TOO_SLOW:
             self._note_slow()
         self.counts.refused[why] = self.counts.refused.get(why, 0) + 1
-        return Found(TierState.MISS, 0, self, why)
 
     def _note_slow(self) -> None:
         if self._slow_since is None:

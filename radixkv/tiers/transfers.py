@@ -224,18 +224,19 @@ class Transfers:
         """Loads under way."""
         return len(self._loads)
 
-    def lookup(self, run: BlockRun, wait_s: float) -> Found:
+    def lookup(self, run: BlockRun, wait_s: float, *, counts: bool = True) -> Found:
         """What the first tier has that brings blocks of a run sooner than they are computed.
 
         RETRY where one does not know yet; else, with MISS, why blocks that are there are not loaded.
 
         Args:
             wait_s: how long who needs them may wait.
+            counts: False: nobody needs them, somebody wants to know.
         """
         answer = Found(TierState.MISS)
         for tier in self._tiers:
             try:
-                found = tier.lookup(run, wait_s)
+                found = tier.lookup(run, wait_s) if counts else tier.peek(run, wait_s)
             except Exception as error:
                 self._note_failure("look up", error, tier)
                 continue

@@ -13,6 +13,8 @@ from browser_page import axe_findings, console, expect, overflows
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
+from radixkv.cache.insight.explain import REASONS
+
 KEYS = {"api_keys": ("ada=ada-key",), "admin_keys": ("operator=operator-key",)}
 SYSTEM = "It is 2026-11-21 08:{minute}. You are the helpful assistant of a lighthouse. Count the ships."
 VIEWS = {
@@ -93,6 +95,12 @@ def test_requests_come_live_and_tell_where_they_missed(browser: Any, server: Liv
         page.go_back()
         page.get_by_role("link", name="All requests").click()
         newest.wait_for()
+
+
+def test_each_reason_has_words(browser: Any, server: LiveServer) -> None:
+    with console(browser, server.url) as page:
+        worded = page.evaluate("import('/console/ui.js').then((ui) => Object.keys(ui.REASONS))")
+    assert sorted(worded) == sorted(REASONS)
 
 
 def test_two_prompts_are_compared(browser: Any, server: LiveServer) -> None:

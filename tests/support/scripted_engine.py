@@ -45,6 +45,7 @@ from radixkv.request import (
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
+from radixkv.tiers.measured_tier import TierCounts
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
 
@@ -174,6 +175,7 @@ def scripted_stats(cache: PrefixCache) -> EngineStats:
         cache=replace(
             cache.stats, total_blocks=100, free_blocks=70, cached_blocks=20, held_blocks=10, evicted_blocks=5
         ),
+        tiers=(TierCounts("disk", hits=7, misses=2, errors={"load": 1}, refused={"checksum": 1}),),
     )
 
 

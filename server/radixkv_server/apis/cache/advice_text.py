@@ -171,6 +171,18 @@ def miss_advice(report: MissReport, found: Divergence, cause: str | None = None)
     """
     if report.reason == "diverged":
         return divergence_advice(found) if cause is None else cause_advice(found, cause)
+    if report.reason == "load_too_slow":
+        return (
+            f"The tier {report.tier} has it, and computing it is quicker than loading it, or the tier did "
+            "not answer in time: look at radixkv_tier_up and at how quick the disk or the network is."
+        )
+    if report.reason == "checksum":
+        return (
+            f"What the tier {report.tier} had kept was damaged and has been dropped; it is computed and "
+            "saved anew. If it happens again, look at the disk: `radixkv cache verify PATH`."
+        )
+    if report.reason in ("evicted", "expired", "reset", "first_seen") and report.tier is not None:
+        return f"The tier {report.tier} has it: the next request that needs it loads it from there."
     if report.reason == "evicted":
         return (
             "The cache had too little room for it. Pin what must stay (POST /v1/cache/pins), ask for a quota "

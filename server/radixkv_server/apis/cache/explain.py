@@ -30,7 +30,7 @@ from radixkv_server.dialect import Json
 SHOWN_TOKENS = 48  # on each side of a break
 COMPARED_TOKENS = 4096
 
-_CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_seen")
+_CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_seen", "load_too_slow")
 
 
 async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
@@ -76,6 +76,8 @@ def report_json(report: MissReport) -> Json:
         "age_s": None if report.age_s is None else round(report.age_s, 3),
         "evicted_by": report.evicted_by,
         "skipped": report.skipped,
+        "tier": report.tier,
+        "tier_tokens": report.num_tier_tokens,
     }
 
 

@@ -43,7 +43,7 @@ def miss_json(report: MissReport, hint: str | None) -> Json:
     """The reason, the position of the first token that was not found, and what is known of its cause."""
     miss: Json = {"reason": report.reason}
     if report.tier is not None:
-        miss["tier"] = report.tier
+        miss["tier"], miss["tier_tokens"] = report.tier, report.num_tier_tokens
     if report.reason != "hit":
         miss["position"] = report.num_hit_tokens
     if report.age_s is not None:

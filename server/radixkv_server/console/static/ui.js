@@ -63,6 +63,8 @@ export const REASONS = {
   reset: ["Reset", "The cache was emptied."],
   partial_block: ["Partial block", "Cached, but less than a whole block of it could be shared."],
   namespace: ["Other tenant", "Another tenant has it. Make it public if all may share it."],
+  load_too_slow: ["Load too slow", "A tier has it, but it was quicker to compute, or did not come in time."],
+  checksum: ["Checksum", "What a tier had kept was damaged: it was dropped, and computed."],
   skipped: ["Skipped", "The request asked not to look it up, or for logprobs of its prompt."],
 };
 
