@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
-from radixkv.cache.insight.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.pins import PinInfo
@@ -24,6 +23,7 @@ from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cache_key import CacheKey
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 from radixkv.insight.advisor import Advisor, BreakPoint
+from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
 
 T = TypeVar("T")
 
@@ -196,8 +196,9 @@ class CacheClient:
         """
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
-        def begin(cache: PrefixCache) -> tuple[TreeWalk | None, bool]:
-            walk = cache.tree.walk(
+        def begin(cache: PrefixCache) -> tuple[TreeWalk, bool]:
+            walk = TreeWalk(
+                cache.tree,
                 namespace,
                 shown_tokens=shown_tokens,
                 most_nodes=most_nodes,
@@ -206,8 +207,6 @@ class CacheClient:
             return walk, cache.tree.evicts_in_order
 
         walk, is_exact = await self._run(begin)
-        if walk is None:
-            return TreeSnapshot([], True, is_exact)
         while await self._run(lambda cache: walk.advance()):
             pass
         is_small = walk.num_seen <= _INLINE_NODES

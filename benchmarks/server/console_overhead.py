@@ -32,6 +32,7 @@ import httpx
 from benchmarks.figures import write_figures
 from radixkv import EngineConfig
 from radixkv.async_engine import AsyncEngine
+from radixkv.insight.tree_walk import TreeWalk
 from radixkv_server.app import make_server
 from radixkv_server.http.listener import bind_socket
 from radixkv_server.settings import ServerSettings
@@ -74,7 +75,7 @@ def snapshot_cost(engine: AsyncEngine, url: str, rounds: int = 20) -> dict[str, 
 
     def walk(inner: Any) -> float:
         began = time.thread_time()
-        walk = inner.cache.tree.walk(shown_tokens=48, most_nodes=20_000)
+        walk = TreeWalk(inner.cache.tree, shown_tokens=48, most_nodes=20_000)
         while walk.advance():
             pass
         return time.thread_time() - began

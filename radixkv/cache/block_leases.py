@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from radixkv.cache.block_identity import IDENTITY_BYTES, what_computes
+from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity, what_computes
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.keys import (
     TOKEN_BYTES,
     EncodedTokens,
@@ -19,18 +18,21 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.lookup import Match
+from radixkv.cache.leasing import Leasing
+from radixkv.cache.lookup import Lookup, Match
+from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace
+from radixkv.cache.radix_tree import RadixTree
 
 
 class BlockLeases:
     """Those of one cache."""
 
-    def __init__(self, parts: CacheParts) -> None:
-        self._tree = parts.tree
-        self._lookup = parts.lookup
-        self._namespaces = parts.namespaces
-        self._leasing = parts.leasing
+    def __init__(self, tree: RadixTree, lookup: Lookup, namespaces: Namespaces, leasing: Leasing) -> None:
+        self._tree = tree
+        self._lookup = lookup
+        self._namespaces = namespaces
+        self._leasing = leasing
 
     def missing(self, match: Match) -> BlockRun:
         """The whole blocks of a prompt after its match, which must be current: all those of one namespace.
@@ -106,8 +108,5 @@ class BlockLeases:
 
 def _run(part: Namespace, owner: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
     """A run of what is `owner`'s, or of the public text that it shares."""
-    identities = tuple(
-        bytes(ids[place : place + IDENTITY_BYTES]) for place in range(0, len(ids), IDENTITY_BYTES)
-    )
     key = what_computes(owner.key) if part.is_public else owner.key
-    return BlockRun(key, part.is_public, data, start, identities)
+    return BlockRun(key, part.is_public, data, start, each_identity(ids))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.cache.cache_parts import CacheParts
+from radixkv.cache.leasing import Leasing
+from radixkv.cache.retention.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,16 @@ class CacheStats:
     ghost_blocks: int  # removed blocks that are remembered; one that a reset removed again may count twice
 
 
-def snapshot(parts: CacheParts) -> CacheStats:
+def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStats:
     """The counters of one cache. O(quota groups)."""
-    capacity, pins, leasing = parts.capacity, parts.pins, parts.leasing
-    pool, cached = capacity.pool, parts.groups.evictable()
+    pool, pins, cached = capacity.pool, capacity.pins, capacity.groups.evictable()
     return CacheStats(
         total_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
         cached_blocks=cached,
         held_blocks=pool.num_blocks - pool.num_free - cached,
         pinned_blocks=pins.pinned_blocks,
-        num_nodes=parts.tree.num_nodes,
+        num_nodes=capacity.tree.num_nodes,
         num_leases=len(capacity.leases),
         num_pins=len(pins),
         acquires=leasing.made,
@@ -51,7 +51,7 @@ def snapshot(parts: CacheParts) -> CacheStats:
         evicted_by_age=tuple(capacity.evicted_ages.counts),
         evicted_age_s=capacity.evicted_ages.total_s,
         out_of_blocks=capacity.refused,
-        resets=parts.num_resets,
+        resets=num_resets,
         pins_given_way=pins.given_way,
-        ghost_blocks=len(parts.ghosts),
+        ghost_blocks=len(capacity.ghosts),
     )

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from collections import Counter
 
-from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.retention.capacity import Capacity
 
 
-def check(parts: CacheParts) -> None:
+def check(capacity: Capacity) -> None:
     """Assert every invariant; see the functions below. O(blocks)."""
-    nodes = list(parts.tree.nodes())
-    _check_roots(parts, nodes)
+    nodes = list(capacity.tree.nodes())
+    _check_roots(capacity, nodes)
     for node in nodes:
-        _check_node(parts.tree, node)
-    for node in [*parts.tree.roots.values(), *nodes]:
-        _check_siblings(parts.tree, node)
-    _check_references(parts, nodes)
-    _check_leases(parts)
-    _check_blocks(parts, nodes)
-    _check_groups(parts, nodes)
-    pinned, pins = sum(len(node.blocks) for node in nodes if node.pins), parts.pins
+        _check_node(capacity.tree, node)
+    for node in [*capacity.tree.roots.values(), *nodes]:
+        _check_siblings(capacity.tree, node)
+    _check_references(capacity, nodes)
+    _check_leases(capacity)
+    _check_blocks(capacity, nodes)
+    _check_groups(capacity, nodes)
+    pinned, pins = sum(len(node.blocks) for node in nodes if node.pins), capacity.pins
     assert pinned == pins.pinned_blocks, f"{pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     assert pinned <= pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
 
 
-def _check_roots(parts: CacheParts, nodes: list[Node]) -> None:
-    tree = parts.tree
+def _check_roots(capacity: Capacity, nodes: list[Node]) -> None:
+    tree = capacity.tree
     assert len(nodes) == tree.num_nodes, f"{tree.num_nodes} nodes are counted, {len(nodes)} are reachable"
     assert len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice"
     for owner, root in tree.roots.items():
@@ -42,7 +42,7 @@ def _check_roots(parts: CacheParts, nodes: list[Node]) -> None:
         assert owner.is_public or owner.seed == tree.identities.seed(owner.key), f"{owner!r} has another seed"
         assert root.ids == owner.seed, f"the root of {owner!r} does not begin with its seed"
         assert not root.is_leaf or root.refs, f"the empty root of {owner!r} was left"
-    for computes, owner in parts.namespaces.publics.items():
+    for computes, owner in capacity.publics.items():
         assert owner.seed == tree.identities.public_seed(computes), f"public {computes} has another seed"
 
 
@@ -75,8 +75,6 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
         assert len(set(whole)) == len(whole), f"siblings below {node!r} share their first block"
         firsts = sorted(set(firsts))
         assert firsts == children.first_blocks(), f"the order of the children below {node!r} is stale"
-        ordered = [bytes(child.key[:size]) for child in children.in_order()]
-        assert ordered == firsts, f"the children below {node!r} are out of order"
         for child in members:
             assert child.parent is node, f"{child!r} does not point back to {node!r}"
             assert child.owner is owner, f"{child!r} is filed under {owner!r}"
@@ -85,18 +83,18 @@ def _check_siblings(tree: RadixTree, node: Node) -> None:
             assert is_found, f"{child!r} is not found"
 
 
-def _check_references(parts: CacheParts, nodes: list[Node]) -> None:
+def _check_references(capacity: Capacity, nodes: list[Node]) -> None:
     holders: Counter[Node] = Counter()
     refs: Counter[Node] = Counter()
-    pins_here: Counter[Node] = Counter(pin.node for pin in parts.pins)
-    for lease in parts.capacity.leases.values():
+    pins_here: Counter[Node] = Counter(pin.node for pin in capacity.pins)
+    for lease in capacity.leases.values():
         holders[lease.node] += 1
         if lease.pending is not None:
             refs.update(node for node, _ in lease.pending.nodes)
     pins: Counter[Node] = Counter(pins_here)
     refs.update(holders)
     refs.update(pins_here)
-    everything = [*nodes, *parts.tree.roots.values()]
+    everything = [*nodes, *capacity.tree.roots.values()]
     known = set(everything)
     for node in refs:
         assert node in known, f"{node!r} is held but not in the tree"
@@ -111,9 +109,9 @@ def _check_references(parts: CacheParts, nodes: list[Node]) -> None:
             pins[node.parent] += bool(pins[node])
 
 
-def _check_leases(parts: CacheParts) -> None:
-    size = parts.tree.block_size
-    for lease in parts.capacity.leases.values():
+def _check_leases(capacity: Capacity) -> None:
+    size = capacity.tree.block_size
+    for lease in capacity.leases.values():
         table = lease.block_table.tolist()
         assert len(table) == -(-lease.num_tokens // size), f"{lease!r} has the wrong number of blocks"
         assert len(set(table)) == len(table), f"{lease!r} has a block twice"
@@ -122,7 +120,7 @@ def _check_leases(parts: CacheParts) -> None:
         assert lease.tree_tokens <= len(table) * size, f"{lease!r} has more in the tree than it has"
         end = lease.node.end
         assert lease.tree_tokens == end, f"{lease!r} ends at {lease.tree_tokens}, its node at {end}"
-        path = parts.tree.path(lease.node)
+        path = capacity.tree.path(lease.node)
         blocks = [block for node in path for block in node.blocks]
         assert blocks == table[: len(blocks)], f"{lease!r} does not hold its path's blocks"
         key = b"".join(node.key for node in path)[: len(lease.tokens)]
@@ -133,10 +131,10 @@ def _check_leases(parts: CacheParts) -> None:
         assert is_own, f"{lease!r} holds blocks of another namespace"
 
 
-def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
-    pool = parts.capacity.pool
+def _check_blocks(capacity: Capacity, nodes: list[Node]) -> None:
+    pool = capacity.pool
     private: Counter[int] = Counter()
-    for lease in parts.capacity.leases.values():
+    for lease in capacity.leases.values():
         private.update(lease.private_blocks().tolist())
         if lease.pending is not None:
             private.update(lease.pending.blocks)
@@ -152,9 +150,9 @@ def _check_blocks(parts: CacheParts, nodes: list[Node]) -> None:
     assert shared == pool.extra_holders, "the holders of private blocks are miscounted"
 
 
-def _check_groups(parts: CacheParts, nodes: list[Node]) -> None:
-    pool, publics = parts.capacity.pool, parts.namespaces.publics.values()
-    for group in parts.groups:
+def _check_groups(capacity: Capacity, nodes: list[Node]) -> None:
+    pool, publics = capacity.pool, capacity.publics.values()
+    for group in capacity.groups:
         mine = [node for node in nodes if node.owner.group is group]
         blocks = sum(len(node.blocks) for node in mine)
         protected = sum(len(node.blocks) for node in mine if node.refs)
@@ -168,5 +166,5 @@ def _check_groups(parts: CacheParts, nodes: list[Node]) -> None:
         assert {id(node) for node in candidates} == leaves, "the eviction index is not the unlocked leaves"
         assert len(candidates) == len(leaves), "a leaf is in the eviction index twice"
         assert all(node.entry and node.entry[2] is node for node in candidates), "a stale index entry"
-    total = sum(group.used for group in parts.groups)
+    total = sum(group.used for group in capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.insight.explain import DueReport, due_report, new_due
-from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
@@ -39,7 +38,6 @@ class Leasing:
     def __init__(
         self,
         capacity: Capacity,
-        ghosts: GhostIndex,
         observer: DivergenceObserver | None,
         explain: bool,
         enabled: bool,
@@ -47,7 +45,7 @@ class Leasing:
     ) -> None:
         self._capacity = capacity
         self._pins = capacity.pins
-        self._ghosts = ghosts
+        self._ghosts = capacity.ghosts
         self._observer = observer
         self._explain = explain  # whether leases carry reports
         self._enabled = enabled  # False: what leases commit is not kept

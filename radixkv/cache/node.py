@@ -11,7 +11,7 @@ leaf may be partial (hold fewer tokens than a block has slots); such a leaf's bl
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +158,6 @@ class Children:
     """
 
     __slots__ = (
-        "_members",  # the children to be found in the same order, while few
         "_order",  # the children's first blocks, sorted, equal ones once
         "_size",
         # Tokens -> the children whose only block is partial and holds just these, the oldest first (requests
@@ -172,7 +171,6 @@ class Children:
         self.whole: dict[bytes, Node] = {}
         self.partial: dict[bytes, list[Node]] | None = None
         self._order: Any = []
-        self._members: list[Node] | None = []
 
     def __len__(self) -> int:
         return len(self._order)
@@ -196,9 +194,7 @@ class Children:
         return bisect_left(order, block) if type(order) is list else order.bisect_left(block)
 
     def _member(self, i: int) -> Node:
-        """The child at one place of the order."""
-        if self._members is not None:
-            return self._members[i]
+        """The child at one place of the order, of equal ones the oldest."""
         child = self.find(self._order[i])
         assert child is not None
         return child
@@ -270,16 +266,13 @@ class Children:
                 return
         else:
             self.whole[first] = node
-        order, members = self._order, self._members
-        if members is None:
+        order = self._order
+        if type(order) is not list:
             order.add(first)
             return
-        i = bisect_left(order, first)
-        order.insert(i, first)
-        members.insert(i, node)
+        insort(order, first)
         if len(order) > _PLAIN_LIST:
             self._order = SortedList(order)
-            self._members = None
 
     def remove(self, node: Node) -> None:
         """Remove a child."""
@@ -289,31 +282,16 @@ class Children:
             same = self.partial[first]
             same.remove(node)
             if same:
-                if self._members is not None:
-                    self._members[bisect_left(self._order, first)] = same[0]
                 return
             del self.partial[first]
         else:
             del self.whole[first]
-        order, members = self._order, self._members
-        if members is None:
-            order.remove(first)
-            return
-        i = bisect_left(order, first)
-        del order[i]
-        del members[i]
+        del self._order[self._place(first)]
 
     def replace(self, new: Node) -> None:
         """Put `new` in the place of the child that begins with the same whole block."""
-        first = bytes(new.key[: self._size])
-        self.whole[first] = new
-        if self._members is not None:
-            self._members[bisect_left(self._order, first)] = new
+        self.whole[bytes(new.key[: self._size])] = new
 
     def first_blocks(self) -> list[bytes]:
         """The sorted first blocks, equal ones once, for `check`."""
         return list(self._order)
-
-    def in_order(self) -> list[Node]:
-        """The children by their first blocks, of equal ones the oldest. O(n)."""
-        return [self._member(i) for i in range(len(self._order))]

@@ -19,12 +19,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixkv.cache.block_identity import BlockIdentities, HashFunction, what_computes
 from radixkv.cache.block_leases import BlockLeases
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.cache_parts import CacheParts, Declared
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
@@ -56,6 +55,13 @@ from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
+
+
+class Declared(NamedTuple):
+    """What users declared to a cache, which outlives what is cached."""
+
+    quotas: dict[NamespaceKey, Quota]
+    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
 
 
 class PrefixCache:
@@ -126,11 +132,12 @@ class PrefixCache:
         self.block_size = block_size
         self.enabled = enabled
         self.observer = observer
+        self.num_resets = 0  # how often `reset` was called
         self.partial_reuse = partial_reuse
         self.policy = policy = make_eviction_policy(policy)
         self._groups = groups = QuotaGroups(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
-        tree = RadixTree(block_size, identities, policy, UseTimes(clock))
+        self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
         self._namespaces = names = Namespaces(groups, identities, tree.block_bytes, model)
         groups.replace(self._framed(quotas or {}))
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
@@ -138,15 +145,14 @@ class PrefixCache:
         self._pins = pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
         self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
         self._lookup = lookup = Lookup(tree, names, enabled)
-        self._leasing = leasing = Leasing(capacity, ghosts, observer, explain, enabled, partial_reuse)
-        self._parts = parts = CacheParts(clock, groups, tree, names, ghosts, pins, capacity, lookup, leasing)
+        self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
         self._changes = ChangeLog(tree.block_bytes)
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
         #: The tree, for those who look at it: as text, as data, and what continues a prompt.
-        self.tree = TreeView(parts)
+        self.tree = TreeView(tree, lookup, names, clock)
         #: Leases on whole blocks, for who copies their contents in or out.
-        self.block_leases = BlockLeases(parts)
+        self.block_leases = BlockLeases(tree, lookup, names, leasing)
 
     def __repr__(self) -> str:
         s = self.stats
@@ -219,7 +225,7 @@ class PrefixCache:
 
         The match must be current; empty where nothing has been cached in its namespace.
         """
-        tree, walk = self._parts.tree, match.walk
+        tree, walk = self._tree, match.walk
         return (b"", 0) if walk is None else (tree.identity_of_match(walk, walk.node.owner), walk.depth)
 
     # ------------------------------------------------------------------ acquire
@@ -305,7 +311,7 @@ class PrefixCache:
             return self.num_blocks
         if self._namespaces.any_declared:
             declared = self._namespaces.public_of(namespace).declared
-            ceiling += declared.length_in(encode_tokens(token_ids)) // self._capacity.tree.block_bytes
+            ceiling += declared.length_in(encode_tokens(token_ids)) // self._tree.block_bytes
         return min(ceiling, self.num_blocks)
 
     def shares_quota(self, one: NamespaceName, other: NamespaceName) -> bool:
@@ -323,8 +329,8 @@ class PrefixCache:
         The rest is free at once; its nodes are taken apart later, piece by piece.
         O(leases * depth + pins * depth + namespaces); with subscribers O(blocks).
         """
-        self._parts.ghosts.remember_all(invalidate_all(self._capacity), "reset()")
-        self._parts.num_resets += 1
+        self._capacity.ghosts.remember_all(invalidate_all(self._capacity), "reset()")
+        self.num_resets += 1
         self._lookup.version += 1
         self._last = None
         self.policy.on_reset()
@@ -341,7 +347,7 @@ class PrefixCache:
         walk = self._lookup.match(encode_tokens(token_ids), self._namespaces.known(namespace), namespace).walk
         if walk is not None and walk.depth + walk.partial > keep:
             self._capacity.discard_from(walk.source if walk.source is not None else walk.node, keep)
-            self._parts.tree.end_changes()
+            self._tree.end_changes()
 
     # ------------------------------------------------------------------ what outlives it
 
@@ -370,8 +376,8 @@ class PrefixCache:
             self.reset()
         fresh = PrefixCache(policy=type(self.policy)(), **self._options)
         fresh.declare(self.declared)
-        fresh._changes, fresh._parts.tree.changes = self._changes, self._parts.tree.changes
-        self._changes, self._parts.tree.changes = ChangeLog(self._parts.tree.block_bytes), None
+        fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
+        self._changes, self._tree.changes = ChangeLog(self._tree.block_bytes), None
         return fresh
 
     # ------------------------------------------------------------------ quotas
@@ -387,7 +393,7 @@ class PrefixCache:
                 had a quota has blocks already, which count for all others (`reset` frees it of them).
         """
         framed, known = self._framed(quotas), self._groups.quotas
-        used = {owner.key for owner in self._parts.tree.roots}
+        used = {owner.key for owner in self._tree.roots}
         used |= {lease.owner.key for lease in self._capacity.leases.values()}
         for key in framed:
             if key not in known and any(key in (name, name[:1]) for name in used):
@@ -476,12 +482,7 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """A snapshot of the counters. O(quota groups)."""
         self._pins.expire()
-        return snapshot(self._parts)
-
-    @property
-    def num_resets(self) -> int:
-        """How often `reset` was called. O(1)."""
-        return self._parts.num_resets
+        return snapshot(self._capacity, self._leasing, self.num_resets)
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
         """Call `listener` with what each call stores or removes; see `radixkv.cache.insight.events`.
@@ -494,7 +495,7 @@ class PrefixCache:
 
         What a listener raises later is logged; one that fails many times in a row is dropped.
         """
-        tree = self._parts.tree
+        tree = self._tree
         if replay:
             self._changes.replay(tree.nodes(), listener)
         tree.changes = self._changes
@@ -519,13 +520,13 @@ class PrefixCache:
         cached, record = 0, None
         if walk is not None:
             cached = min(walk.depth + (walk.partial if self.partial_reuse else 0), num_tokens - 1)
-        ghosts = self._parts.ghosts
+        ghosts = self._capacity.ghosts
         if ghosts.count:
-            record = ghosts.removal(self._parts.tree, data, owner, walk)
+            record = ghosts.removal(self._tree, data, owner, walk)
         elsewhere = self._lookup.found_elsewhere(data, owner) if admin else None
         return classify(data, num_tokens, cached, walk, record, ghosts.clock(), elsewhere)
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; the error says what is broken. O(blocks)."""
         self._pins.expire()
-        check(self._parts)
+        check(self._capacity)

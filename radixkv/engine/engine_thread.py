@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixkv.cache.cache_parts import Declared
+from radixkv.cache.prefix_cache import Declared
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine

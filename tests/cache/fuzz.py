@@ -165,16 +165,16 @@ class Fuzzer:
 
 
 def _lose_a_block(cache: PrefixCache) -> None:
-    pool = inside(cache).parts.capacity.pool
+    pool = inside(cache).capacity.pool
     pool.num_free += -1 if pool.num_free else 1
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(inside(cache).parts.capacity.leases.values())).node.refs += 1
+    next(iter(inside(cache).capacity.leases.values())).node.refs += 1
 
 
 def _miscount_a_group(cache: PrefixCache) -> None:
-    inside(cache).parts.groups.common.blocks += 1
+    inside(cache).groups.common.blocks += 1
 
 
 DAMAGES = (_lose_a_block, _miscount_a_reference, _miscount_a_group)

@@ -101,7 +101,7 @@ MUTATIONS = [
         "None",
     ),
     Mutation("share again after a reset", "invalidate_all", "_.shares = False", "pass"),
-    Mutation("identities ignore the prefix", "BlockIdentities.chain", "map(add, ids, _a)", "_a"),
+    Mutation("identities ignore the prefix", "BlockIdentities.chain", "before + block", "block"),
     Mutation(
         "ghosts ignore the prefix", "GhostIndex.removal", "_.identities.next(before, following)", "following"
     ),

@@ -57,7 +57,7 @@ def test_no_request_of_others_pushes_a_tenant_under_its_floor(seed: int) -> None
     public = [[1, 1, 2, 2], [1, 1, 2, 2, 3, 3], [4, 4]]
     for prefix in public[: rnd.randint(1, 3)]:
         cache.publish(prefix)
-    quiet = inside(cache).parts.groups.of(("quiet",))
+    quiet = inside(cache).groups.of(("quiet",))
     live = []
     for _ in range(400):
         start = rnd.choice([*public, []])

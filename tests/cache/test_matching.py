@@ -158,9 +158,9 @@ def test_an_empty_tuple_is_no_namespace(call: str) -> None:
 def test_a_path_of_100_000_nodes() -> None:
     cache = PrefixCache(100_001, 1)
     store(cache, np.ones(100_001, np.int32))  # type: ignore[arg-type]
-    node = next(inside(cache).parts.tree.nodes())
+    node = next(inside(cache).tree.nodes())
     while len(node.blocks) > 1:
-        node = inside(cache).parts.tree.split(node, len(node.blocks) - 1)
+        node = inside(cache).tree.split(node, len(node.blocks) - 1)
     assert cache.stats.num_nodes == 100_001
     tokens = np.ones(100_001, np.int32)
     assert cache.match(tokens).num_tokens == 100_001

@@ -8,13 +8,12 @@ import pytest
 from stored_prompts import store as fill
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import decode_tokens
 from radixkv.insight.advisor import Advisor
+from radixkv.insight.tree_walk import TreeWalk
 
 
-def finished(walk: TreeWalk | None, nodes: int = 1000) -> TreeWalk:
-    assert walk is not None
+def finished(walk: TreeWalk, nodes: int = 1000) -> TreeWalk:
     while walk.advance(nodes):
         pass
     return walk
@@ -31,7 +30,7 @@ def families(num_families: int, num_leaves: int) -> PrefixCache:
 @pytest.mark.parametrize("slice_nodes", [1, 3, 1000])
 def test_slices_add_up_to_the_tree(slice_nodes: int) -> None:
     cache = families(5, 4)
-    walk = finished(cache.tree.walk(shown_tokens=-1), slice_nodes)
+    walk = finished(TreeWalk(cache.tree, shown_tokens=-1), slice_nodes)
     assert walk.is_complete
     assert walk.num_seen == cache.stats.num_nodes == 25
     assert sum(node.num_blocks for node in walk.nodes()) == cache.stats.cached_blocks
@@ -51,10 +50,10 @@ def test_only_a_namespaces_own_nodes_and_public_ones() -> None:
     fill(cache, [1, 2, 3, 4, 5, 6, 7, 8], "a")
     fill(cache, [1, 2, 3, 4, 9, 9, 9, 9], "b")
     fill(cache, [7] * 8, "b")
-    seen = finished(cache.tree.walk("a", shown_tokens=2)).nodes()
+    seen = finished(TreeWalk(cache.tree, "a", shown_tokens=2)).nodes()
     assert [(node.namespace, decode_tokens(node.key)) for node in seen] == [((), [1, 2]), (("a",), [5, 6])]
-    assert cache.tree.walk("nobody") is None
-    assert {node.namespace for node in finished(cache.tree.walk()).nodes()} == {(), ("a",), ("b",)}
+    assert finished(TreeWalk(cache.tree, "nobody")).nodes() == []
+    assert {node.namespace for node in finished(TreeWalk(cache.tree)).nodes()} == {(), ("a",), ("b",)}
 
 
 def test_held_and_pinned_nodes_are_no_candidates() -> None:
@@ -64,9 +63,8 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
     fill(cache, [3] * 8)
     cache.pin([1] * 8)
     lease = cache.acquire([2] * 8)
-    by_token = {
-        decode_tokens(node.key)[0]: node for node in finished(cache.tree.walk(shown_tokens=1)).nodes()[:3]
-    }
+    nodes = finished(TreeWalk(cache.tree, shown_tokens=1)).nodes()
+    by_token = {decode_tokens(node.key)[0]: node for node in nodes[:3]}
     assert (by_token[1].is_pinned, by_token[1].is_held, by_token[1].eviction_rank) == (True, True, None)
     assert (by_token[2].is_pinned, by_token[2].is_held, by_token[2].eviction_rank) == (False, True, None)
     assert (by_token[3].is_held, by_token[3].eviction_rank is None) == (False, False)
@@ -75,18 +73,17 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
 
 def test_limits_end_a_walk_and_say_so() -> None:
     cache = families(5, 4)
-    few = finished(cache.tree.walk(most_nodes=7))
+    few = finished(TreeWalk(cache.tree, most_nodes=7))
     assert (few.num_seen, few.is_complete) == (7, False)
     assert [node.level for node in few.nodes()] == [0] * 5 + [1] * 2
-    short = finished(cache.tree.walk(shown_tokens=-1, most_bytes=100))
+    short = finished(TreeWalk(cache.tree, shown_tokens=-1, most_bytes=100))
     assert not short.is_complete
     assert 100 <= sum(len(node.key) for node in short.nodes()) < 200
 
 
 def test_the_tree_may_change_between_slices() -> None:
     cache = families(3, 3)
-    walk = cache.tree.walk()
-    assert walk is not None
+    walk = TreeWalk(cache.tree)
     assert walk.advance(3)
     fill(cache, [*[1] * 6, 7, 7, 7, 7])  # splits a node whose children wait to be visited
     cache.evict(2)
@@ -99,8 +96,7 @@ def test_the_tree_may_change_between_slices() -> None:
 
 def test_a_reset_ends_a_walk() -> None:
     cache = families(3, 3)
-    walk = cache.tree.walk()
-    assert walk is not None
+    walk = TreeWalk(cache.tree)
     assert walk.advance(3)
     cache.reset()
     fill(cache, [9] * 8)
@@ -116,9 +112,8 @@ def test_uses_have_times() -> None:
         now[0] = 10.0 * prompt
         fill(cache, [prompt] * 4)
     now[0] += 5.0
-    idle = {
-        decode_tokens(node.key)[0]: node.idle_s for node in finished(cache.tree.walk(shown_tokens=1)).nodes()
-    }
+    nodes = finished(TreeWalk(cache.tree, shown_tokens=1)).nodes()
+    idle = {decode_tokens(node.key)[0]: node.idle_s for node in nodes}
     assert idle == {prompt: 395.0 - 10.0 * prompt for prompt in range(40)}
 
 
@@ -127,8 +122,7 @@ def test_a_slice_is_short() -> None:
     cache = families(40, 50)
     spent = []
     for _ in range(5):
-        walk = cache.tree.walk(shown_tokens=32)
-        assert walk is not None
+        walk = TreeWalk(cache.tree, shown_tokens=32)
         started = time.thread_time()
         walk.advance(2000)
         spent.append(time.thread_time() - started)
@@ -152,8 +146,7 @@ def test_a_path_has_the_ids_of_a_walk() -> None:
     cache = PrefixCache(100, 4)
     fill(cache, [*range(8), *range(20, 32)], "a")
     fill(cache, [*range(8), *range(40, 46)], "a")
-    walk = cache.tree.walk("a")
-    assert walk is not None
+    walk = TreeWalk(cache.tree, "a")
     assert not walk.advance()
     top, *_ = walk.nodes()
     for tokens, depth in (

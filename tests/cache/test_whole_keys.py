@@ -10,6 +10,7 @@ from stored_prompts import store_checked as store
 
 from radixkv import InvalidRequestError, PrefixCache
 from radixkv.cache.insight.events import BlockChanges
+from radixkv.insight.tree_walk import TreeWalk
 from radixkv.request import SamplingParams
 
 TEXT = list(range(40))
@@ -127,7 +128,6 @@ def test_no_choice_of_parts_finds_what_another_key_cached_or_published(seed: int
 
 
 def _nodes(cache: PrefixCache) -> list:
-    walk = cache.tree.walk()
-    assert walk is not None
+    walk = TreeWalk(cache.tree)
     walk.advance()
     return walk.nodes()

@@ -43,7 +43,7 @@ ENGINE = {
     "radixkv.insight.similarity",  # what two prompts have in common further on
     "radixkv.async_cache",
     "radixkv.cache.keys",  # how tokens are encoded
-    "radixkv.cache.insight.tree_walk",  # the type of a node
+    "radixkv.insight.tree_walk",  # the type of a node
     "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.chat.answer",

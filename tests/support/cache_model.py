@@ -84,7 +84,7 @@ class ModelledCache:
     def _verify_events(self) -> None:
         if self.residency is None:
             return
-        tree = inside(self.cache).parts.tree
+        tree = inside(self.cache).tree
         size = self.block_size
         expected = set()
         for node in tree.nodes():
@@ -213,11 +213,11 @@ class ModelledCache:
 
     def _recount_room(self, available: int, namespace: NamespaceName, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
-        cache, parts = self.cache, inside(self.cache).parts
-        own = parts.groups.of(frame_namespace(namespace))
-        left = {node: len(node.blocks) for node in parts.tree.nodes()}
+        cache, capacity = self.cache, inside(self.cache).capacity
+        own = capacity.groups.of(frame_namespace(namespace))
+        left = {node: len(node.blocks) for node in capacity.tree.nodes()}
         children = Counter(node.parent for node in left)
-        used = {group: group.used for group in parts.capacity.groups}
+        used = {group: group.used for group in capacity.groups}
         own_evicted = evicted = 0
         todo = [node for node in left if not children[node]]
         while True:
@@ -241,7 +241,7 @@ class ModelledCache:
         room = cache.stats.free_blocks + evicted
         if own.ceiling is not None:
             room = max(0, min(room, own.ceiling - own.used + own_evicted))
-        if self.public and any(group.floor for group in parts.capacity.groups):
+        if self.public and any(group.floor for group in capacity.groups):
             assert available <= room, f"{available} blocks were called available, {room} are"
         else:
             assert available == room, f"{available} blocks were called available, {room} are"
@@ -397,9 +397,9 @@ class ModelledCache:
         assert fresh.stats.free_blocks == fresh.stats.total_blocks == self.num_blocks
         assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
-        assert inside(fresh).parts.pins.budget_blocks == inside(old).parts.pins.budget_blocks
+        assert inside(fresh).pins.budget_blocks == inside(old).pins.budget_blocks
         assert fresh.declared.public_prefixes == old.declared.public_prefixes
-        assert inside(fresh).parts.groups.quotas == inside(old).parts.groups.quotas
+        assert inside(fresh).groups.quotas == inside(old).groups.quotas
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()
         self.matches.clear()

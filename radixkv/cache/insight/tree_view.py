@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from radixkv.cache.cache_parts import CacheParts
 from radixkv.cache.eviction.policy import overridden
-from radixkv.cache.insight.tree_walk import TreeWalk
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
-from radixkv.cache.node import Node
+from radixkv.cache.lookup import Lookup
+from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.node import Namespace, Node
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tree_nodes import continuation
 
 _SHOWN_TOKENS = 4
 
 
 class TreeView:
-    """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only."""
+    """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only.
 
-    def __init__(self, parts: CacheParts) -> None:
-        self._parts = parts
+    Attributes:
+        index: the tree itself, for who visits its nodes, such as `radixkv.insight.tree_walk`.
+        clock: seconds, as the cache has them.
+    """
+
+    def __init__(
+        self, index: RadixTree, lookup: Lookup, namespaces: Namespaces, clock: Callable[[], float]
+    ) -> None:
+        self.index = index
+        self.clock = clock
+        self._lookup = lookup
+        self._namespaces = namespaces
 
     def show(self, max_lines: int = 50) -> str:
         """The tree as ASCII, a line for each node; at most `max_lines`, and one to say that there is more."""
         lines: list[str] = []
-        stack: list[Iterator[Node]] = [iter(self._parts.tree.roots.values())]
+        stack: list[Iterator[Node]] = [iter(self.index.roots.values())]
         while stack:
             node = next(stack[-1], None)
             if node is None:
@@ -36,42 +47,25 @@ class TreeView:
                 stack.append(node.each_child())
         return "\n".join(lines) if lines else "(empty)"
 
-    def walk(
-        self,
-        namespace: NamespaceName | None = None,
-        *,
-        shown_tokens: int = 0,
-        most_nodes: int = 50_000,
-        most_bytes: int = 8 * 1024 * 1024,
-    ) -> TreeWalk | None:
-        """A walk through the nodes of a namespace and the public ones, or of all; None: there are none.
-
-        The caller calls its `advance`, between calls of the cache; see `radixkv.cache.insight.tree_walk`.
-        """
-        parts = self._parts
-        owner = None if namespace is None else parts.namespaces.known(namespace)
-        if owner is None and namespace is not None:
-            return None
-        return TreeWalk(parts.tree, owner, parts.clock(), shown_tokens, most_nodes, most_bytes)
+    def known(self, namespace: NamespaceName) -> Namespace | None:
+        """The namespace, if something is cached or held in it. O(1)."""
+        return self._namespaces.known(namespace)
 
     def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
         """The nodes that a lookup finds, the last one perhaps in part: their ids in a `walk`, top down."""
-        parts = self._parts
-        data, owner = encode_tokens(token_ids), parts.namespaces.known(namespace)
-        walk = parts.lookup.match(data, owner, namespace).walk
+        walk = self._lookup.match(encode_tokens(token_ids), self.known(namespace), namespace).walk
         if walk is None:
             return []
         last = walk.node if walk.source is None else walk.source
-        return [node.blocks[0] for node in parts.tree.path(last) if node.blocks]
+        return [node.blocks[0] for node in self.index.path(last) if node.blocks]
 
     def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
         """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
 
         Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
         """
-        parts = self._parts
-        owner = parts.namespaces.known(namespace)
-        walk = parts.lookup.match(encode_tokens(token_ids), owner).walk
+        owner = self.known(namespace)
+        walk = self._lookup.match(encode_tokens(token_ids), owner).walk
         if walk is None or owner is None:
             return []
         size = limit * TOKEN_BYTES
@@ -83,14 +77,15 @@ class TreeView:
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
         """
-        owner = self._parts.namespaces.known(namespace)
-        found = self._parts.lookup.following(encode_tokens(token_ids), owner, most * TOKEN_BYTES)
-        return decode_tokens(found)
+        most_bytes = most * TOKEN_BYTES
+        return decode_tokens(
+            self._lookup.following(encode_tokens(token_ids), self.known(namespace), most_bytes)
+        )
 
     @property
     def evicts_in_order(self) -> bool:
         """Whether eviction takes candidates strictly in the order of their priorities."""
-        return overridden(self._parts.tree.policy, "victim") is None
+        return overridden(self.index.policy, "victim") is None
 
 
 def _line(node: Node, level: int) -> str:

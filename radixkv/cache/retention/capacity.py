@@ -47,9 +47,9 @@ class Capacity:
         self.leases: dict[int, Any] = {}  # those that live, by number
         self.refused = self.evicted_blocks = 0
         self._last_lease = 0
-        self._publics = publics  # the public text, by what computes it
+        self.publics = publics  # the public text, by what computes it
         self.evicted_ages = EvictedAges()  # how old they had become
-        self._ghosts = ghosts  # remember what is evicted
+        self.ghosts = ghosts  # remember what is evicted
         self._on_evict = overridden(tree.policy, "on_evict")
         self._victim = overridden(tree.policy, "victim")
         self._trim_limit = overridden(tree.policy, "trim_limit")
@@ -210,7 +210,7 @@ class Capacity:
     def _public_nodes_above(self, is_meant: Callable[[QuotaGroup], bool]) -> list[Node]:
         """The public nodes with something of certain groups below. O(public nodes * namespaces below)."""
         roots = self.tree.roots
-        nodes = [roots[public] for public in self._publics.values() if public in roots]
+        nodes = [roots[public] for public in self.publics.values() if public in roots]
         for node in nodes:  # parents first
             nodes.extend(node.children or ())
         above: set[Node] = set()
@@ -342,7 +342,7 @@ class Capacity:
         if self._on_evict is not None:
             self._on_evict(leaf, count)
         self.evicted_ages.add(self.tree.use_times.age_s(leaf.last_access), count)
-        if self._ghosts.capacity:
+        if self.ghosts.capacity:
             self._remember(leaf, count, by)
         group.count_used(-self.pool.free(self.tree.trim(leaf, count)))
         self.evicted_blocks += count
@@ -355,7 +355,7 @@ class Capacity:
         if tail:
             partial = self.tree.identity_before(leaf, len(leaf.blocks) - 1), bytes(leaf.key[-tail:])
         reason = "expired" if leaf.lapsed else "evicted"
-        self._ghosts.remember(leaf.ids[keep * IDENTITY_BYTES :], partial, reason, by)
+        self.ghosts.remember(leaf.ids[keep * IDENTITY_BYTES :], partial, reason, by)
 
     def evict(self, count: int, by: str) -> int:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from radixkv.cache.insight.tree_walk import CachedNode
 from radixkv.cache.retention.pins import PinInfo
+from radixkv.insight.tree_walk import CachedNode
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.cache.insight.tree_walk import CachedNode, TreeSnapshot
+from radixkv.insight.tree_walk import CachedNode, TreeSnapshot
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.dialect import Json

@@ -1,7 +1,8 @@
 """TreeWalk: the tree as plain data, read in slices, so that nobody's step waits for a large one.
 
-A walk visits nodes level by level. Between two slices the tree may change: what leaves it is not seen any
-more, what joins it may or may not be, a reset ends the walk. Each slice by itself is exact.
+A walk visits nodes level by level. It is begun, and each slice is read, between two calls of the cache.
+Between two slices the tree may change: what leaves it is not seen any more, what joins it may or may not be,
+a reset ends the walk. Each slice by itself is exact.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from radixkv.cache.insight.ages import time_of
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
-from radixkv.cache.node import Namespace, Node
-from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.insight.tree_view import TreeView
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, NamespaceName, decode_tokens
+from radixkv.cache.node import Node
 
 SLICE_NODES = 500  # about a millisecond, two on a busy machine
 SLICE_BYTES = 256 * 1024
@@ -71,25 +72,27 @@ class TreeWalk:
     """A walk through the nodes of one namespace and the public ones, or of all.
 
     Args:
-        owner: whose nodes, besides the public ones; None: everybody's.
-        now: clock seconds.
+        view: the tree of a cache, `PrefixCache.tree`.
+        namespace: whose nodes, besides the public ones; None: everybody's.
         shown_tokens: leading tokens of each node to read; -1: all.
         most_nodes, most_bytes: after which the walk ends.
     """
 
     def __init__(
         self,
-        tree: RadixTree,
-        owner: Namespace | None,
-        now: float,
-        shown_tokens: int,
-        most_nodes: int,
-        most_bytes: int,
+        view: TreeView,
+        namespace: NamespaceName | None = None,
+        *,
+        shown_tokens: int = 0,
+        most_nodes: int = 50_000,
+        most_bytes: int = 8 * 1024 * 1024,
     ) -> None:
+        tree = view.index
+        owner = None if namespace is None else view.known(namespace)
         # As CachedNode, but with their own hits, the cache's use counter at their latest use, and what sorts
         # the candidates of eviction: what that means is found out later, where it holds up no step.
         self._seen: list[tuple[Any, ...]] = []
-        self._now = now
+        self._now = view.clock()
         self._readings = tree.use_times.readings()
         self.is_complete = False  # the walk has come to its end, and not by a limit or a reset
         self._tree = tree
@@ -100,7 +103,8 @@ class TreeWalk:
         self._bytes_left = most_bytes
         self._ids: set[int] = set()
         self._todo: deque[tuple[Node, int]] = deque()
-        for whose in tree.roots if owner is None else (owner.public, owner):
+        owners = tree.roots if namespace is None else () if owner is None else (owner.public, owner)
+        for whose in owners:
             root = tree.roots.get(whose)
             if root is not None:
                 self._expand(root, 0)
