@@ -68,7 +68,8 @@ class Runner(Protocol):
     def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]:
         """Copy the contents of blocks out, after the steps that were run before.
 
-        Called between steps. Until the future is done, nobody may write these blocks; others may be.
+        Called between steps. Until the future is done, nobody may write these blocks; others may be. Of a
+        save that was given up the blocks may be written, and the result is worth nothing.
 
         Returns:
             The future of a uint8 array [len(blocks), bytes_per_block]: of each block, K/V (and scales) of all

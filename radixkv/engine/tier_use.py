@@ -84,8 +84,9 @@ class TierUse:
 
     def computed(self, batch: Batch, seconds: float) -> None:
         """A step has run for so long; what a token costs is measured in those that compute prompts."""
-        if self._waits is not None:
+        if self._waits is not None and self._transfers is not None:
             self._waits.model_s += seconds
+            self._transfers.patience.earn(seconds)
         if batch.num_tokens >= MIN_TOKENS_PER_ROW * len(batch.entries):
             self._speeds.compute.measured(batch.num_tokens, seconds)
 
@@ -166,10 +167,11 @@ class TierUse:
         end = self._clock() + SAVE_AT_END_S
         for token_ids, namespace in transfers.cached_texts(MAX_SAVED_AT_END):
             transfers.offer(token_ids, namespace)
-            transfers.collect()
+            transfers.start_saves()
             while transfers.num_saves and (left := end - self._clock()) > 0:
                 transfers.wait(left)
                 transfers.collect()
+                transfers.start_saves()
             if (left := end - self._clock()) <= 0:
                 return
             tier.flush(left)  # there is room for the next one

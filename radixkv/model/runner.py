@@ -159,7 +159,9 @@ class ModelRunner:
         """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
         if self.device.type == "cpu":
             if self._saver is None:
-                self._saver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps)
+                self._saver = ThreadPoolExecutor(
+                    1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,)
+                )
             return self._saver.submit(self.kv.save_blocks, blocks)
         done: Future[npt.NDArray[np.uint8]] = Future()
         done.set_result(self.kv.save_blocks(blocks))

@@ -323,7 +323,9 @@ class AdmissionControl:
                 skip=skip,
                 cache_key_hint=request.cache_key_hint,
             )
-        except OutOfBlocks:
+        except OutOfBlocks as error:
+            if self._give_up_save(request, error):
+                return self.admit(plan, request, others=others)
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
                 return AdmissionResult.NO_BLOCKS
@@ -354,6 +356,19 @@ class AdmissionControl:
             self._stats.cached_prompt_tokens += lease.num_cached_tokens
         plan.add(request, plan.chunk(request, others=others))
         return AdmissionResult.ADMITTED
+
+    def may_serve(self, namespace: NamespaceName, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Whether blocks of a namespace would help who got too few: at its ceiling, those of its quota."""
+        _, below = self._cache.room(request.namespace)
+        if below is None or below >= error.needed:
+            return True
+        return self._cache.shares_quota(namespace, request.namespace)
+
+    def _give_up_save(self, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Give up a copy for the blocks that it holds; False: it is soon over, or there is none."""
+        if self._tier_waits is None:
+            return False
+        return self._tier_waits.give_up_save(lambda other: self.may_serve(other, request, error))
 
     def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
         """Make a row an entry of its own in this step: its lease knows its tokens."""

@@ -321,7 +321,7 @@ class Scheduler:
             try:
                 request.lease.append(request.tokens.view(request.lease.num_tokens))
             except OutOfBlocks as error:
-                if self._give_up_load(request, error):
+                if self._give_up_transfer(request, error):
                     plan.leases_changed()
                     continue
                 rivals = self._rivals(request, error)
@@ -334,19 +334,19 @@ class Scheduler:
 
     def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
         """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
-        return [other for other in self._running if self._may_serve(other.namespace, request, error)]
+        may_serve = self._admission.may_serve
+        return [other for other in self._running if may_serve(other.namespace, request, error)]
 
-    def _may_serve(self, namespace: NamespaceName, request: SequenceState, error: OutOfBlocks) -> bool:
-        _, below = self.cache.room(request.namespace)
-        if below is None or below >= error.needed:
-            return True
-        return self.cache.shares_quota(namespace, request.namespace)
-
-    def _give_up_load(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Give up a load, for which nobody runs yet, for the blocks that it holds; False: there is none."""
+    def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Give up a copy, or a load, for which nobody runs yet, for its blocks; False: there is none."""
         if self._tier_waits is None:
             return False
-        return self._tier_waits.give_up_load(lambda other: self._may_serve(other, request, error))
+
+        def is_rival(other: NamespaceName) -> bool:
+            return self._admission.may_serve(other, request, error)
+
+        waits = self._tier_waits
+        return waits.give_up_save(is_rival, at_once=True) or waits.give_up_load(is_rival)
 
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, decodes = list(plan.entries.values()), self._running.decode_batch()

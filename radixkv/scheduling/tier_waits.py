@@ -71,6 +71,15 @@ class TierWaits:
         """
         return self._transfers.give_up_load(is_rival)
 
+    def give_up_save(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
+        """A request needs blocks: give up a copy that would keep it waiting for long; False: there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+            at_once: the request runs, and does not wait at all.
+        """
+        return self._transfers.give_up_save(is_rival, at_once=at_once)
+
     def holds_up(self, request: SequenceState, match: Match) -> bool:
         """Whether a request that could be admitted is to wait. O(tokens after the match) where it asks."""
         if request.needs_prompt_logits:

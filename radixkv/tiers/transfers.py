@@ -6,6 +6,9 @@
     save   hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tier
                                  |  can't be evicted               | evictable again
 
+A save is given up for who needs its blocks and would wait too long: they are free at once, and what was read
+of them is thrown away.
+
 Each has a lease of its own, so that no end of a request, and no preemption, gives its blocks to anybody else.
 Only the engine's thread writes blocks, when the data is there: a load that is given up before has written
 nothing, and its blocks are free at once; what arrives later is dropped. What was matched of the prompt stays
@@ -33,6 +36,7 @@ from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
+from radixkv.tiers.patience import Patience
 from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierState
 
 if TYPE_CHECKING:
@@ -68,6 +72,7 @@ class TransferCounts:
         late_loads: of these, those given up at the deadline.
         saved_blocks: given to the tier.
         failed_saves: copies, or calls of the tier, that failed.
+        dropped_saves: copies that were given up for requests that needed their blocks.
     """
 
     loads: int = 0
@@ -76,6 +81,7 @@ class TransferCounts:
     late_loads: int = 0
     saved_blocks: int = 0
     failed_saves: int = 0
+    dropped_saves: int = 0
 
 
 class _Piece(NamedTuple):
@@ -97,6 +103,7 @@ class _Save(NamedTuple):
     piece: _Piece
     lease: Lease
     future: Future[Any]
+    started: float
 
 
 class _Arrivals:
@@ -145,6 +152,7 @@ class Transfers:
 
     Attributes:
         saves_all: tiers are offered all that is cached of a text, whatever it was used for.
+        patience: of requests that need blocks which are being copied out.
     """
 
     def __init__(
@@ -158,6 +166,7 @@ class Transfers:
     ) -> None:
         self.counts = TransferCounts()
         self.saves_all = False
+        self.patience = Patience()
         self._tiers = tiers
         self._speeds = speeds
         self._cache = cache
@@ -171,7 +180,7 @@ class Transfers:
         self._to_write: deque[TierLoad] = deque()  # those that have arrived
         self._offers: deque[tuple[TokenIds, NamespaceName]] = deque(maxlen=MAX_OFFERS)
         self._to_save: deque[_Piece] = deque()
-        self._saves: dict[int, _Save] = {}
+        self._saves: dict[int, _Save] = {}  # under way: one, or none
         self._num_failures = 0
         self._next_warning = -float("inf")
 
@@ -195,8 +204,11 @@ class Transfers:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next load is given up, a reading of the clock; None: none is under way. O(loads)."""
-        return min((load.deadline for load in self._loads.values() if load.rows is None), default=None)
+        """When the next load or save is given up, a reading of the clock; None: not so far. O(loads)."""
+        deadlines = [load.deadline for load in self._loads.values() if load.rows is None]
+        if self.patience.deadline is not None:
+            deadlines.append(self.patience.deadline)
+        return min(deadlines, default=None)
 
     def wait(self, timeout: float | None) -> None:
         """Until something has arrived, or so many seconds have passed."""
@@ -208,14 +220,15 @@ class Transfers:
             if number in self._loads:
                 self._load_arrived(number, when)
             elif number in self._saves:
-                self._save_ended(number)
+                self._save_ended(number, when)
         self._write()
         now = self._clock()
         for load in list(self._loads.values()):
             if load.rows is None and load.deadline <= now:
                 self.counts.late_loads += 1
                 self._give_up(load, was_late=True)
-        self.start_saves()
+        if (deadline := self.patience.deadline) is not None and deadline <= now:
+            self._drop_saves()
 
     # ------------------------------------------------------------------ loads
 
@@ -257,7 +270,7 @@ class Transfers:
     def start_load(self, tier: MeasuredTier, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
         """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
         try:
-            lease = self._cache.block_leases.reserve(run, match)
+            lease = self._reserve(run, match)
         except OutOfBlocks:
             tier.refuse("no_room")
             return None
@@ -284,6 +297,16 @@ class Transfers:
         )
         self._by_identity.update(dict.fromkeys(run.identities, load))
         return load
+
+    def _reserve(self, run: BlockRun, match: Match) -> Lease:
+        """A lease for a load, which saves have to make room for."""
+        try:
+            return self._cache.block_leases.reserve(run, match)
+        except OutOfBlocks:
+            if not self._saves:
+                raise
+        self._drop_saves()
+        return self._cache.block_leases.reserve(run, match)
 
     def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
         """Give up the latest load of which nothing has arrived, for its blocks; False: there is none.
@@ -381,7 +404,10 @@ class Transfers:
         return list(self._cache.block_leases.cached_texts(limit))
 
     def start_saves(self) -> None:
-        """Go on with what was offered; to be called when all that is committed has been computed."""
+        """Go on with what was offered; to be called when all that is committed has been computed.
+
+        Those who wait for blocks come first: else the next copy would take what the last one let go.
+        """
         self._look_at_offers()
         self._start_save()
 
@@ -430,12 +456,38 @@ class Transfers:
                 lease.release(used=False)
                 self._save_failed(error)
                 continue
-            self._saves[number := self._next_number()] = _Save(piece, lease, future)
+            self._saves[number := self._next_number()] = _Save(piece, lease, future, self._clock())
             self._arrivals.expect(number, future, self.on_arrival)
 
-    def _save_ended(self, number: int) -> None:
+    def give_up_save(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool) -> bool:
+        """Somebody needs blocks: give up what is being copied, for its blocks; False: wait, or none is.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+            at_once: nobody waits for the end of the copy, however soon that is.
+        """
+        save = next((save for save in self._saves.values() if is_rival(save.lease.namespace)), None)
+        if save is None:
+            return False
+        if not at_once and self.patience.lasts(len(save.piece.run), save.started, self._clock()):
+            return False
+        self._drop_saves()
+        return True
+
+    def _drop_saves(self) -> None:
+        """Give up what is being copied."""
+        for save in self._saves.values():
+            save.future.cancel()
+            save.lease.release(used=False)
+            self.counts.dropped_saves += 1
+        self._saves.clear()
+        self.patience.end(self._clock())
+
+    def _save_ended(self, number: int, when: float) -> None:
         save = self._saves.pop(number)
         save.lease.release(used=False)
+        self.patience.end(when)
+        self.patience.copied(len(save.piece.run), when - save.started)
         data, error = _result(save.future)
         if error is not None:
             self._save_failed(error)

@@ -171,6 +171,8 @@ class SlowCopies(PagedHashModel):
     def finish_copy(self, which: int = 0, error: BaseException | None = None) -> list[int]:
         """Make one; returns its blocks."""
         blocks, future = self.copies.pop(which)
+        if not future.set_running_or_notify_cancel():
+            return blocks
         if error is None:
             future.set_result(self.contents(blocks))
         else:

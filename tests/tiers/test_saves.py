@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from paged_language_model import run_all
 from scripted_tier import ScriptedTier, SlowCopies
-from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, engine_with, steps
+from tier_engines import GREEDY, PROMPT, Clock, assert_idle, assert_right, engine_with, filled, steps
 
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
 
 OTHERS = [[60 + i] * 20 for i in range(5)]
+LONG = [(5 * i) % 89 + 2 for i in range(53)]  # six whole blocks of 8
 
 
 def saving(num_blocks: int = 10, **options: Any) -> tuple[Engine, SlowCopies, ScriptedTier]:
@@ -58,45 +59,130 @@ def test_blocks_are_held_until_they_have_been_copied_and_evictable_afterwards():
     assert engine.cache.match(PROMPT).num_tokens == 0
 
 
-def test_a_request_without_room_waits_for_the_end_of_the_copy():
-    engine, model, tier = saving(num_blocks=8)
-    needs_all = [70 - i for i in range(60)]
-    engine.add_request(needs_all, GREEDY)
+class TimedCopies(SlowCopies):
+    """The same model; a token takes it ten milliseconds to compute, by the engine's clock."""
+
+    clock: Clock
+
+    def execute(self, batch: Any) -> Any:
+        self.clock.now += 0.01 * batch.num_tokens
+        return super().execute(batch)
+
+
+def timed(num_blocks: int, **options: Any) -> tuple[Engine, TimedCopies, ScriptedTier, Clock]:
+    """The same as `saving`, where time passes: requests may wait a hundredth of half a second for copies."""
+    tier = ScriptedTier()
+    model = TimedCopies(num_blocks, 8)
+    engine, _, model.clock = engine_with(tier, model=model, num_blocks=num_blocks, **options)
+    engine.add_request(PROMPT, GREEDY)
+    run_all(engine)
+    assert len(model.copies) == 1
+    return engine, model, tier, model.clock
+
+
+NEEDS_ALL = [70 - i for i in range(60)]
+
+
+def test_a_request_without_room_waits_for_a_copy_that_is_soon_over():
+    engine, model, tier, clock = timed(8)
+    engine.add_request(NEEDS_ALL, GREEDY)
     assert not steps(engine, 10)
     assert engine.has_work
-    assert engine.idle_s is None  # until the copy has ended
+    assert engine.idle_s == pytest.approx(0.0048)  # a hundredth of 45 + 3 tokens' time
+    clock.now += 0.004
     model.finish_copy()
     assert engine.idle_s == 0.0
     (output,) = run_all(engine).values()
     assert_right(output)
+    assert output.times.first_token == pytest.approx(0.604)
+    assert engine.stats().transfers.dropped_saves == 0
     saved_prompt_is_right(tier)
 
 
-def test_a_request_at_its_tenants_ceiling_waits_for_the_end_of_the_copy():
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_copy_that_takes_its_time_is_given_up_for_who_needs_its_blocks(is_aborted):
+    engine, model, tier, clock = timed(8)
+    request_id = engine.add_request(NEEDS_ALL, GREEDY)
+    assert not steps(engine, 1)
+    if is_aborted:
+        engine.abort(request_id)
+    clock.now += engine.idle_s
+    outputs = run_all(engine)
+    if not is_aborted:
+        assert_right(outputs[request_id])
+        assert outputs[request_id].times.first_token == pytest.approx(0.6048)
+    assert engine.stats().transfers.dropped_saves == 1
+    model.finish_copy()  # of blocks that are others' now
+    steps(engine, 2)
+    assert not [run for run, _, _ in tier.kept.values() if run.tokens[:4] == PROMPT[0].to_bytes(4, "little")]
+    assert not model.violations
+
+
+def test_copies_make_requests_wait_for_a_hundredth_of_the_time_that_steps_take():
+    """However slow they are, and however little room there is."""
+    engine, model, _, clock = timed(8)
+    started, waited = clock.now, 0.0
+    for i in range(40):
+        request_id = engine.add_request([1 + i, *NEEDS_ALL], GREEDY)
+        for _ in range(100):
+            if request_id in {output.request_id for output in steps(engine, 1)}:
+                break
+            if engine.idle_s:
+                waited += engine.idle_s
+                clock.now += engine.idle_s
+    assert 0 < waited <= 0.011 * (clock.now - started)
+    assert engine.stats().transfers.dropped_saves >= 39
+    assert len(model.copies) > 39
+
+
+def test_the_next_copy_does_not_take_what_the_last_one_let_go(monkeypatch):
+    monkeypatch.setattr("radixkv.tiers.transfers.MAX_COPIED_BLOCKS", 2)  # a text is several copies
+    engine, model, _, clock = timed(8)
+    engine.add_request(NEEDS_ALL, GREEDY)
+    assert not steps(engine, 3)
+    clock.now += 0.001
+    model.finish_copy()
+    (output,) = run_all(engine).values()
+    assert_right(output)
+    assert output.times.first_token == pytest.approx(0.601)
+
+
+def test_a_request_at_its_tenants_ceiling_gets_the_blocks_of_a_copy():
     model = SlowCopies(30, 8)
     engine, _, _ = engine_with(ScriptedTier(), model=model, num_blocks=30)
     engine.cache.set_quotas({"ada": (0, 8)})
     engine.add_request(PROMPT, GREEDY, namespace="ada")
     run_all(engine)
     engine.add_request([70 - i for i in range(50)], GREEDY, namespace="ada")
-    assert not steps(engine, 10)
-    assert engine.stats().num_waiting == 1
-    model.finish_copy()
     (output,) = run_all(engine).values()
     assert_right(output)
+    assert engine.stats().transfers.dropped_saves == 1
 
 
-def test_a_running_request_without_room_waits_for_the_end_of_the_copy():
-    engine, model, tier = saving(num_blocks=8)
+def test_a_load_gets_the_blocks_of_a_copy():
+    tier = filled(LONG)
+    tier.is_open = True
+    model = SlowCopies(8, 8)
+    engine, _, _ = engine_with(tier, model=model, num_blocks=8)
+    engine.add_request(PROMPT, GREEDY)
+    run_all(engine)
+    assert model.copies
+    tier.at_once = True
+    engine.add_request(LONG, GREEDY)
+    (output,) = run_all(engine).values()
+    assert_right(output, num_cached_tokens=48)
+    assert engine.stats().transfers.dropped_saves == 1
+
+
+def test_a_running_request_gets_the_blocks_of_a_copy():
+    engine, model, _ = saving(num_blocks=8)
     engine.add_request([60] * 10, SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
-    assert not steps(engine, 40)
-    assert engine.stats().num_preemptions == 1
-    model.finish_copy()
-    tier.is_open = False
     (output,) = run_all(engine).values()
     assert_right(output)
     assert len(output.outputs[0].token_ids) == 50
-    saved_prompt_is_right(tier)
+    assert engine.stats().num_preemptions == 0
+    assert engine.stats().transfers.dropped_saves == 1
+    assert not model.violations
 
 
 def test_the_order_of_eviction_is_that_of_the_requests():
