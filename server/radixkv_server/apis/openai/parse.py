@@ -153,7 +153,7 @@ def _text_params(context: ServerContext, body: CompletionRequest, num_prompt_tok
         options,
         defaults=context.engine.default_sampling,
         room=context.engine.limits.max_model_len - num_prompt_tokens,
-        prompt_only=body.scores_only,
+        prompt_only=body.prompt_only,
     )
 
 

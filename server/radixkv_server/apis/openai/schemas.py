@@ -42,7 +42,7 @@ class CompletionRequest(CommonFields):
     @model_validator(mode="after")
     def _only_what_works(self) -> CompletionRequest:
         check_logprobs(self.logprobs, "logprobs")
-        if self.scores_only and self.num_samples > 1:
+        if self.prompt_only and self.num_samples > 1:
             raise ParamError("n and best_of must be 1 where max_tokens is 0: all would be the same.", "n")
         samples = self.best_of
         if self.stream and samples is not None and samples > (self.n or 1):
@@ -57,9 +57,9 @@ class CompletionRequest(CommonFields):
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
     @property
-    def scores_only(self) -> bool:
-        """True for `echo` with `max_tokens` 0: the prompt's logprobs are wanted and nothing else."""
-        return bool(self.echo) and self.max_tokens == 0
+    def prompt_only(self) -> bool:
+        """Whether the prompt is only to be computed: for the cache, or with `echo` for its logprobs."""
+        return self.max_tokens == 0
 
     @property
     def num_samples(self) -> int:

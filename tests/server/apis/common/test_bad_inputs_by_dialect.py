@@ -177,7 +177,7 @@ FIELDS: list[tuple[str, tuple[str, ...], Callable[[str], Body], int]] = [
     ("prompt over the context", (TEXT, EXPLAIN, PINS), lambda path: {"prompt": LONG}, 400),
     ("chat over the context", (CHAT, MESSAGES), lambda path: chat_with(content=LONG), 400),
     ("input over the context", (RESPONSES,), lambda path: {"input": LONG}, 400),
-    ("no tokens", (CHAT, TEXT, RESPONSES), lambda path: {MAX[path]: 0}, 400),
+    ("no tokens", (CHAT, RESPONSES), lambda path: {MAX[path]: 0}, 400),
     ("less than no tokens", GENERATE, lambda path: {MAX[path]: -1}, 400),
     ("1e18 tokens", GENERATE, lambda path: {MAX[path]: 1e18}, 400),
     ("n 1e9", (CHAT, TEXT), lambda path: {"n": 10**9}, 400),

@@ -185,6 +185,25 @@ def test_a_prewarm_generates_nothing(server: LiveServer, url: str, fields: dict[
         assert cached(again) == len(asked.prompt) - 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["Rules " * 10, [list(range(40))]])
+def test_completions_of_nothing_prewarm(server: LiveServer, prompt: Any, stream: bool) -> None:
+    body = {"model": "scripted", "prompt": prompt}
+    with server.openai("key-a") as client:
+        if stream:
+            chunks = list(client.completions.create(**body, max_tokens=0, stream=True))
+            assert [choice.text for chunk in chunks for choice in chunk.choices if choice.text] == []
+        else:
+            warmed = client.completions.create(**body, max_tokens=0)
+            assert [(choice.text, choice.finish_reason) for choice in warmed.choices] == [("", "length")]
+            assert warmed.usage is not None
+            assert warmed.usage.completion_tokens == 0
+        usage = client.completions.create(**body, max_tokens=1).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+
+
 @BOTH
 @pytest.mark.parametrize(
     "fields", [{"generate": True}, {"prompt_cache_options": {"prewarm": False}}, {"generate": None}]

@@ -308,6 +308,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str | None]] = [
     ("top_logprobs over the cap", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("logprobs as a number", {"logprobs": 5}, "logprobs"),
     ("contradicting limits", {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ("max_tokens 0", {"max_tokens": 0}, "max_tokens"),
     ("max_completion_tokens 0", {"max_completion_tokens": 0}, "max_completion_tokens"),
     ("context", {"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
 ]
@@ -315,6 +316,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str | None]] = [
 BAD_TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
     ("no prompt", {"prompt": None}, "prompt"),
     ("samples of nothing", {"echo": True, "max_tokens": 0, "n": 2}, "n"),
+    ("samples of a prewarm", {"max_tokens": 0, "n": 2}, "n"),
     ("the best of nothing", {"echo": True, "max_tokens": 0, "best_of": 2}, "n"),
     ("empty prompt", {"prompt": ""}, "prompt"),
     ("empty list", {"prompt": []}, "prompt"),
@@ -339,7 +341,6 @@ BAD_TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 BAD_SAMPLING: list[tuple[str, dict[str, Any], str | None]] = [
-    ("max_tokens 0", {"max_tokens": 0}, "max_tokens"),
     ("max_tokens -1", {"max_tokens": -1}, "max_tokens"),
     ("max_tokens 1e18", {"max_tokens": 1e18}, "max_tokens"),
     ("max_tokens as text", {"max_tokens": "5"}, "max_tokens"),
