@@ -131,6 +131,12 @@ class Engine:
         self.summary: EngineSummary | None = None  # set by the builder
         itself, num_blocks = weakref.ref(self), cache.num_blocks
 
+        def current_cache() -> PrefixCache:
+            # What an engine holds refers to it weakly, so that its memory is free as soon as it is.
+            engine = itself()
+            assert engine is not None
+            return engine.cache
+
         def most_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
             # The processor outlives an engine that has failed, and must not keep its memory.
             engine = itself()
@@ -148,7 +154,7 @@ class Engine:
         self._speculation = None
         if config.speculation != "off":
             costs = step_costs or StepCosts.of_backend(runner.backend_name)
-            self._speculation = Speculation(config.max_draft_tokens, costs, lambda: self.cache)
+            self._speculation = Speculation(config.max_draft_tokens, costs, current_cache)
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
