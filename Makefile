@@ -28,7 +28,7 @@ help:
 	@echo "make site       the documentation as a site in build/site"
 	@echo "make wheel      build dist/radixkv-*.whl"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
-	@echo "make bench-gpu  kernel and engine benchmarks on a GPU"
+	@echo "make bench-gpu  numbers, kernels and engine on a GPU, part by part (10 minutes)"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make agents     how much of their prompts Claude Code, Codex and opencode find in the cache, turn by turn (minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
@@ -106,8 +106,11 @@ bench: install-test
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.serving
 
-bench-gpu: install-test
-	$(BIN)/python -m benchmarks.gpu $(ARGS)
+# With the Python at hand where it has what is needed, so that it works without a network, too.
+bench-gpu:
+	@if $(PYTHON) -c 'import torch, triton, transformers; assert torch.cuda.is_available()' 2>/dev/null; \
+	then PYTHONPATH=.:kernels:server:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu $(ARGS); \
+	else $(MAKE) install-test && $(BIN)/python -m benchmarks.gpu $(ARGS); fi
 
 clients: install-test
 	$(BIN)/python tests/support/try_clients.py $(ARGS)

@@ -7,17 +7,17 @@ of JSON for each, as it goes. A part that fails, or takes too long, or needs wha
 its last line, and the next one runs:
 
 1. machine: versions; bytes a second of a large copy, operations a second of a large matrix product.
-2. numbers, a process for each type, with edges and bit identity beside them: attention against float64 by head
-   sizes, groups of heads, features, K/V types, split chunks, shared prefixes; caches of more than 2^31
-   elements, copied blocks, slot -1, replayed steps against eager ones; deterministic mode bit by bit.
-3. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, the merge, beside torch's SDPA and,
-   where it is installed, vLLM's Triton kernel. Targets: decode 80 % of the copy's speed, prefill 45 % of the
-   product's, a shared prefix 1.7 times as fast as without sharing.
-4. steps: decode and prompt steps of Llama-3.1-8B's shape through the engine's model runner, drafts, and the 15
-   kernels that take the most time.
+2. numbers, a process for each type, with edges and bit identity beside them: attention against float64 by
+   head sizes, groups of heads, features, K/V types, split chunks, shared prefixes; caches of more than
+   2^31 elements, copied blocks, slot -1, replayed steps against eager ones; deterministic mode bit by bit.
+3. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, the merge, beside torch's SDPA
+   and, where it is installed, vLLM's Triton kernel. Targets: decode 80 % of the copy's speed, prefill 45 % of
+   the product's, a shared prefix 1.7 times as fast as without sharing.
+4. steps: decode and prompt steps of Llama-3.1-8B's shape through the engine's model runner, drafts, and the
+   15 kernels that take the most time.
 5. sampler: milliseconds for 1, 32 and 256 rows.
-6. throughput: the whole engine, and transformers' continuous batching, each alone. Targets: 3 times as fast with
-   a shared prefix, 1.5 times without.
+6. throughput: the whole engine, and transformers' continuous batching, each alone. Targets: 3 times as fast
+   with a shared prefix, 1.5 times without.
 7. sanitizer: compute-sanitizer over a toy.
 
 It needs no network, and no installation where torch, triton and transformers are there:
@@ -140,13 +140,14 @@ def _process(command: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[s
 def _read(process: subprocess.Popen[str], part: Part, lines: Lines) -> None:
     """Hand on the lines that a part reports; what libraries print besides is left out."""
     assert process.stdout is not None
-    for line in process.stdout:
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(fields, dict):
-            lines.add(part.name, **fields)
+    with process.stdout as output:
+        for line in output:
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(fields, dict):
+                lines.add(part.name, **fields)
 
 
 def summarize(lines: Lines) -> None:
@@ -162,7 +163,8 @@ def summarize(lines: Lines) -> None:
         lines.add(
             "throughput",
             **{"load": load, "times as fast": ratio, "equal answers": sum(equal) / len(equal)},
-            **{"target": a["target"], "met": ratio >= a["target"]},
+            target=a["target"],
+            met=ratio >= a["target"],
         )
     for row in [row for row in lines.rows if "met" in row]:
         lines.add("targets", of=row["part"], load=row["load"], met=row["met"])

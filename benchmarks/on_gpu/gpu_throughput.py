@@ -1,30 +1,32 @@
-"""Output tokens per second of the whole engine beside transformers' own continuous batching, in one run.
+"""Output tokens per second of a whole engine, alone in a process: radixkv, or transformers.
 
-Called by `python -m benchmarks.gpu`. Both serve the same random weights (Llama-3.1-8B's shape in bfloat16 on
-a GPU), the same prompts, greedily, 64 requests at a time:
+Both serve the same random weights (Llama-3.1-8B's shape in bfloat16 on a GPU), the same prompts, greedily, 64
+requests at a time:
 
-- shared prefix: 128 requests, 2,048 tokens common to all, 128 of their own, 128 new. Target: 3 times.
-- nothing shared: 128 requests of 512 tokens, 128 new. Target: 1.5 times.
+- shared prefix: 128 requests, 2,048 tokens common to all, 128 of their own, 64 new. Target: 3 times.
+- nothing shared: 128 requests of 512 tokens, 64 new. Target: 1.5 times.
 
 transformers chooses its attention (`paged|flash_...` where a flash kernel is installed, else `paged|sdpa`),
 CUDA graphs and asynchronous batching by itself, and shares prefixes of whole pages (`allow_block_sharing`).
-Each engine serves a round of other prompts first, which warms compilers, captures and memory up; then rounds
-alternate, with new prompts every time, and the median counts. Start-up is in neither figure.
+A round of other prompts first warms compilers, captures and memory up; then rounds with new prompts every
+time, and the median counts. Start-up is not in the figure.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import statistics
 import time
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_engine import SHAPES, TOY_SHAPES, engine_config, loaded_model, random_model
+from benchmarks.gpu_parts import Report
+from benchmarks.gpu_steps import SHAPES, TOY_SHAPES, engine_config, loaded_model, random_model
+from benchmarks.paged_bench import Sizes
 from radixkv import LLM, SamplingParams
 from radixkv.engine.builder import engine_for_model
 
@@ -33,13 +35,17 @@ CONCURRENCY = 64
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """Equal requests: `shared` tokens common to all, `own` of their own, `output` new ones."""
+    """Equal requests: `shared` tokens common to all, `own` of their own, `output` new ones.
+
+    `target`: how many times as fast as transformers.
+    """
 
     name: str
     requests: int
     shared: int
     own: int
     output: int
+    target: float
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
         rng = np.random.default_rng(seed)
@@ -48,10 +54,10 @@ class Load:
 
 
 LOADS = (
-    Load("shared prefix", 128, 2048, 128, 128),
-    Load("nothing shared", 128, 0, 512, 128),
+    Load("shared prefix", 128, 2048, 128, 64, 3.0),
+    Load("nothing shared", 128, 0, 512, 64, 1.5),
 )
-TOY_LOADS = (Load("shared prefix", 6, 48, 5, 6), Load("nothing shared", 6, 0, 20, 6))
+TOY_LOADS = (Load("shared prefix", 6, 48, 5, 6, 3.0), Load("nothing shared", 6, 0, 20, 6, 1.5))
 
 
 class RadixEngine:
@@ -66,6 +72,13 @@ class RadixEngine:
     def generate(self, prompts: list[list[int]], output: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         return [list(o.outputs[0].token_ids) for o in self.llm.generate(prompts, params)]
+
+    attention = "radixkv"
+
+    def close(self) -> None:
+        """Free it."""
+        self.llm.close()
+        del self.llm
 
 
 class TransformersEngine:
@@ -114,55 +127,53 @@ class TransformersEngine:
         self._stack.close()
 
 
-def compare(device: torch.device, small: bool, rounds: int = 3) -> dict[str, Any]:
-    """Per load: output tokens/s of both, their ratio, the share of equal tokens, and the peer's attention.
+def throughput(sizes: Sizes, report: Report, engine: str) -> None:
+    """Per load: output tokens/s, and a checksum of each answer of the last round.
 
-    Random weights in bfloat16 have near ties, after which two correct engines part: in float32 at toy size,
-    all tokens must agree.
+    Random weights in bfloat16 have near ties, after which two correct engines part: only in float32, at toy
+    size, all answers must be equal.
     """
-    name, shape = next(iter((TOY_SHAPES if small else SHAPES).items()))
+    name, shape = next(iter((TOY_SHAPES if sizes.small else SHAPES).items()))
+    device, rounds = sizes.device, 1 if sizes.small else 2
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    model = random_model(shape, device, dtype)
-    results: dict[str, Any] = {}
-    for load in TOY_LOADS if small else LOADS:
+    for load in TOY_LOADS if sizes.small else LOADS:
+        model = random_model(shape, device, dtype)
         longest = load.shared + load.own + load.output
         seqs = min(CONCURRENCY, load.requests)
         # Room for everything that runs at once, and for the prefixes of all rounds.
         tokens = (seqs * longest + (rounds + 1) * load.shared + 16 * seqs) // 16 * 16
-        peer = TransformersEngine(copy.deepcopy(model), device, tokens, load, seqs)
-        ours = RadixEngine(copy.deepcopy(model), device, tokens, longest + 16, seqs)
+        served: RadixEngine | TransformersEngine
+        if engine == "radixkv":
+            served = RadixEngine(model, device, tokens, longest + 16, seqs)
+        else:
+            served = TransformersEngine(model, device, tokens, load, seqs)
         try:
-            row = alternate(load, ours, peer, shape[1]["vocab_size"], rounds)
-            results[f"{name}, {load.name}, beside {peer.attention}"] = row
+            speeds, answers = serve(load, served, shape[1]["vocab_size"], rounds)
         finally:
-            peer.close()
-        del ours, peer
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return results
+            served.close()
+        checksums = [zlib.crc32(np.array(answer, np.int64).tobytes()) for answer in answers]
+        report(
+            load=f"{name}, {load.name}",
+            **{"tokens/s": statistics.median(speeds), "attention": served.attention, "target": load.target},
+            checksums=checksums,
+        )
+        # Two models do not fit beside their K/V.
+        del model, served
 
 
-def alternate(
-    load: Load, ours: RadixEngine, peer: TransformersEngine, vocab_size: int, rounds: int
-) -> dict[str, float]:
-    """Round after round on new prompts; the first is not counted."""
-    speeds: dict[str, list[float]] = {"radixkv": [], "transformers": []}
-    equal = total = 0
+def serve(
+    load: Load, engine: RadixEngine | TransformersEngine, vocab_size: int, rounds: int
+) -> tuple[list[float], list[list[int]]]:
+    """Round after round on new prompts, the first not counted: tokens/s, and the last answers."""
+    speeds = []
     for seed in range(rounds + 1):
         prompts = load.prompts(vocab_size, seed)
-        answers = {}
-        for name, engine in (("radixkv", ours), ("transformers", peer)):
-            start = time.perf_counter()
-            answers[name] = engine.generate(prompts, load.output)
-            seconds = time.perf_counter() - start
-            lengths = {len(tokens) for tokens in answers[name]}
-            if len(answers[name]) != load.requests or lengths != {load.output}:
-                raise RuntimeError(f"{name} gave {len(answers[name])} answers of {lengths} tokens")
-            if seed:
-                speeds[name].append(load.requests * load.output / seconds)
-        for a, b in zip(answers["radixkv"], answers["transformers"], strict=True):
-            equal += sum(x == y for x, y in zip(a, b, strict=True))
-            total += load.output
-    medians = {f"{name} tokens/s": statistics.median(values) for name, values in speeds.items()}
-    ratio = medians["radixkv tokens/s"] / medians["transformers tokens/s"]
-    return medians | {"times as fast": ratio, "equal tokens": equal / total}
+        start = time.perf_counter()
+        answers = engine.generate(prompts, load.output)
+        seconds = time.perf_counter() - start
+        lengths = {len(tokens) for tokens in answers}
+        if len(answers) != load.requests or lengths != {load.output}:
+            raise RuntimeError(f"{len(answers)} answers of {lengths} tokens")
+        if seed:
+            speeds.append(load.requests * load.output / seconds)
+    return speeds, answers

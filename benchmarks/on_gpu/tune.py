@@ -16,7 +16,7 @@ import sys
 
 import torch
 
-from benchmarks.gpu import Bench, Sizes, milliseconds
+from benchmarks.paged_bench import Bench, Sizes, milliseconds
 from radixkv_kernels.interface import BackendConfig
 from radixkv_kernels.triton.tiles import Tile, Tiling
 

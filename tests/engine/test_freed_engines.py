@@ -1,5 +1,7 @@
-"""An engine's memory is free when nobody refers to it any more, without the garbage collector: on a GPU the next
-engine needs it at once."""
+"""An engine's memory is free when nobody refers to it any more, without the garbage collector.
+
+On a GPU the next engine needs it at once.
+"""
 
 from __future__ import annotations
 

@@ -1,34 +1,114 @@
-"""The GPU benchmark runs at toy sizes: every part but the numerics, which the other tests cover."""
+"""Every part of the GPU benchmark at toy sizes, and the list that runs them as processes."""
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-from benchmarks import gpu
+from benchmarks.gpu import Lines, child, run_stages, summarize
+from benchmarks.gpu_parts import STAGES, TOY, Part, run_part
 
-
-@pytest.mark.parametrize(
-    "part", ["prefill", "decode", "shared", "fp8", "engine", "speculation", "throughput"]
-)
-def test_part(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with torch.no_grad():
-        result = getattr(gpu, part)(gpu.Sizes(small=True, device=torch.device("cpu")))
-    gpu.show(part, result)
-    assert part in capsys.readouterr().out
-    figures = [x for v in result.values() for x in (v.values() if isinstance(v, dict) else [v])]
-    assert all(x >= 0 for x in figures if not isinstance(x, str))
-    if part == "throughput":
-        # Greedy in float32: two engines that do the same work give the same tokens.
-        assert [row["equal tokens"] for row in result.values()] == [1.0, 1.0]
+PARTS = [part for stage in STAGES for part in stage]
 
 
-def test_targets_are_judged() -> None:
-    results = {"decode": {"unit": "TB/s", "radixkv": 3.7, "paged over in order": 0.9}}
-    first, second = gpu.targets(results)
-    assert first.endswith(" met")
-    assert second.endswith(" missed")
+def lines_of(part: Part) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    run_part(part, True, lambda **fields: found.append(json.loads(json.dumps(fields))))
+    return found
+
+
+@pytest.mark.parametrize("name", [p.name for p in PARTS if not p.name.startswith("throughput")])
+def test_part(name: str) -> None:
+    """It reports figures, and each of its checks holds."""
+    part = next(p for p in PARTS if p.name == name)
+    lines = lines_of(part)
+    assert lines
+    assert all(line.get("ok", True) for line in lines)
+    figures = [x for line in lines for x in line.values() if isinstance(x, float)]
+    assert figures or name in ("bit identity", "sanitizer")
+    assert all(x >= 0 for x in figures)
+
+
+def test_both_engines_give_the_same_answers(tmp_path: Path) -> None:
+    """Greedy in float32: two engines that do the same work give the same tokens."""
+    lines = Lines(tmp_path / "lines")
+    for part in PARTS:
+        if part.name.startswith("throughput"):
+            for fields in lines_of(part):
+                lines.add(part.name, **fields)
+    summarize(lines)
+    rows = [row for row in lines.rows if row["part"] == "throughput"]
+    assert [row["equal answers"] for row in rows] == [1.0, 1.0]
+    assert all(row["times as fast"] > 0 for row in rows)
+    assert len([row for row in lines.rows if row["part"] == "targets"]) == 2
+
+
+def test_the_list_takes_ten_minutes_at_most() -> None:
+    assert sum(max(part.seconds for part in stage) for stage in STAGES) <= 600
+    assert TOY not in PARTS
+    assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+SCRIPT = """
+import json, subprocess, sys, time
+name = sys.argv[-1]
+print("a library's greeting")
+print(json.dumps({"load": name, "figure": 1.5}), flush=True)
+if name == "fails":
+    raise ValueError("this went wrong")
+if name == "hangs":
+    # A child of its own, that keeps the pipe open.
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    time.sleep(600)
+if name == "lacks":
+    print("the package x is not installed", file=sys.stderr)
+    sys.exit(75)
+"""
+
+
+def test_parts_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lines"
+    lines = Lines(path)
+    command = [sys.executable, "-c", SCRIPT]
+    stages = [
+        [Part(name, "", 120) for name in ("fails", "lacks")],
+        [Part("hangs", "", 2)],
+        [Part("works", "", 120)],
+    ]
+    started = time.monotonic()
+    run_stages(stages, lines, command)
+    assert time.monotonic() - started < 300
+    summarize(lines)
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert written == lines.rows
+    assert sorted(row["load"] for row in written if "figure" in row) == ["fails", "hangs", "lacks", "works"]
+    ends = {row["part"]: row for row in written if "seconds" in row}
+    assert {name: row["status"] for name, row in ends.items()} == {
+        "fails": "failed",
+        "lacks": "skipped",
+        "hangs": "out of time",
+        "works": "ok",
+    }
+    assert ends["fails"]["error"] == "ValueError: this went wrong"
+    assert "Traceback" in ends["fails"]["trace"]
+    assert ends["lacks"]["error"] == "the package x is not installed"
+    assert written[-1]["hangs"] == "out of time"
+
+
+def test_nothing_starts_after_the_time_for_all_parts(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "lines")
+    run_stages([[Part("late", "", 60)]], lines, ["/no/such/program"], seconds=0.0)
+    assert [row["status"] for row in lines.rows] == ["not run"]
+
+
+def test_a_part_reports_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert child("machine", small=True) == 0
+    assert "matmul TFLOP/s" in json.loads(capsys.readouterr().out.splitlines()[-1])
+    # Real sizes need a GPU.
+    assert child("machine", small=False) == 75
+    assert "no CUDA device" in capsys.readouterr().err

@@ -1,12 +1,11 @@
-"""Decode steps of whole models through the engine's own model runner, over their roofline.
+"""Steps of whole models through the engine's own model runner: milliseconds, and where they go.
 
-Called by `python -m benchmarks.gpu`. The models have published shapes and random weights in bfloat16. A step
-is `ModelRunner.execute` as the engine calls it: the plan on the host, the copy of inputs and plan, the replay
-of the captured CUDA graph with attention inside. Scheduling and sampling are not in here;
-`benchmarks.gpu_throughput` has the whole engine.
+The model has a published shape and random weights. A step is `ModelRunner.execute` as the engine calls it:
+the plan on the host, the copy of inputs and plan, the replay of the CUDA graph with attention inside.
+Scheduling and sampling are not in here.
 
-The roofline is what must be read from memory at least, at the speed of a large copy in the same run: the
-weights once, each request's own keys and values once, shared ones once.
+The roofline of a decode is what must be read from memory at least, at the speed of a large copy in the same
+run: the weights once, each request's own keys and values once, shared ones once.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_machine import copy_rate
+from benchmarks.gpu_parts import Report
+from benchmarks.paged_bench import BLOCK, Sizes, profiled
 from radixkv.config import EngineConfig
 from radixkv.model.attention_hook import register_attention_hook
 from radixkv.model.loading.loader import LoadedModel
@@ -26,8 +28,6 @@ from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
 from radixkv.text.tokenizer import Tokenizer
 from radixkv_kernels import KVSpec
-
-BLOCK = 16
 
 #: Name -> model type and what its configuration says.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,31 +40,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "intermediate_size": 14336,
             "vocab_size": 128256,
-        },
-    ),
-    "Qwen3-0.6B": (
-        "qwen3",
-        {
-            "num_hidden_layers": 28,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "intermediate_size": 3072,
-            "vocab_size": 151936,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "SmolLM2-135M": (
-        "llama",
-        {
-            "num_hidden_layers": 30,
-            "hidden_size": 576,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "intermediate_size": 1536,
-            "vocab_size": 49152,
-            "tie_word_embeddings": True,
         },
     ),
 }
@@ -134,14 +109,24 @@ def engine_config(device: torch.device, **options: Any) -> EngineConfig:
     return EngineConfig(model="random", device=device.type, block_size=BLOCK, **options)
 
 
-class DecodeStep:
-    """`batch` requests of `context` tokens, of which the first `shared` are common: the last token of each.
+class EngineStep:
+    """A step over the last `rows` tokens of each of `batch` requests of `context` tokens, `shared` in common.
 
     Args:
-        drafts: of how many tokens before it the logits are wanted, too: the rows of a speculative step.
+        rows: one for a decode; more for a decode with drafts, or for a prompt.
+        is_prompt: only the logits of the last row are wanted.
     """
 
-    def __init__(self, loaded: LoadedModel, batch: int, context: int, shared: int, drafts: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        batch: int,
+        context: int,
+        shared: int,
+        rows: int = 1,
+        *,
+        is_prompt: bool = False,
+    ) -> None:
         blocks, common = -(-context // BLOCK), shared // BLOCK
         own = blocks - common
         total = common + batch * own
@@ -164,10 +149,10 @@ class DecodeStep:
             loaded,
             spec,
             backend="triton" if loaded.device.type == "cuda" else "cpu",
-            max_num_tokens=max(batch * (1 + drafts), 16),
+            max_num_tokens=max(batch * rows, 16),
             max_num_seqs=batch,
             max_model_len=blocks * BLOCK,
-            max_draft_tokens=drafts,
+            max_draft_tokens=0 if is_prompt else rows - 1,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()
@@ -177,13 +162,14 @@ class DecodeStep:
             for r in range(batch)
         ]
         self.context = context
-        self.rows = 1 + drafts
+        self.rows, self.is_prompt = rows, is_prompt
         self.bytes_read = weights + spec.bytes_per_slot * ((context - shared) * batch + shared)
 
     def run(self) -> torch.Tensor:
         """One step; the same one every time, so that it overwrites its own token."""
         requests, own = len(self.tables), np.arange(self.context - self.rows, self.context, dtype=np.int64)
         count = requests * self.rows
+        wanted = np.arange(self.rows - 1 if self.is_prompt else 0, count, self.rows if self.is_prompt else 1)
         slots = [table[own // BLOCK].astype(np.int64) * BLOCK + own % BLOCK for table in self.tables]
         batch = Batch(
             entries=[],
@@ -194,44 +180,10 @@ class DecodeStep:
             block_tables=self.tables,
             write_slots=np.concatenate(slots),
             write_rows=None,
-            logit_rows=np.arange(count, dtype=np.int64),
+            logit_rows=wanted.astype(np.int64),
             copy_groups=[],
         )
         return self.runner.execute(batch)
-
-
-def speculative_steps(device: torch.device, small: bool, rounds: int) -> dict[str, Any]:
-    """What drafts cost: step time by requests and rows each, in steps of one row, and graph replays.
-
-    The column of one request is what `radixkv.speculation.step_costs` has for a backend.
-    """
-    name, shape = next(iter((TOY_SHAPES if small else SHAPES).items()))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    loaded = loaded_model(random_model(shape, device, dtype), name)
-    results: dict[str, Any] = {"unit": f"{name}; ms a step, and times the step without drafts"}
-    for batch in (1, 2) if small else (1, 8, 64):
-        plain = 0.0
-        for drafts in (0, 1, 3) if small else (0, 1, 3, 7, 15):
-            if results.keys() - {"unit"} and device.type == "cpu":  # where a runner packs its model's weights
-                loaded = loaded_model(random_model(shape, device, dtype), name)
-            step = DecodeStep(loaded, batch, 40 if small else 2048, 0, drafts)
-            milliseconds = timed(step.run, device, rounds)
-            plain = plain or milliseconds
-            graphs = step.runner.graphs
-            results[f"{batch} x {1 + drafts} rows"] = {
-                "step ms": milliseconds,
-                "over plain": milliseconds / plain,
-                "replays": 0 if graphs is None else graphs.replayed,
-            }
-            del step, graphs
-    return results
-
-
-def copy_speed(device: torch.device) -> float:
-    """Bytes a second that a large copy reads and writes together."""
-    source = torch.empty(2 << 30 if device.type == "cuda" else 1 << 20, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (timed(lambda: target.copy_(source), device, 5) / 1e3)
 
 
 def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
@@ -250,28 +202,49 @@ def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
     return statistics.median(times)
 
 
-def decode_steps(device: torch.device, small: bool, rounds: int) -> dict[str, Any]:
-    """Per model and load: step time, roofline, their ratio, and replays of CUDA graphs (0 on a CPU)."""
-    speed = copy_speed(device)
-    loads = [(2, 40, 0)] if small else [(1, 2048, 0), (64, 2048, 0), (64, 8192, 6144)]
-    results: dict[str, Any] = {"copy speed, TB/s": speed / 1e12}
-    for name, shape in (TOY_SHAPES if small else SHAPES).items():
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        loaded = loaded_model(random_model(shape, device, dtype), name)
-        for batch, context, shared in loads:
-            step = DecodeStep(loaded, batch, context, shared)
-            milliseconds = timed(step.run, device, rounds)
+def steps(sizes: Sizes, report: Report) -> None:
+    """Decodes, decodes on a shared prefix, a prompt, drafts; then the kernels that take the most time."""
+    name, shape = next(iter((TOY_SHAPES if sizes.small else SHAPES).items()))
+    dtype = torch.bfloat16 if sizes.device.type == "cuda" else torch.float32
+    speed = copy_rate(sizes)
+    loaded = loaded_model(random_model(shape, sizes.device, dtype), name)
+    # Requests, context, of which shared, rows of each, and whether these are a prompt.
+    loads = [
+        (1, 2048, 0, 1, False),
+        (32, 2048, 0, 1, False),
+        (128, 2048, 0, 1, False),
+        (64, 8192, 6144, 1, False),
+        (1, 8192, 0, 8192, True),
+        (1, 2048, 0, 4, False),
+        (1, 2048, 0, 16, False),
+        (64, 2048, 0, 4, False),
+    ]
+    if sizes.small:
+        loads = [(2, 40, 0, 1, False), (1, 40, 0, 40, True), (2, 40, 32, 3, False)]
+    for batch, context, shared, rows, is_prompt in loads:
+        if sizes.device.type == "cpu":  # where a runner packs its model's weights
+            loaded = loaded_model(random_model(shape, sizes.device, dtype), name)
+        step = EngineStep(loaded, batch, context, shared, rows, is_prompt=is_prompt)
+        milliseconds = timed(step.run, sizes.device, sizes.rounds)
+        kind = "prompt" if is_prompt else "decode"
+        fields: dict[str, Any] = {"ms": milliseconds, "tokens/s": batch * rows / milliseconds * 1e3}
+        if not is_prompt:
             roofline = step.bytes_read / speed * 1e3
-            graphs = step.runner.graphs
-            results[f"{name} {batch} x {context}{f' ({shared} shared)' if shared else ''}"] = {
-                "step ms": milliseconds,
-                "roofline ms": roofline,
-                "over": milliseconds / roofline,
-                "tokens/s": batch / milliseconds * 1e3,
-                "replays": 0 if graphs is None else graphs.replayed,
-            }
-            del step, graphs
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        del loaded
-    return results
+            fields |= {"over roofline": milliseconds / roofline}
+            if step.runner.graphs is not None:
+                fields |= {"replays": step.runner.graphs.replayed}
+        report(load=f"{name} {kind} {batch} x {context}, {shared} shared, {rows} rows", **fields)
+        if is_prompt or (batch, rows) == (2 if sizes.small else 32, 1):
+            top_kernels(step, kind, sizes, report)
+        # Two engines' K/V do not fit.
+        del step
+
+
+def top_kernels(step: EngineStep, kind: str, sizes: Sizes, report: Report) -> None:
+    """The 15 kernels (on a CPU: operators) with the most time in a step."""
+    kernels = profiled(step.run, sizes)
+    total = sum(one.microseconds for one in kernels)
+    report(profiled=kind, kernels_per_step=sum(one.calls for one in kernels), ms_per_step=total / 1e3)
+    for one in kernels[:15]:
+        fields = {"us_per_step": one.microseconds, "calls_per_step": one.calls}
+        report(kernel=one.name[:120], of=kind, **fields, share=one.microseconds / total)

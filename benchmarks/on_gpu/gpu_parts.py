@@ -1,0 +1,93 @@
+"""The parts of `python -m benchmarks.gpu`, how long each may take, and how one runs in its own process."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Takes the fields of one line of results. A field `ok` that is false makes its part fail at the end.
+Report = Callable[..., None]
+
+TESTS = Path(__file__).resolve().parents[2] / "tests" / "kernels" / "interpreted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One process: `function` is `module:name` in this folder, called with `Sizes`, a `Report` and the
+    arguments; after `seconds` it is ended."""
+
+    name: str
+    function: str
+    seconds: float
+    arguments: tuple[str, ...] = ()
+
+
+#: One stage after the other; the parts of a stage run at the same time. 10 minutes in all.
+STAGES: tuple[tuple[Part, ...], ...] = (
+    (Part("machine", "gpu_machine:machine", 40),),
+    (
+        Part("numbers bfloat16", "gpu_numbers:numbers", 130, ("bfloat16",)),
+        Part("numbers float16", "gpu_numbers:numbers", 130, ("float16",)),
+        Part("numbers float32", "gpu_numbers:numbers", 130, ("float32",)),
+        Part("edges", "gpu_edges:edges", 130),
+        Part("bit identity", "gpu_numbers:identity", 130),
+    ),
+    (Part("kernels", "gpu_kernels:table", 100),),
+    (Part("steps", "gpu_steps:steps", 110),),
+    (Part("sampler", "gpu_sampler:sampler", 30),),
+    (Part("throughput radixkv", "gpu_throughput:throughput", 75, ("radixkv",)),),
+    (Part("throughput transformers", "gpu_throughput:throughput", 75, ("transformers",)),),
+    (Part("sanitizer", "gpu_edges:sanitized", 40),),
+)
+#: Not in the list: what the sanitizer watches.
+TOY = Part("toy", "gpu_edges:toy", 40)
+
+
+class Skip(Exception):
+    """A part can't run here; the message says why."""
+
+
+def find_part(name: str) -> Part:
+    """The part of a name. Raises KeyError."""
+    return {part.name: part for stage in (*STAGES, (TOY,)) for part in stage}[name]
+
+
+def run_part(part: Part, small: bool, report: Report) -> None:
+    """Run a part in this process.
+
+    Raises:
+        Skip: it can't run here.
+        RuntimeError: checks failed; all of them were reported.
+    """
+    try:
+        import torch
+
+        from benchmarks.paged_bench import Sizes
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cpu" and not (small and os.environ.get("TRITON_INTERPRET") == "1"):
+            raise Skip("there is no CUDA device")
+        if device.type == "cpu" and "interpreter_repairs" not in sys.modules:
+            # The interpreter's bfloat16 and its products need repairs first, as in the tests.
+            sys.path.insert(0, str(TESTS))
+            importlib.import_module("interpreter_repairs").install()
+        module, name = part.function.split(":")
+        function = getattr(importlib.import_module(f"benchmarks.{module}"), name)
+        checks: list[bool] = []
+
+        def count(**fields: Any) -> None:
+            if "ok" in fields:
+                checks.append(bool(fields["ok"]))
+            report(**fields)
+
+        with torch.no_grad():
+            function(Sizes(small, device), count, *part.arguments)
+    except ModuleNotFoundError as error:
+        raise Skip(f"the package {error.name} is not installed") from error
+    if not all(checks):
+        raise RuntimeError(f"{checks.count(False)} of {len(checks)} checks failed")
