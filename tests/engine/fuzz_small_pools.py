@@ -7,6 +7,7 @@ engine without guesses and with room for all, or whose invariants break.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 os.environ["RADIXKV_CHECK_STEPS"] = "1"
 
+from broken_redis import BrokenOutcome, run_over_redis
 from pool_traffic import Outcome, run
 
 
@@ -26,8 +28,12 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="a step in a hundred fails")
     parser.add_argument("--tier", action="store_true", help="with a tier that fails, hangs and lies")
     parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
+    parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
+    if options.redis:
+        over_redis(options.seed, options.requests)
+        return
     total, seed, started = Outcome(), options.seed, time.monotonic()
     while total.requests < options.requests:
         for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
@@ -45,6 +51,17 @@ def main() -> None:
         if seed % 10 == 0:
             print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
     print(f"{total}\nno difference")
+
+
+def over_redis(seed: int, num_requests: int) -> None:
+    """The same for replicas over a Redis; every other seed has one of them in another process."""
+    logging.getLogger("radixkv").disabled = True
+    total, started = BrokenOutcome(), time.monotonic()
+    while total.answers + total.cancelled < num_requests:
+        total.add(run_over_redis(seed, 100, elsewhere=bool(seed % 2)))
+        seed += 1
+        print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
+    print("no difference")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -37,10 +36,10 @@ class RedisServer:
         raise AssertionError("redis-server did not start")
 
     def hang(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)  # nothing, if it is dead
 
     def kill(self) -> None:
         self.process.kill()

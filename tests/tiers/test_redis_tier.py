@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paged_language_model import make_engine, run_all
 from redis_server import RedisServer, redis, redis_server
+from tier_engines import GREEDY as SHORT
+from tier_engines import Clock, assert_right
 from tiny_models import save_tiny_model
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
+from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError
 from radixkv.llm import LLM
 from radixkv.request import SamplingParams
@@ -20,6 +24,7 @@ from radixkv.tiers.open_tiers import check_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier
+from radixkv.tiers.selection import Selection
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.tier import BlocksBeforeDamage, TierState
 
@@ -291,3 +296,52 @@ def test_answers_come_whatever_becomes_of_redis(model, server, what):
         if what == "dies":
             server.start()
         server.go_on()
+
+
+# ---------------------------------------------------------------------- the deadline, by the engine's clock
+
+TEXT = [(7 * i) % 90 + 1 for i in range(45)]
+
+
+def filled_and_asked(tier_of: Callable[..., RedisTier]) -> tuple[Engine, Clock, RedisTier]:
+    """An engine whose Redis has what it is asked for, its clock, which the test moves, and its tier."""
+    kind = BlockKind("paged-hash", "", 8, 24 * 8)
+    first, second = (tier_of(kind=kind) for _ in range(2))
+    first.selection = second.selection = Selection(0)
+    engine, _ = make_engine(tier=first)
+    engine.add_request(TEXT, SHORT)
+    run_all(engine)
+    until(lambda: (engine.step(), engine.stats().transfers.saved_blocks >= 5)[1])
+    first.flush(60)
+    clock = Clock()
+    engine, _ = make_engine(tier=second, clock=clock)
+    engine.add_request(TEXT, SHORT)
+    return engine, clock, second
+
+
+def waited_s(engine: Engine, clock: Clock) -> float:
+    """How long the request waits; each time that the engine would sleep, its whole sleep passes."""
+    start = clock.now
+    while True:
+        finished = engine.step().finished
+        engine.check()
+        if finished:
+            assert_right(finished[0])
+            return clock.now - start
+        clock.now += engine.idle_s or 0.0
+
+
+@pytest.mark.parametrize("when", ["before the lookup", "before the load"])
+@pytest.mark.parametrize("what", ["hangs", "is stopped"])
+def test_a_request_waits_for_the_deadline_at_most(server, tier_of, what, when):
+    engine, clock, tier = filled_and_asked(tier_of)
+    if when == "before the load":
+        # The lookup is answered; the load is asked for in the next step.
+        asked = engine.cache.block_leases.missing(engine.cache.match(TEXT))
+        until(lambda: tier.lookup(asked)[0] is TierState.HIT)
+    {"hangs": server.hang, "is stopped": server.kill}[what]()
+    assert waited_s(engine, clock) <= 0.2 + 1e-9
+    for _ in range(3):  # and those that come after it are not made to wait anew, each
+        engine.cache.reset()
+        engine.add_request(TEXT, SHORT)
+        assert waited_s(engine, clock) <= 0.2 + 1e-9
