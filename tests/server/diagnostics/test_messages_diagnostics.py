@@ -384,3 +384,24 @@ def test_nothing_is_shown_where_nothing_broke(ada: Anthropic) -> None:
     body["messages"] += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
     own: Any = ask(ada, body, first.id).model_extra["cache_diagnosis"]  # type: ignore[index]
     assert (own["missed_tokens"], own["place"], own["around"]) == (0, None, None)
+
+
+def test_a_template_that_renders_earlier_turns_otherwise(
+    server: LiveServer, ada: Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests are the same and the prompts are not: no part of a request is to blame."""
+    first, tokenizer = ask(ada, base()), server.engine.tokenizer
+    render = tokenizer.apply_chat_template
+
+    def dated(messages: Any, *others: Any, **options: Any) -> list[int]:
+        return render([{"role": "system", "content": "It is Tuesday."}, *messages], *others, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", dated)
+    answer = ask(ada, base(), first.id)
+    assert answer.diagnostics is not None
+    assert answer.diagnostics.cache_miss_reason is not None
+    assert answer.diagnostics.cache_miss_reason.type == "unavailable"
+    own: Any = answer.model_extra["cache_diagnosis"]  # type: ignore[index]
+    assert own["changed"] is None
+    assert own["shared_tokens"] == shared_by(*prompts_of(server)) < own["compared_tokens"]
+    assert own["around"]["position"] == own["shared_tokens"]
