@@ -4,7 +4,7 @@ Conversations take turns on an engine whose K/V cache holds two of them; each tu
 working set is 1, 3 and 10 times the cache. One engine has no tier, one a disk, one a Redis (left out where
 redis-server is missing); they answer each turn one after the other, so that they meet the same machine. Every
 conversation's first turn fills the tiers, the second is measured. Then prompts that share nothing: what
-a tier costs that is of no use.
+a tier costs that is of no use: the median, over the prompts, of how much longer it took an engine with it.
 
     python -m benchmarks.tiers
     python -m benchmarks.tiers --sizes 1,3 --json tiers.json
@@ -67,14 +67,14 @@ class Contestant:
     def clear(self) -> None:
         self.ttfts: list[float] = []
         self.prompt_tokens = self.cached_tokens = 0
-        self.seconds = 0.0
+        self.times: list[float] = []
 
     def ask(self, prompt: Sequence[int]) -> list[int]:
         """Answer, and do what is left to do for the tier, both on the clock."""
         params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
         start = time.perf_counter()
         output: RequestOutput = self.llm.generate([list(prompt)], params)[0]
-        self.seconds += time.perf_counter() - start
+        self.times.append(time.perf_counter() - start)
         assert output.times is not None
         assert output.times.first_token is not None
         self.ttfts.append(output.times.first_token)
@@ -96,7 +96,7 @@ class Contestant:
             "hit_rate": self.cached_tokens / self.prompt_tokens,
             "ttft_p50_s": statistics.median(ordered),
             "ttft_p95_s": ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))],
-            "prompt_tokens_per_s": self.prompt_tokens / self.seconds,
+            "prompt_tokens_per_s": self.prompt_tokens / sum(self.times),
         }
 
 
@@ -153,6 +153,11 @@ def measure(args: argparse.Namespace, folder: Path, url: str | None) -> dict[str
                 contestant.clear()
         take_turns(contestants, [text(args.unshared_tokens) for _ in range(args.unshared)], "nothing shared")
         unshared = {contestant.name: contestant.figures() for contestant in contestants}
+        for contestant in contestants:
+            pairs = zip(contestants[0].times, contestant.times, strict=True)
+            unshared[contestant.name]["throughput_over_none"] = statistics.median(
+                [without / own for without, own in pairs]
+            )
     return {
         "pool_tokens": pool_tokens,
         "context_tokens": args.context,
@@ -174,7 +179,13 @@ def show(figures: dict[str, Any]) -> None:
                 f"{found['ttft_p95_s']:.3f} s",
                 f"{found['prompt_tokens_per_s']:,.0f}",
             )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for tier, found in figures["nothing_shared"].items():
+        if tier != "none":
+            console.print(
+                f"nothing shared, {tier}: {found['throughput_over_none']:.1%} of the throughput without"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -183,11 +194,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--model", default=EMBEDDED_MODEL)
     parser.add_argument("--sizes", default="1,3,10", help="working sets, as multiples of the cache")
-    parser.add_argument("--num-blocks", type=int, default=80, help="of the cache, 16 tokens each")
-    parser.add_argument("--context", type=int, default=640, help="tokens of a conversation's first turn")
+    parser.add_argument("--num-blocks", type=int, default=40, help="of the cache, 16 tokens each")
+    parser.add_argument("--context", type=int, default=320, help="tokens of a conversation's first turn")
     parser.add_argument("--turn", type=int, default=32, help="tokens that the second turn adds")
-    parser.add_argument("--unshared", type=int, default=12, help="prompts that share nothing")
-    parser.add_argument("--unshared-tokens", type=int, default=320, help="tokens of each of them")
+    parser.add_argument("--unshared", type=int, default=30, help="prompts that share nothing")
+    parser.add_argument("--unshared-tokens", type=int, default=192, help="tokens of each of them")
     parser.add_argument("--max-token", type=int, default=40_000, help="token ids are below it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a small cache and few prompts: does it work?")

@@ -19,4 +19,5 @@ def test_quick(tmp_path: Path, capsys):
     assert set(figures["sizes"]) == {"1x", "3x"}
     assert {"none", "disk"} <= set(figures["sizes"]["3x"])
     assert figures["sizes"]["3x"]["none"]["hit_rate"] < 0.5
+    assert figures["nothing_shared"]["disk"]["throughput_over_none"] > 0
     assert "nothing shared" in capsys.readouterr().out

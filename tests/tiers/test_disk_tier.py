@@ -124,6 +124,27 @@ def test_the_cap_holds_and_what_is_used_stays(tmp_path):
     tier.close()
 
 
+@pytest.mark.parametrize("survivors", [(1, 4), (2, 3, 7)])
+def test_the_order_of_use_survives_a_restart(tmp_path, survivors):
+    """What was used before it goes last after it, whatever was written first."""
+    max_bytes, texts = 100_000, range(1, 13)
+    saved(tmp_path, *(run_of(text, 5) for text in texts), max_bytes=max_bytes)
+    tier = DiskTier(tmp_path, max_bytes, KIND)
+    assert all(tier.lookup(run_of(text, 5))[1] == 5 for text in texts)
+    for text in survivors:
+        assert loaded(tier, run_of(text, 5)) == 5
+    tier.close()
+    tier = DiskTier(tmp_path, max_bytes, KIND)  # only the folder knows
+    for text in range(20, 50):
+        tier.save(run_of(text, 5), data_of(run_of(text, 5)))
+        tier.flush(60)
+        there = {text for text in texts if tier.lookup(run_of(text, 5))[1]}
+        if there <= set(survivors):
+            break
+    assert there == set(survivors)
+    tier.close()
+
+
 def test_a_smaller_cap_takes_hold_at_the_start(tmp_path):
     saved(tmp_path, *(run_of(text, 10) for text in range(1, 60)))
     saved(tmp_path, max_bytes=100 * 700)
