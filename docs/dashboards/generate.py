@@ -118,7 +118,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Lookups in tiers",
-            "Requests that found blocks in the tier, and that found none.",
+            "Lookups that found blocks in the tier, and that found none; a long prefix takes several.",
             "short",
             [
                 (rate("tier_hits_total", "tier"), "{{tier}} hits /s"),

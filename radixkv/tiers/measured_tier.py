@@ -11,6 +11,7 @@ for two, up to half a minute; one that answers again is asked again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,8 @@ class TierCounts:
     """What one tier has done, since the start.
 
     Attributes:
-        hits, misses: requests that asked for blocks after their match and found some, or none.
+        hits, misses: lookups of blocks after a request's match that found some, or none; a long prefix comes
+            in several pieces, with one each.
         loads, loaded_blocks, loaded_bytes, load_seconds: what came, and the seconds from asking to arrival.
         saved_blocks, saved_bytes: given to it.
         errors: what it was asked for -> how often it failed: `look up`, `load`, `save`.
@@ -132,7 +134,7 @@ class MeasuredTier:
         """The counts as they are now."""
         return replace(
             self.counts,
-            errors=dict(self.counts.errors),
+            errors=dict(Counter(self.counts.errors) + Counter(getattr(self.tier, "failures", {}))),
             refused=dict(self.counts.refused),
             is_up=self._clock() >= self._rests_until and bool(getattr(self.tier, "is_up", True)),
             seconds_per_byte=self._bytes.seconds_per_unit,

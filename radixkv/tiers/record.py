@@ -105,7 +105,7 @@ class RecordError(Exception):
     """A record that is not believed.
 
     Attributes:
-        reason: `header`, `checksum`, or `other text`.
+        reason: `header`, `version` (a header of another version, undamaged), `checksum`, or `other text`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -152,8 +152,10 @@ def read_header(data: Bytes) -> RecordHeader:
         raise RecordError("header")
     header, (checksum,) = start[: _HEADER.size], _CHECKSUM.unpack(start[_HEADER.size :])
     magic, version, *fields = _HEADER.unpack(header)
-    if xxhash.xxh3_64_intdigest(header) != checksum or magic != _MAGIC or version != FORMAT_VERSION:
+    if xxhash.xxh3_64_intdigest(header) != checksum or magic != _MAGIC:
         raise RecordError("header")
+    if version != FORMAT_VERSION:
+        raise RecordError("version")
     token_bytes, block_bytes, key, digest, of_contents = fields
     return RecordHeader(key, digest, token_bytes, block_bytes, of_contents)
 

@@ -61,7 +61,7 @@ class Tier(Protocol):
 
     It may have, and what is not there is not missed: a `name` that people call it by; `selection`, what it is
     offered of that which ends (else all); `is_up`, whether it can be reached; `answer_s`, how long it takes
-    from a RETRY to its answer.
+    from a RETRY to its answer; `failures`, how often which call failed without raising here.
     """
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:

@@ -282,3 +282,27 @@ def test_bits_that_flip_and_ends_that_are_cut_off(tmp_path):
         assert (is_whole and not len(damaged)) or again.start == place % 5
         tier.close()
         assert segments(tmp_path) in ([path], [])
+
+
+def test_what_another_version_wrote_stays_until_its_room_is_needed(tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as other_version:
+        other_version.setattr("radixkv.tiers.record.FORMAT_VERSION", 7)
+        saved(tmp_path, run_of(1, 9), run_of(2, 4))
+    theirs = {path: path.read_bytes() for path in segments(tmp_path)}
+    caplog.set_level("INFO", "radixkv")
+    for _ in range(2):
+        saved(tmp_path, run_of(3, 5))
+        tier = DiskTier(tmp_path, CAP, KIND)
+        assert loaded(tier, run_of(3, 5)) == 5
+        assert tier.lookup(run_of(1, 9)) == (TierState.MISS, 0)
+        assert tier.counts.damaged == 0
+        tier.close()
+        assert {path: path.read_bytes() for path in theirs} == theirs
+    assert "of another version of the format" in caplog.text
+    tier = DiskTier(tmp_path, 100 * 1024, KIND)
+    for text in range(10, 60):
+        tier.save(run_of(text, 8), data_of(run_of(text, 8)))
+        tier.flush(60)
+    tier.close()
+    assert not any(path.exists() for path in theirs)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 101 * 1024

@@ -73,7 +73,7 @@ def test_a_format_of_another_version_is_not_found(monkeypatch):
     head, _ = pack_record(before[0], run_of().tokens[:32], b"x" * 256)
     monkeypatch.setattr("radixkv.tiers.record.FORMAT_VERSION", 2)
     assert not set(names()) & set(before)
-    with pytest.raises(RecordError, match="header"):
+    with pytest.raises(RecordError, match="version"):
         read_header(head)
 
 

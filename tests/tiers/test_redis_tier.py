@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paged_language_model import make_engine, run_all
-from redis_server import RedisServer, redis, redis_server
+from redis_server import RedisServer, redis_server
 from tier_engines import GREEDY as SHORT
 from tier_engines import Clock, assert_right
 from tiny_models import save_tiny_model
@@ -194,8 +194,8 @@ def test_a_redis_that_dies_is_left_alone_and_found_again(server, tier_of, caplog
     until(lambda: (tier.lookup(run), tier.is_up)[1] is False)
     assert tier.lookup(run) == (TierState.MISS, 0)
     assert tier.wants(run_of(2, 3)) == range(0)
-    with pytest.raises(redis.ConnectionError):
-        tier.load(run).result(60)
+    assert [len(blocks) for _, blocks in tier.load(run).result(60)] == [0]
+    assert tier.failures["load"] == 1
     server.start()
     until(lambda: (tier.lookup(run), tier.is_up)[1])
     assert state_of(tier, run) == (TierState.MISS, 0)
@@ -345,3 +345,27 @@ def test_a_request_waits_for_the_deadline_at_most(server, tier_of, what, when):
         engine.cache.reset()
         engine.add_request(TEXT, SHORT)
         assert waited_s(engine, clock) <= 0.2 + 1e-9
+
+
+@pytest.mark.injects_faults
+def test_a_redis_that_dies_under_a_load_is_told_of_once_and_counted(model, server, caplog):
+    """The load has been asked for when Redis dies: the tier and the engine both see that."""
+    with replica(model, server) as one:
+        answer(one, PROMPTS[2])
+    with replica(model, server) as other:
+        tier = other.engine._tier._tier.tiers[0]
+        load = tier.load
+
+        def die(run):
+            server.kill()
+            return load(run)
+
+        tier.load = die
+        _, cached = answer(other, PROMPTS[2])
+        assert cached == 0
+        (counts,) = other.engine.stats().tiers
+        assert (counts.errors["load"], counts.is_up) == (1, False)
+        for _ in range(3):
+            answer(other, PROMPTS[1])
+    assert len([record for record in caplog.records if "prompts are computed instead" in record.message]) == 1
+    server.start()

@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +68,9 @@ class DiskTier:
         selection: what is saved; None: see `Selection`.
         system: see `SegmentStore`.
 
+    Attributes:
+        failures: what it was asked for -> how often the disk failed to do it.
+
     Raises:
         ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
     """
@@ -99,7 +103,15 @@ class DiskTier:
         except OSError as error:
             self._lock.release()
             raise ConfigError(f"the K/V tier's folder {folder}: {error.strerror or error}") from error
+        if self._store.foreign_bytes:
+            logger.info(
+                "the K/V tier's folder %s has %d bytes of another version of the format: they are not read, "
+                "and stay until their room is needed; `radixkv cache clear` removes them",
+                folder,
+                self._store.foreign_bytes,
+            )
         self._failure: BaseException | None = None
+        self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
         self._queued_bytes = 0
         self._queued_changed = threading.Condition()
@@ -209,7 +221,7 @@ class DiskTier:
                     break
                 blocks.append(block)
         except OSError as error:
-            self._turn_off(error)
+            self._turn_off("load", error)
         except BaseException as error:
             future.set_exception(error)
             return
@@ -225,7 +237,7 @@ class DiskTier:
             self._write_until_end()
             self._store.close()
         except BaseException as error:
-            self._turn_off(error)
+            self._turn_off("save", error)
             self._store.abandon()
             self._count_queued(0)  # for those who wait
             with contextlib.suppress(queue.Empty):
@@ -255,7 +267,8 @@ class DiskTier:
                     self._store.sync()
                     sync_at = None
 
-    def _turn_off(self, error: BaseException) -> None:
+    def _turn_off(self, what: str, error: BaseException) -> None:
+        self.failures[what] += 1
         if self._failure is None:
             self._failure = error
             logger.warning(

@@ -25,6 +25,7 @@ class SegmentReport:
         num_used: of the records, those that were read since they were written.
         damaged: offsets of records whose contents are not what was written; empty where they were not read.
         lost_bytes: at the end, after the last whole record.
+        is_foreign: another version of the format wrote it: nothing is known of its records.
     """
 
     file: str
@@ -35,6 +36,7 @@ class SegmentReport:
     num_used: int
     damaged: list[int]
     lost_bytes: int
+    is_foreign: bool
 
     @property
     def is_sound(self) -> bool:
@@ -63,6 +65,7 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
     status = os.stat(path)
     num_records = num_tokens = end = 0
     damaged = []
+    is_foreign = False
     try:
         for offset, header in scan(path):
             if verify:
@@ -73,8 +76,8 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
             num_records += 1
             num_tokens += header.token_bytes // TOKEN_BYTES
             end = offset + header.record_bytes
-    except RecordError:
-        pass
+    except RecordError as error:
+        is_foreign = error.reason == "version" and not num_records
     try:
         used = bytes(read_bytes(file_name(folder, number, USED), 0, num_records))
     except FileNotFoundError:
@@ -87,7 +90,8 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
         num_tokens=num_tokens,
         num_used=used.count(1),
         damaged=damaged,
-        lost_bytes=max(0, status.st_size - end),
+        lost_bytes=0 if is_foreign else max(0, status.st_size - end),
+        is_foreign=is_foreign,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,9 @@ class RedisTier:
         ttl_s: seconds that a block lives after its last use.
         selection: what is saved; None: see `Selection`.
 
+    Attributes:
+        failures: what it was asked for -> how often Redis failed to do it.
+
     Raises:
         ConfigError: the package is missing, or the URL is none.
     """
@@ -113,7 +116,7 @@ class RedisTier:
         self._answer_speed = Speed()
         self._down_until: float | None = None  # None: it is up
         self._pause_s = _PAUSE_S
-        self._num_failures = 0
+        self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
         self._queued_bytes = 0
         self._queue_changed = threading.Condition()
@@ -233,9 +236,8 @@ class RedisTier:
         try:
             blocks, is_damaged = self._get(run, list(self._owners.names(run)))
         except Exception as error:
-            self._failed("load", error)
-            future.set_exception(error)
-            return
+            self._failed("load", error)  # which says so: for who waits, nothing is there
+            blocks, is_damaged = [], False
         piece = run.part(0, len(blocks))
         future.set_result([BlocksBeforeDamage(piece, blocks) if is_damaged else TierBlocks(piece, blocks)])
 
@@ -306,7 +308,7 @@ class RedisTier:
     def _failed(self, what: str, error: Exception) -> None:
         """A call has failed: nobody waits for the next ones. What Redis refuses (no memory, say) is no
         reason not to ask it."""
-        self._num_failures += 1
+        self.failures[what] += 1
         now = time.monotonic()
         if not _is_refusal(error):
             self._down_until = now + self._pause_s
@@ -320,7 +322,7 @@ class RedisTier:
             logger.warning(
                 "the K/V tier redis failed to %s (%d failures so far): %s: %s; prompts are computed instead",
                 what,
-                self._num_failures,
+                self.failures.total(),
                 type(error).__name__,
                 error,
             )

@@ -116,6 +116,7 @@ def _print(folder: Path, reports: Sequence[SegmentReport], json_file: Path | Non
 def _damage(report: SegmentReport) -> str:
     parts = [f"{len(report.damaged)} blocks"] if report.damaged else []
     parts += [f"{report.lost_bytes:,} bytes at the end"] if report.lost_bytes else []
+    parts += ["another version's"] if report.is_foreign else []
     return ", ".join(parts)
 
 

@@ -102,8 +102,8 @@ def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:
         up.add_metric([tier.name], float(tier.is_up))
     yield up
     for name, text in (
-        ("hits", "Requests that found blocks in the tier."),
-        ("misses", "Requests that looked for blocks there and found none."),
+        ("hits", "Lookups that found blocks in the tier, one for each piece of a prefix."),
+        ("misses", "Lookups that found none there."),
         ("loads", "Loads asked for."),
         ("loaded_blocks", "Blocks loaded."),
         ("loaded_bytes", "Bytes loaded."),
