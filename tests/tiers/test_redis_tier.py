@@ -348,19 +348,18 @@ def test_a_request_waits_for_the_deadline_at_most(server, tier_of, what, when):
 
 
 @pytest.mark.injects_faults
-def test_a_redis_that_dies_under_a_load_is_told_of_once_and_counted(model, server, caplog):
+def test_a_redis_that_dies_under_a_load_is_told_of_once_and_counted(model, server, caplog, monkeypatch):
     """The load has been asked for when Redis dies: the tier and the engine both see that."""
     with replica(model, server) as one:
         answer(one, PROMPTS[2])
     with replica(model, server) as other:
-        tier = other.engine._tier._tier.tiers[0]
-        load = tier.load
+        load = RedisTier.load
 
-        def die(run):
+        def die(tier, run):
             server.kill()
-            return load(run)
+            return load(tier, run)
 
-        tier.load = die
+        monkeypatch.setattr(RedisTier, "load", die)
         _, cached = answer(other, PROMPTS[2])
         assert cached == 0
         (counts,) = other.engine.stats().tiers
