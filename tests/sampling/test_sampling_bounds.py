@@ -59,7 +59,7 @@ def test_what_would_overflow_is_refused_by_name(name: str, value: float) -> None
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids", "logit_bias"])
 def test_a_number_in_place_of_several_values_is_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name} must") as caught:
+    with pytest.raises(InvalidRequestError, match=f"{name} (must|maps)") as caught:
         SamplingParams(**{name: 5})  # type: ignore[arg-type]
     assert caught.value.param == name
 

@@ -124,6 +124,10 @@ def warning_header(words: list[str]) -> str:
     return f'299 radixkv "{shown}"'
 
 
+class EmptyCounts:
+    """Marks an object that asks for something when it is empty, or all of it is null."""
+
+
 # ---------------------------------------------------------------------- rules
 
 
@@ -190,6 +194,8 @@ def _emptiable(kind: Any, least: bool) -> set[type]:
             return {bool, list, dict}
         if plain is bool:
             found.add(bool)
+        elif EmptyCounts in getattr(branch, "__metadata__", ()):
+            found.add(dict)
         elif get_origin(plain) in (list, dict) or plain in (list, dict):
             found |= set() if least_here else {get_origin(plain) or plain}
     return found

@@ -314,7 +314,7 @@ def test_the_text_around_the_break(server: LiveServer, ada: Anthropic) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [5, "msg_1", [], False, {"previous_message_id": 5}, {"previous_message_id": ["x"]}, {"other": None}],
+    [5, "msg_1", [1], True, {"previous_message_id": 5}, {"previous_message_id": ["x"]}, {"other": None}],
 )
 def test_what_is_malformed_is_refused(server: LiveServer, bad: Any) -> None:
     with server.http(headers={"x-api-key": "key-a"}) as http:

@@ -25,7 +25,7 @@ from radixkv_server.apis.common.fields import RequestFields
 from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.chat.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
-from radixkv_server.http.fields import Refused, WithoutEffect
+from radixkv_server.http.fields import EmptyCounts, Refused, WithoutEffect
 
 _Attribution = Annotated[Any, WithoutEffect("only says who asks")]
 _Format = Annotated[dict[str, Any], Field(min_length=1)]
@@ -203,8 +203,8 @@ class CountTokensRequest(StrictModel):
         if own is None:
             if len(given) == MAX_BREAKPOINTS:
                 raise ParamError(
-                    f"cache_control beside messages is one beside those of {MAX_BREAKPOINTS} blocks: at most "
-                    "so many are allowed together.",
+                    f"cache_control: at most {MAX_BREAKPOINTS} breakpoints are allowed; so many blocks have "
+                    "one already; remove that beside messages, or one of theirs.",
                     "cache_control",
                 )
             if last is not None:
@@ -255,8 +255,7 @@ class MessagesRequest(CountTokensRequest, RequestFields):
     fallbacks: Annotated[Any, WithoutEffect("this server declines nothing")] = None
     container: Annotated[Any, Refused("a container")] = None
     compaction: Annotated[Any, Refused("summaries made by the server")] = None
-    # An object of nothing asks for something here; with None as its default the field would lose it.
-    diagnostics: Diagnostics | None = Field(default_factory=lambda: None)
+    diagnostics: Annotated[Diagnostics, EmptyCounts] | None = None
     thread: Annotated[CreateThread | ContinueThread, _THREAD] | None = None
 
     @property
