@@ -45,6 +45,7 @@ from benchmarks.peers.sglang_tree import TreePeer
 from radixkv import PrefixCache
 from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
+from radixkv.insight.advisor import Advisor
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512
@@ -127,7 +128,8 @@ class Rival:
 def workload(peers: list[TreePeer], count: int) -> dict[str, Any]:
     """Match, insert and evict, beside the peers."""
     data = sequences(count)
-    cache = PrefixCache(count * OWN // PAGE + PROMPTS * SHARED // PAGE + 1000)
+    num_blocks = count * OWN // PAGE + PROMPTS * SHARED // PAGE + 1000
+    cache = PrefixCache(num_blocks, observer=Advisor(PAGE))  # as an engine has it
     rivals = [Rival(peer) for peer in peers]
 
     def acquire(key: EncodedTokens, match: Match) -> Lease:
@@ -247,7 +249,10 @@ def explanation(count: int) -> dict[str, float]:
     """What reports and the ghost index add to acquire, with a pool that evicts all the time."""
     data = sequences(count)
     blocks = PROMPTS * SHARED // PAGE + 2000
-    caches = {"with": PrefixCache(blocks), "without": PrefixCache(blocks, ghost_blocks=0, explain=False)}
+    caches = {
+        "with": PrefixCache(blocks, observer=Advisor(PAGE)),
+        "without": PrefixCache(blocks, ghost_blocks=0, explain=False),
+    }
     t: dict[str, Sample] = {name: [] for name in caches}
     for i, tokens in enumerate(data):
         for name in ("with", "without") if i % 2 else ("without", "with"):

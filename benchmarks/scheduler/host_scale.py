@@ -43,6 +43,7 @@ from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.insight.advisor import Advisor
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
 
@@ -137,7 +138,7 @@ def make_engine(
         speculation="off",  # random tokens can't be guessed
         seed=0,
     )
-    cache = PrefixCache(num_cached + room, BLOCK)
+    cache = PrefixCache(num_cached + room, BLOCK, observer=Advisor(BLOCK))
     engine = Engine(
         config,
         runner=RandomRunner(2 * num_running),

@@ -271,9 +271,8 @@ class Lease(LeasePath):
         """`count` more blocks; OutOfBlocks: nothing was changed."""
         capacity, group = self.capacity, self.owner.group
         if count > capacity.pool.num_free or group.ceiling is not None:
-            path = (self.node, self.tree_tokens)
             total = self.num_blocks + count
-            capacity.require(count, self.owner, total, path, lambda: capacity.room(group), self)
+            capacity.require(count, self.owner, total, self.node, self.tree_tokens, lease=self)
         return capacity.allocate(count, group)
 
     # ------------------------------------------------------------------ committing

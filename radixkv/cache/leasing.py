@@ -86,12 +86,9 @@ class Leasing:
         needed = total - -(-held_tokens // size)
         group = owner.group
         if needed > capacity.pool.num_free or group.ceiling is not None:
-            if slots and needed > min(capacity.room_beside(group, node, depth, source)):
+            if slots and needed > min(capacity.room(group, node, depth, source)):
                 source, slots, cached = None, 0, depth
-            whole = source  # held to its end, because it is copied from or taken over
-            capacity.require(
-                needed, owner, total, (node, depth), lambda: capacity.room_beside(group, node, depth, whole)
-            )
+            capacity.require(needed, owner, total, node, depth, source)  # copied from or taken over
         due: DueReport | None = None
         if self._explain:  # before anything is evicted or split
             if skip is None and self._ghosts.count:
@@ -163,9 +160,7 @@ class Leasing:
         total = num_tokens // tree.block_size
         needed = total - depth // tree.block_size
         if needed > capacity.pool.num_free or group.ceiling is not None:
-            capacity.require(
-                needed, owner, total, (node, depth), lambda: capacity.room_beside(group, node, depth, None)
-            )
+            capacity.require(needed, owner, total, node, depth)
         node = self._ending_at(node, depth)
         public = min(owner.declared.length_in(data) // TOKEN_BYTES, num_tokens)
         data = data[: num_tokens * TOKEN_BYTES]

@@ -89,9 +89,12 @@ class Node:
         # Leases, pins and pending copies that end here, plus the children that are themselves protected. A
         # node without may be evicted once it is a leaf.
         "refs",
+        "renewed_at",  # clock seconds of the latest hit while pins end here; unset where none ever did
         "start",  # number of tokens before the run, a multiple of the block size
         "version",  # changes whenever a match that ends here could have changed; -1: no longer in the tree
     )
+
+    renewed_at: float
 
     def __init__(
         self,
@@ -286,7 +289,11 @@ class Children:
             del self.partial[first]
         else:
             del self.whole[first]
-        del self._order[self._place(first)]
+        order = self._order
+        if type(order) is list:
+            del order[bisect_left(order, first)]
+        else:
+            order.remove(first)
 
     def replace(self, new: Node) -> None:
         """Put `new` in the place of the child that begins with the same whole block."""

@@ -290,7 +290,8 @@ class PrefixCache:
         """
         self._pins.expire()
         group = self._group(namespace)
-        return self._capacity.in_pool(group), self._capacity.below_ceiling(group)
+        in_pool, below = self._capacity.room(group)
+        return in_pool, None if group.ceiling is None else below
 
     def _group(self, namespace: NamespaceName) -> QuotaGroup:
         return self._groups.of(self._namespaces.key(namespace))

@@ -63,47 +63,22 @@ class Capacity:
     # ------------------------------------------------------------------ how much there is
 
     def room(
-        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
+        self, group: QuotaGroup, node: Node | None = None, depth: int = 0, source: Node | None = None
     ) -> tuple[int, int]:
         """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
 
-        O(log groups), amortised; with floors and public prefixes O(public nodes * namespaces below them).
+        While all of `source` is held, and `node` with what is above it up to token `depth`.
 
-        Args:
-            locked, shared: evictable blocks of the group, and public ones, that the request itself would
-            protect.
-            end, depth: the path to `end` up to token `depth`, which it would hold.
+        O(log groups), amortised, and the nodes that were not held; with floors and public prefixes O(public
+        nodes * namespaces below them).
         """
-        below = self.below_ceiling(group, locked)
-        total = self.in_pool(group, locked, shared, end, depth)
-        return total, self.pool.num_blocks if below is None else below
-
-    def in_pool(
-        self, group: QuotaGroup, locked: int = 0, shared: int = 0, end: Node | None = None, depth: int = 0
-    ) -> int:
-        """What the pool could give, whatever the group's own ceiling is; arguments as of `room`."""
-        own = group.blocks - group.protected - locked
-        if not self.groups.are_several:
-            return self.pool.num_free + own
-        total = self.pool.num_free + own + self.groups.reclaimable_beside(group) - shared
-        return max(0, total - self._below_floors(self.groups.kept_back(), group, end, depth))
-
-    @staticmethod
-    def below_ceiling(group: QuotaGroup, locked: int = 0) -> int | None:
-        """Blocks that its ceiling leaves a group, its evictable ones included; None: it has none. O(1)."""
-        if group.ceiling is None:
-            return None
-        return max(0, group.ceiling - group.used + group.blocks - group.protected - locked)
-
-    def room_beside(self, group: QuotaGroup, node: Node, depth: int, source: Node | None) -> tuple[int, int]:
-        """As `room`, while all of `source` is held, and `node` with what is above it up to token `depth`."""
         locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
         if source is not None and not source.refs:
             if source.owner.group is group:
                 locked = len(source.blocks)
             else:
                 shared = len(source.blocks)
-        current: Node | None = node if node is not source else node.parent
+        current = source.parent if source is not None and node is source else node
         while current is not None and not current.refs:
             count = len(current.blocks)
             if current is node:
@@ -113,36 +88,46 @@ class Capacity:
             else:
                 shared += count
             current = current.parent
+        own = group.blocks - group.protected - locked
+        below = self.pool.num_blocks if group.ceiling is None else max(0, group.ceiling - group.used + own)
+        if not self.groups.are_several:
+            return self.pool.num_free + own, below
+        total = self.pool.num_free + own + self.groups.reclaimable_beside(group) - shared
         end, until = (node, depth) if source is None else (source, source.end)
-        return self.room(group, locked, shared, end, until)
+        return max(0, total - self._below_floors(self.groups.kept_back(), group, end, until)), below
 
     def require(
         self,
         needed: int,
         owner: Namespace,
         total: int,
-        path: tuple[Node, int],
-        room: Callable[[], tuple[int, int]],
+        node: Node,
+        depth: int,
+        source: Node | None = None,
         lease: Any = None,
     ) -> None:
         """Make sure that `needed` blocks can be had; pins give way to what could never fit.
 
         Args:
             total: blocks of the whole request.
-            path: those of them that are in the tree: the node where they end, and at which token.
-            room: how many can be had, from the pool and below the ceiling.
+            node, depth, source: those of them that are in the tree, as of `room`.
             lease: the lease that grows; None: a new one.
 
         Raises:
             OutOfBlocks: they can't; nothing was changed.
         """
-        if needed <= min(room()) or self._pins_give_way(needed, owner.group, total, path, room, lease):
+        group = owner.group
+
+        def room() -> tuple[int, int]:
+            return self.room(group, node, depth, source)
+
+        if needed <= min(room()) or self._pins_give_way(needed, group, total, node, depth, room, lease):
             return
         available = min(room())
         self.refused += 1
         for root in (self.tree.roots.get(owner), self.tree.roots.get(owner.public)):
             self.tree.drop_empty_root(root)
-        quota = "" if owner.group.ceiling is None else f" within the quota of {owner.group.ceiling}"
+        quota = "" if group.ceiling is None else f" within the quota of {group.ceiling}"
         raise OutOfBlocks(
             f"{needed} blocks are needed, {available} of {self.pool.num_blocks} are free or evictable{quota}",
             needed=needed,
@@ -154,7 +139,8 @@ class Capacity:
         needed: int,
         group: QuotaGroup,
         total: int,
-        path: tuple[Node, int],
+        node: Node,
+        depth: int,
         room: Callable[[], tuple[int, int]],
         lease: Any,
     ) -> bool:
@@ -165,10 +151,10 @@ class Capacity:
         if not len(self.pins) or (lease is not None and lease.has_pending_copies):
             return False
         if group.ceiling is not None:
-            node: Node | None = path[0]
-            while node is not None and node.owner.group is group:
-                node = node.parent
-            public = 0 if node is None else min(node.end, path[1]) // self.tree.block_size
+            last: Node | None = node
+            while last is not None and last.owner.group is group:
+                last = last.parent
+            public = 0 if last is None else min(last.end, depth) // self.tree.block_size
             if total - public > group.ceiling:
                 return False
 

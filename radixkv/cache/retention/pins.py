@@ -25,15 +25,6 @@ _MAX_LONGER = 64  # remembered of a pin, the latest ones
 _SPARE_ENTRIES = 64  # of dropped pins that the heap may keep
 
 
-class _Renewal:
-    """When a request last renewed the pins that end at one node."""
-
-    __slots__ = ("at",)
-
-    def __init__(self) -> None:
-        self.at = float("-inf")
-
-
 @dataclass(eq=False, slots=True, repr=False)
 class Pin:
     """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed."""
@@ -50,12 +41,11 @@ class Pin:
     ttl: float
     set_at: float
     names: tuple[bytes, ...]  # all identities by which it is found
-    renewal: _Renewal
 
     @property
     def expires(self) -> float:
         """Clock seconds; infinity: only `unpin` ends it."""
-        return max(self.set_at, self.renewal.at) + self.ttl
+        return max(self.set_at, self.node.renewed_at) + self.ttl
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,6 @@ class PinBoard:
         self.given_way = 0  # pins that were ended early, for a request that could never run beside them
         self.by_key: dict[PinKey, Pin] = {}  # the pins, oldest first
         self._by_name: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
-        self._renewals: dict[Node, _Renewal] = {}  # of the nodes at which pins end
         self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
         self._serial = 0
         self._tree = tree
@@ -189,7 +178,8 @@ class PinBoard:
             longer = dict.fromkeys([*old.longer, *longer][-_MAX_LONGER:])
             self.drop(old)
         self.pinned_blocks += self._tree.pin(node)
-        renewal = self._renewals.setdefault(node, _Renewal())
+        if node.pins_here == 1:
+            node.renewed_at = float("-inf")
         identity = self._identity(data, owner, walk)
         names = dict.fromkeys([identity, self._identity(pinned, owner, walk), *(name for name, _ in longer)])
         pin_id = identity.hex()[:_ID_DIGITS]
@@ -205,7 +195,6 @@ class PinBoard:
             life,
             self._clock(),
             tuple(names),
-            renewal,
         )
         self._register(pin)
         return pin
@@ -248,8 +237,6 @@ class PinBoard:
             same.remove(pin)
             if not same:
                 del self._by_name[pin.key[0], name]
-        if pin.node.pins_here == 1:
-            del self._renewals[pin.node]
         if len(self._heap) > 2 * len(self.by_key) + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self.by_key.get(entry[2].key) is entry[2]]
             heapq.heapify(self._heap)
@@ -293,7 +280,6 @@ class PinBoard:
                     return True
         for pin in ended:
             self.pinned_blocks += self._tree.pin(pin.node)
-            self._renewals[pin.node] = pin.renewal
             self._register(pin)
         self.by_key.clear()
         self.by_key.update((pin.key, pin) for pin in before)  # in the old order
@@ -316,5 +302,5 @@ class PinBoard:
         while current is not None:
             current.lapsed = False
             if current.pins_here:
-                self._renewals[current].at = now
+                current.renewed_at = now
             current = current.parent
