@@ -29,7 +29,7 @@ from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.insight.ages import UseTimes
 from radixkv.cache.insight.events import ChangeLog, Listener
-from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport, classify
+from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
@@ -518,14 +518,11 @@ class PrefixCache:
         num_tokens = len(data) // TOKEN_BYTES
         if not self.enabled:
             return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
-        cached, record = 0, None
+        cached = 0
         if walk is not None:
             cached = min(walk.depth + (walk.partial if self.partial_reuse else 0), num_tokens - 1)
-        ghosts = self._capacity.ghosts
-        if ghosts.count:
-            record = ghosts.removal(self._tree, data, owner, walk)
-        elsewhere = self._lookup.found_elsewhere(data, owner) if admin else None
-        return classify(data, num_tokens, cached, walk, record, ghosts.clock(), elsewhere)
+        due = due_report(self._capacity.ghosts, self._tree, data, owner, walk)
+        return report_of(due, data, cached, self._lookup.found_elsewhere(data, owner) if admin else None)
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; the error says what is broken. O(blocks)."""

@@ -1,1 +1,1 @@
-"""What makes a prompt part from an earlier one: prompts compared as texts, chats, tools and tokens."""
+"""What makes prompts part from earlier ones, and what the cache holds, seen from outside."""

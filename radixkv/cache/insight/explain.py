@@ -136,9 +136,9 @@ class MissReport:
 
 
 class DueReport(NamedTuple):
-    """What a report needs to know of the moment of its acquire; it is composed when it is read."""
+    """What a report needs to know of the moment of its lookup; it is composed when it is read."""
 
-    walk: Walk  # where the lookup ended
+    walk: Walk | None  # where that ended; None: nothing was cached in the namespace
     num_tokens: int  # of the prompt
     record: GhostRecord | None  # what removed the first block missed
     at: float  # clock seconds
@@ -149,46 +149,38 @@ class DueReport(NamedTuple):
 new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
 
 
-def due_report(ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk) -> DueReport:
-    """What the report of a lease that is about to take its blocks needs to know. O(1) without resets."""
+def due_report(
+    ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
+) -> DueReport:
+    """What the report of a prompt that is looked up just now needs to know. O(1) without resets."""
     num_tokens = len(data) // TOKEN_BYTES
-    if walk[1] + walk[2] < num_tokens - 1:
+    if walk is None or walk[1] + walk[2] < num_tokens - 1:
         record = ghosts.removal(tree, data, owner, walk)
         if record is not None:
             return new_due((walk, num_tokens, record, ghosts.clock(), None))
     return new_due((walk, num_tokens, None, 0.0, None))
 
 
-def report_of(due: DueReport, tokens: bytes | bytearray, cached: int) -> MissReport:
-    """The report of a lease whose `tokens` begin with the prompt."""
-    if due.skip is not None:
-        return MissReport("skipped", due.num_tokens, 0, skipped=due.skip)
-    return classify(tokens, due.num_tokens, cached, due.walk, due.record, due.at, None)
-
-
-def classify(
-    data: bytes | bytearray,
-    num_tokens: int,
-    cached: int,
-    walk: Walk | None,
-    record: GhostRecord | None,
-    now: float,
-    elsewhere: int | None,
+def report_of(
+    due: DueReport, data: bytes | bytearray, cached: int, elsewhere: int | None = None
 ) -> MissReport:
     """The first reason that applies, in the order of `REASONS`.
 
     Args:
-        cached: tokens that the prompt gets from the cache, of those that `walk` found.
-        record: what removed the first block missed; `now`: clock seconds.
+        data: tokens that begin with the prompt.
+        cached: those of the prompt that it gets from the cache, of those that the lookup found.
         elsewhere: leading tokens that are cached in another namespace; None: not to be told.
     """
+    walk, num_tokens, record = due.walk, due.num_tokens, due.record
+    if due.skip is not None:
+        return MissReport("skipped", num_tokens, 0, skipped=due.skip)
     found = 0 if walk is None else walk.depth + walk.partial
     if cached >= num_tokens - 1:
         return MissReport("hit", num_tokens, cached)
     if found > cached:
         return MissReport("partial_block", num_tokens, cached)
     if record is not None:
-        age = now - record.at
+        age = due.at - record.at
         return MissReport(cast(Reason, record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
     if elsewhere is not None and elsewhere > found:
         return MissReport("namespace", num_tokens, cached)
