@@ -175,6 +175,8 @@ class MeasuredTier:
         if self._clock() < self._rests_until:
             return Found(TierState.MISS)
         state, count = self.tier.lookup(run)
+        if not isinstance(state, TierState):
+            raise TypeError(f"lookup() of tier {self.name} gave {state!r:.80}, not a TierState")
         if state is TierState.RETRY:
             return Found(state)
         if state is TierState.MISS or count <= 0:
