@@ -285,7 +285,7 @@ BAD = [
     {"prompt": ""},
     {"prompt": [10**6]},
     {"prompt": [1] * 2048},
-    {"prompt": "x", "max_tokens": 0},
+    {"prompt": "x", "max_tokens": -1},
     {"prompt": "x", "n": 10**9},
     {"prompt": "x", "logit_bias": {"9999999": 1}},
     {"prompt": "x", "stop_token_ids": [10**7]},
