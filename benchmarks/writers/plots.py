@@ -6,6 +6,7 @@
 |---|---|
 | ttft_by_hit_ratio.svg, throughput_by_share.svg | `python -m benchmarks.hit_ratio` |
 | host_cost_by_cached_blocks.png | `python -m benchmarks.host_scale` |
+| ttft_by_working_set.svg | `python -m benchmarks.tiers` |
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     pyplot.rcParams["svg.hashsalt"] = "radixkv"  # the same figures give the same file
-    for name, plots in (("hit_ratio", hit_ratio_plots), ("host_scale", host_scale_plots)):
+    written = (("hit_ratio", hit_ratio_plots), ("host_scale", host_scale_plots), ("tiers", tier_plots))
+    for name, plots in written:
         result = json.loads((arguments.results / f"{name}.json").read_text(encoding="utf-8"))
         for file, figure in plots(result).items():
             metadata = {"Date": None} if file.endswith(".svg") else {}
@@ -71,6 +73,22 @@ def host_scale_plots(result: dict[str, Any]) -> dict[str, Figure]:
     axes.set(xscale="log", xlabel="cached blocks", ylabel="cost per token, relative", ylim=(0, None))
     axes.legend(fontsize=8)
     return {"host_cost_by_cached_blocks.png": figure}
+
+
+def tier_plots(result: dict[str, Any]) -> dict[str, Figure]:
+    """TTFT of a conversation's second turn over the size of the working set, median and 95th percentile."""
+    sizes = result["sizes"]
+    about = f"{_about(result)}, load average {result['machine']['load_average'][0]:.1f}"
+    figure, axes = _figure(f"Second turns, a cache of {result['pool_tokens']} tokens\n{about}")
+    for tier in next(iter(sizes.values())):
+        median, worst = ([1000 * row[tier][f"ttft_{p}_s"] for row in sizes.values()] for p in ("p50", "p95"))
+        label = "no tier" if tier == "none" else tier
+        axes.fill_between(range(len(sizes)), median, worst, alpha=0.2)
+        axes.plot(range(len(sizes)), median, "o-", label=f"{label} (median, up to the 95th percentile)")
+    axes.set(xlabel="working set, times the cache", ylabel="time to first token, ms", ylim=(0, None))
+    axes.set_xticks(range(len(sizes)), [name.removesuffix("x") for name in sizes])
+    axes.legend(fontsize=8)
+    return {"ttft_by_working_set.svg": figure}
 
 
 def _about(result: dict[str, Any]) -> str:
