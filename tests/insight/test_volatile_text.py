@@ -120,7 +120,7 @@ def test_ids(one: str, other: str) -> None:
         ("Working dir: /app/service-a", "Working dir: /app/service-b"),
         ("CWD: /home/u1", "CWD: /home/u2"),
         ("PWD=/tmp/x1", "PWD=/tmp/y2"),
-        ("workdir `/work/a`", "workdir `/work/b`"),
+        ("workdir `/srv/a`", "workdir `/srv/b`"),
         ("Repository root: /Users/a/b c/d", "Repository root: /Users/z/q"),
         ("cwd: \\\\server\\share\\a", "cwd: \\\\server\\share\\b"),
         ("The project is at ~/x", "The project is at ~/y"),
