@@ -426,7 +426,9 @@ class Engine:
                 failure = self._output.add_prompt_logits(sample_of(request), start, logits[first:end])
                 if failure is not None:
                     self._fail(sample_of(request), failure)
-            if request.params.samples_nothing and not (request.num_to_compute or request.is_finished):
+            if entry.samples or not request.params.samples_nothing:
+                continue
+            if not (request.num_to_compute or request.is_finished):
                 self._end_prompt(sample_of(request), logits[end - 1], now)
 
     def _end_prompt(self, request: Sample, logits: torch.Tensor, now: float) -> None:

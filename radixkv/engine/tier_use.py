@@ -84,9 +84,10 @@ class TierUse:
 
     def computed(self, batch: Batch, seconds: float) -> None:
         """A step has run for so long; what a token costs is measured in those that compute prompts."""
-        if self._waits is not None and self._transfers is not None:
-            self._waits.model_s += seconds
-            self._transfers.patience.earn(seconds)
+        if self._waits is None or self._transfers is None:
+            return
+        self._waits.model_s += seconds
+        self._transfers.patience.earn(seconds)
         if batch.num_tokens >= MIN_TOKENS_PER_ROW * len(batch.entries):
             self._speeds.compute.measured(batch.num_tokens, seconds)
 

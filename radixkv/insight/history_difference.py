@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from radixkv.insight.breaker import Breaker, make_breaker
 from radixkv.insight.message_difference import changing, rewritten, squeezed
+from radixkv.insight.message_names import message_name
 from radixkv.insight.prompt_parts import MessageParts
 from radixkv.insight.text_difference import differences, share_in_common
 
@@ -41,7 +42,11 @@ def history_breaker(old: Sequence[MessageParts], new: Sequence[MessageParts]) ->
         return None
     one, other = _around_difference(old[at], new[at])
     found = _at([*old[:at], one, *old[at + 1 :]], [*new[:at], other, *new[at + 1 :]], at)
-    return None if found is None else replace(found, message=at, place=name_of(new, at))
+    return (
+        None
+        if found is None
+        else replace(found, message=at, place=message_name([message.role for message in new], at))
+    )
 
 
 def _around_difference(one: MessageParts, other: MessageParts) -> tuple[MessageParts, MessageParts]:
@@ -155,19 +160,3 @@ def _dropped(
             if (put or len(rest) > 1) and list(new[at + put : at + put + len(rest)]) == rest:
                 return True
     return False
-
-
-def name_of(messages: Sequence[MessageParts], index: int) -> str:
-    """What a message is called: `the system prompt`, `the 2nd user message`."""
-    role = messages[index].role
-    same = [at for at, message in enumerate(messages) if message.role == role]
-    kind = {"system": "system prompt", "tool": "tool result", "": "prompt"}.get(role, f"{role} message")
-    if len(same) == 1:
-        return f"the {kind}"
-    number = same.index(index) + 1
-    return f"the last {kind}" if number == len(same) else f"the {_ordinal(number)} {kind}"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

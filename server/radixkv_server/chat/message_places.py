@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from radixkv.insight.message_names import message_name
+
 MIN_BYTES = 4  # that have to agree
 _PROBE = 16  # bytes on each side of a place by which it is looked for
 _MAX_PROBES = 16  # of one kind that are compared
@@ -33,7 +35,8 @@ def place_name(
     fits = [_fit(_text(message), before, after) for message in messages]
     best = max(fits, default=0)
     if best >= MIN_BYTES:
-        return _name(messages, fits.index(best)) if fits.count(best) == 1 else None
+        roles = [message["role"] for message in messages]
+        return message_name(roles, fits.index(best)) if fits.count(best) == 1 else None
     if max((_fit(text.encode(), before, after) for text in _texts_in(tools)), default=0) >= MIN_BYTES:
         return "the tools"
     return None
@@ -55,21 +58,6 @@ def _texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for item in value:
             yield from _texts_in(item)
-
-
-def _name(messages: Sequence[Mapping[str, Any]], index: int) -> str:
-    role = messages[index]["role"]
-    same = [at for at, message in enumerate(messages) if message["role"] == role]
-    kind = {"system": "system prompt", "tool": "tool result"}.get(role, f"{role} message")
-    if len(same) == 1:
-        return f"the {kind}"
-    number = same.index(index) + 1
-    return f"the last {kind}" if number == len(same) else f"the {_ordinal(number)} {kind}"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def _fit(text: bytes, before: bytes, after: bytes) -> int:

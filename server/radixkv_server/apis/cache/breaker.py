@@ -12,8 +12,8 @@ import numpy.typing as npt
 from radixkv.cache.insight.explain import MissReport
 from radixkv.chat.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
 from radixkv.insight.breaker import Breaker, make_breaker
-from radixkv.insight.history_difference import name_of
 from radixkv.insight.message_difference import changing
+from radixkv.insight.message_names import message_name
 from radixkv.insight.prompt_difference import find_breaker
 from radixkv.insight.prompt_parts import PromptParts
 from radixkv.insight.similarity import same_later
@@ -180,7 +180,9 @@ def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:
         return found
     answer, messages = len(earlier.parts().messages), broken.parts().messages
     return (
-        replace(found, message=answer, place=name_of(messages, answer)) if answer < len(messages) else found
+        replace(found, message=answer, place=message_name([message.role for message in messages], answer))
+        if answer < len(messages)
+        else found
     )
 
 
