@@ -50,6 +50,7 @@ ENGINE = {
     "radixkv.insight.breaker",
     "radixkv.insight.history_difference",
     "radixkv.insight.message_difference",
+    "radixkv.insight.message_names",
     "radixkv.insight.prompt_difference",
     "radixkv.insight.prompt_parts",
     "radixkv.chat.answer_grammar",
