@@ -36,6 +36,7 @@ FLOORS = (
     ("cache", "text"),
     ("chat",),
     ("tiers", "insight"),
+    ("audit",),
     ("request",),
     ("scheduling", "sampling"),
     ("speculation",),
@@ -52,6 +53,7 @@ TORCH_FREE = (
     "radixkv.scheduling",
     "radixkv.speculation",
     "radixkv.tools.replay",
+    "radixkv.audit",
     "radixkv.request",
     "radixkv.config",
 )

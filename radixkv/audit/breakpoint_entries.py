@@ -1,0 +1,108 @@
+"""BreakpointEntries: what providers hold that cache at breakpoints alone, and what a prompt finds of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from radixkv.audit.record import DEFAULT_TTL, Record
+from radixkv.audit.rule_sets import RuleSet
+
+
+class Entry(NamedTuple):
+    """A prefix that was written.
+
+    Attributes:
+        ttl: seconds that each use renews.
+        available: when it could first be read; used: when it was last.
+    """
+
+    ttl: float
+    available: float
+    used: float
+
+
+class Found(NamedTuple):
+    """What a prompt finds.
+
+    Attributes:
+        block: the last one that is read; -1: nothing is.
+        expired_block: as far as it would have been, had entries not run out; and how long ago the last did.
+        written: for each breakpoint after what is read: its block and its time to live.
+        running_block: as far as it would have been, had an earlier request begun to be answered by then.
+        breakpoints: how many there are.
+    """
+
+    block: int
+    expired_block: int
+    expired_s: float
+    running_block: int
+    written: tuple[tuple[int, float], ...]
+    breakpoints: int
+
+
+class BreakpointEntries:
+    """Entries by the hash of the prefix that they hold.
+
+    Args:
+        max_entries: the ones used longest ago are forgotten.
+    """
+
+    def __init__(self, rules: RuleSet, max_entries: int) -> None:
+        self._rules = rules
+        self._max_entries = max_entries
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def breakpoints(self, record: Record) -> list[tuple[int, float]]:
+        """The blocks of a prompt that end at a breakpoint, in order, with the time to live of each."""
+        rules = self._rules
+        default = rules.ttl_s or 0.0
+        found = {at: block.ttl for at, block in enumerate(record.blocks) if block.ttl is not None}
+        found = dict(list(found.items())[-rules.max_breakpoints :] if rules.max_breakpoints else [])
+        wants = record.automatic_ttl is not None or rules.automatic
+        if wants and not record.explicit_only and record.blocks:
+            found.setdefault(len(record.blocks) - 1, record.automatic_ttl or DEFAULT_TTL)
+        return [(at, ttl or default) for at, ttl in sorted(found.items())]
+
+    def read(self, record: Record, chain: list[bytes], tokens: list[float], now: float) -> Found:
+        """What a prompt finds now, and would write.
+
+        Args:
+            chain: see `chain_of`.
+            tokens: in the prompt up to the end of each block.
+        """
+        breakpoints = self.breakpoints(record)
+        minimum = self._rules.minimum(record.model)
+        best = expired = running = -1
+        since = 0.0
+        for at, _ in reversed(breakpoints):
+            for block in range(at, max(-1, at - self._rules.looks_back - 1), -1):
+                if block <= best or tokens[block] < minimum:
+                    break
+                entry = self._entries.get(chain[block])
+                if entry is None:
+                    continue
+                if entry.available > now:
+                    running = max(running, block)
+                elif entry.used + entry.ttl < now:
+                    if block > expired:
+                        expired, since = block, now - entry.used - entry.ttl
+                else:
+                    best = block
+                    break
+        written = tuple((at, ttl) for at, ttl in breakpoints if at > best and tokens[at] >= minimum)
+        return Found(best, expired, since, running, written, len(breakpoints))
+
+    def note(self, record: Record, chain: list[bytes], found: Found, now: float, available: float) -> None:
+        """A prompt has read and written what it found. O(its breakpoints)."""
+        if found.block >= 0:
+            entry = self._entries[chain[found.block]]
+            self._entries[chain[found.block]] = entry._replace(used=max(now, entry.used))
+            self._entries.move_to_end(chain[found.block])
+        for at, ttl in found.written:
+            known = self._entries.get(chain[at])
+            if known is None or known.used + known.ttl < now:
+                self._entries[chain[at]] = Entry(ttl, available, now)
+            self._entries.move_to_end(chain[at])
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)

@@ -1,0 +1,101 @@
+"""A prompt in the units that the tree counts in: tokens where a tokenizer is known, else characters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from radixkv.audit.record import Block, Record
+from radixkv.cache.keys import EncodedTokens
+
+#: Tokens of a character of UTF-8, where no answer of a model has told any usage.
+TOKENS_PER_BYTE = 0.25
+
+
+def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
+    """Blocks as one text, in the order in which they are cached, and where each of them ends. O(its size)."""
+    pieces, ends, at, message = [], [], 0, -2
+    for block in blocks:
+        text = block.text
+        if block.message != message or block.kind != "text" or block.name:
+            message = block.message
+            text = f"\x1e{block.role} {block.kind if block.kind != 'text' else ''}{block.name}\x1f{text}"
+        at += len(text)
+        pieces.append(text)
+        ends.append(at)
+    return "".join(pieces), ends
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUnits:
+    """A prompt as the tree gets it.
+
+    Attributes:
+        units: four bytes each.
+        text: the prompt as text, for people; block_ends: where in it each block ends.
+        after: what is cached of the answer once it has ended, four bytes a unit.
+        tokens_per_unit: 1.0 where units are tokens.
+        is_exact: they are.
+    """
+
+    units: EncodedTokens
+    text: str
+    block_ends: list[int]
+    after: EncodedTokens
+    tokens_per_unit: float
+    is_exact: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return round(len(self.units) * self.tokens_per_unit)
+
+    def tokens_at(self, char: int) -> float:
+        """About how many tokens lie before a character of the text."""
+        share = char / len(self.text) if self.text else 0.0
+        return share * len(self.units) * self.tokens_per_unit
+
+
+class PromptCoding(Protocol):
+    """Makes units of the prompts of a log."""
+
+    is_exact: bool
+
+    def encode(self, record: Record) -> PromptUnits:
+        """The units of one prompt.
+
+        Raises:
+            NoRequest: the served model's template can't render it.
+        """
+        ...
+
+
+class CharacterCoding:
+    """Characters stand for tokens, as many of them for one as the usage of the log says."""
+
+    is_exact = False
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}  # model -> tokens, characters
+
+    def encode(self, record: Record) -> PromptUnits:
+        text, ends = prompt_text(record.blocks)
+        answer, _ = prompt_text(record.answer)
+        return PromptUnits(
+            _encoded(text), text, ends, _encoded(answer), self._rate(record, text), is_exact=False
+        )
+
+    def _rate(self, record: Record, text: str) -> float:
+        """Tokens of a character of this prompt: as reported, else as of its model's others so far."""
+        told, chars = record.usage.prompt, max(1, len(text))
+        if told:
+            tokens, others = self._counts.get(record.model, (0, 0))
+            self._counts[record.model] = (tokens + told, others + chars)
+            return told / chars
+        if record.model in self._counts:
+            tokens, others = self._counts[record.model]
+            return tokens / others
+        return TOKENS_PER_BYTE * len(text.encode("utf-8", "surrogatepass")) / chars
+
+
+def _encoded(text: str) -> EncodedTokens:
+    return EncodedTokens(text.encode("utf-32-le", "surrogatepass"))

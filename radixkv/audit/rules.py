@@ -1,0 +1,378 @@
+"""Rules: what a cache with these rules finds of each request, where prompts break, and whose fault that is.
+
+The real tree grows over the prompts. What providers hold at breakpoints alone is looked up beside it. Nothing
+is blamed without evidence: what is not recorded stays `unknown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from radixkv.audit.breakpoint_entries import BreakpointEntries, Found
+from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts, chain_of
+from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
+from radixkv.audit.record import Record
+from radixkv.audit.rule_sets import RuleSet
+from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.insight.breaker import Breaker, make_breaker
+from radixkv.insight.prompt_difference import find_breaker
+from radixkv.insight.similarity import same_later
+
+Reason = Literal[
+    "hit",  # all that an earlier prompt left is found
+    "first",  # nothing that begins like this was seen before
+    "broken",  # the prompt parts from the one that it should go on after
+    "expired",  # what was written had run out
+    "evicted",  # it had to make room
+    "too_short",  # for these rules to cache it
+    "no_breakpoint",  # nothing says that it is to be cached, or too far from what was
+    "concurrent",  # what it shares was being computed for another request
+]
+Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown"]
+
+#: The prompt's end, where the assistant begins to speak, is not the same in a later turn with all templates.
+TAIL_TOKENS = 16
+SHOWN_CHARS = 240
+_BEFORE_CHARS = 80
+_BLOCK_UNITS = 16
+_NODE_BYTES = 700  # a node of the tree, which most requests add
+_COMPARED_UNITS = 400_000  # of each side, after a break
+_MAX_COMPARED = (
+    2_000_000  # characters of prompts that are compared word by word, above these by their place alone
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known of one request; all counts are of tokens.
+
+    Attributes:
+        conversation: as the client named it, or a number.
+        prompt_tokens: of the prompt: as reported, else by the tokenizer, else estimated.
+        is_estimate: counts are made of characters, in proportion to what was reported.
+        shared_tokens: that it begins with and the earlier prompt had, too.
+        cached_tokens: that these rules find.
+        best_tokens: that they would find, had what differs come after all that is the same.
+        reported_tokens: that were found, as the answer told; None: it did not.
+        reason: why these rules find no more.
+        fault: what is to be done something about, by what is known.
+        breaker: what breaks the prompt; None: nothing.
+        before: the text in front of where they part; old, new: how the earlier prompt and this one go on.
+        lost_tokens: that would have been found without.
+        age_s: how long ago what was found or missed was used last; None: not known.
+        earlier: where the earlier prompt stands in the log; empty: there is none.
+        written: tokens that these rules write for each time to live, where that is told apart.
+    """
+
+    conversation: str
+    prompt_tokens: int
+    is_estimate: bool
+    shared_tokens: int
+    cached_tokens: int
+    best_tokens: int
+    reported_tokens: int | None
+    reason: Reason
+    fault: Fault
+    breaker: Breaker | None = None
+    before: str = ""
+    old: str = ""
+    new: str = ""
+    lost_tokens: int = 0
+    age_s: float | None = None
+    earlier: str = ""
+    written: tuple[tuple[int, float], ...] = ()
+
+
+class Rules:
+    """Observes the requests of a log one after the other, in the order of their beginning.
+
+    Args:
+        rule_set: what is found, and for how long.
+        coding: makes units of prompts; None: characters stand for tokens.
+        memory_bytes: for all that is remembered; the oldest is forgotten.
+        capacity_tokens: of the cache; None: as many as the memory holds.
+
+    Attributes:
+        cache: the tree, of characters (their code points) where no tokenizer is given.
+        num_forgotten: prompts of which there was more to find, had it not had to make room in the memory.
+    """
+
+    def __init__(
+        self,
+        rule_set: RuleSet,
+        coding: PromptCoding | None = None,
+        *,
+        memory_bytes: int = 512 * 1024 * 1024,
+        capacity_tokens: int | None = None,
+    ) -> None:
+        self.rule_set = rule_set
+        self.coding = coding if coding is not None else CharacterCoding()
+        self.num_forgotten = 0
+        block = rule_set.block_tokens if self.coding.is_exact and rule_set.block_tokens > 1 else _BLOCK_UNITS
+        # Tokens, identity, block id; and a share of a node.
+        blocks = max(64, memory_bytes // 2 // (block * TOKEN_BYTES + 20 + _NODE_BYTES // 16))
+        self._is_bounded = capacity_tokens is not None
+        if capacity_tokens is not None:
+            per_token = 1.0 if self.coding.is_exact else 4.0
+            blocks = min(blocks, max(1, int(capacity_tokens * per_token) // block))
+        self.cache = PrefixCache(blocks, block, explain=True)
+        self._earlier = EarlierPrompts(memory_bytes * 3 // 8)
+        self._entries = BreakpointEntries(rule_set, max(1000, memory_bytes // 8 // 300))
+        self._now = 0.0
+
+    def observe(self, record: Record) -> Observation:
+        """What these rules make of a request, which from then on later ones can find. O(its size).
+
+        Raises:
+            NoRequest: its prompt can't be rendered.
+        """
+        rules = self.rule_set
+        units = self.coding.encode(record)
+        chain = chain_of(record)
+        now = self._now if record.time is None else record.time
+        self._now = max(self._now, now)
+        earlier, conversation = self._earlier.find(record, chain)
+        in_tree, evicted = self._grow(record, units)
+        total = record.usage.prompt or units.num_tokens
+        rate = units.tokens_per_unit
+        steady, place = _shared(earlier, units)
+        if rules.matching == "prefix":
+            found = None
+            cached = self._in_blocks(in_tree * rate, total)
+        else:
+            tokens = [units.tokens_at(end) for end in units.block_ends]
+            found = self._entries.read(record, chain, tokens, now)
+            cached = min(round(tokens[found.block]), total) if found.block >= 0 else 0
+        shared = max(round(in_tree * rate), round(steady * rate))
+        judged = self._judge(record, units, earlier, steady, place, found, cached, total, evicted)
+        reason, breaker, lost, (before, old, new) = judged
+        available = self._note(record, chain, found, now)
+        kept = EarlierPrompt(replace(record, body={}), units, conversation, (), available)
+        self._keep(kept, chain, earlier, steady)
+        return Observation(
+            conversation=conversation,
+            prompt_tokens=total,
+            is_estimate=not units.is_exact,
+            shared_tokens=min(shared, total),
+            cached_tokens=cached,
+            best_tokens=min(total, cached + lost) if reason == "broken" else cached,
+            reported_tokens=record.usage.cached,
+            reason=reason,
+            fault=self._fault(record, reason, cached, units, earlier),
+            breaker=breaker,
+            before=before,
+            old=old,
+            new=new,
+            lost_tokens=lost,
+            age_s=_age(earlier, record),
+            earlier=earlier.record.place if earlier is not None else "",
+            written=self._written(found, units),
+        )
+
+    # ------------------------------------------------------------------ the tree
+
+    def _grow(self, record: Record, units: PromptUnits) -> tuple[int, bool]:
+        """Units that the tree has of a prompt, and whether it had more; from now on it has all of it."""
+        namespace = (record.key if self.rule_set.by_key else "", record.salt, record.model)
+        data = units.units
+        if not len(data):
+            return 0, False
+        try:
+            match = self.cache.match(data, namespace)
+            lease = self.cache.acquire(data, namespace, match=match)
+        except OutOfBlocks:
+            self.num_forgotten += 1
+            return self.cache.match(data, namespace).num_tokens, True
+        evicted = lease.report.reason in ("evicted", "expired")
+        self.num_forgotten += evicted and not self._is_bounded
+        lease.commit(len(data))
+        if self.rule_set.keeps_answers and len(units.after):
+            try:
+                lease.append(units.after)
+                lease.commit(lease.num_tokens)
+            except OutOfBlocks:
+                pass
+        lease.release()
+        return match.num_tokens, evicted
+
+    def _in_blocks(self, tokens: float, total: int) -> int:
+        """Tokens of a prefix that a hit is made of: whole blocks, and never all of the prompt."""
+        most = min(int(tokens + 1e-6), total - 1)
+        return max(0, most - most % self.rule_set.block_tokens)
+
+    def _note(self, record: Record, chain: list[bytes], found: Found | None, now: float) -> float | None:
+        """Entries are read and written; when what is written can be read, None: not known."""
+        waits = record.first_seconds if record.first_seconds is not None else record.seconds
+        available = None if record.time is None or waits is None else record.time + waits
+        if found is not None and not record.failed:
+            self._entries.note(record, chain, found, now, now if available is None else available)
+        return available
+
+    def _written(self, found: Found | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
+        """Tokens that are written for each time to live: those after what was read, or after one before."""
+        if found is None or not found.written:
+            return ()
+        written, before = [], units.tokens_at(units.block_ends[found.block]) if found.block >= 0 else 0.0
+        for block, ttl in found.written:
+            end = units.tokens_at(units.block_ends[block])
+            written.append((round(end - before), ttl))
+            before = end
+        return tuple(written)
+
+    def _keep(
+        self, prompt: EarlierPrompt, chain: list[bytes], earlier: EarlierPrompt | None, steady: int
+    ) -> None:
+        if (
+            earlier is not None
+            and prompt.conversation == earlier.conversation
+            and not _parts(earlier, prompt.units, steady)
+        ):
+            self._earlier.drop(earlier)
+        self._earlier.add(prompt, chain, prompt.record.answer)
+
+    # ------------------------------------------------------------------ why
+
+    def _judge(
+        self,
+        record: Record,
+        units: PromptUnits,
+        earlier: EarlierPrompt | None,
+        steady: int,
+        place: int,
+        found: Found | None,
+        cached: int,
+        total: int,
+        evicted: bool,
+    ) -> tuple[Reason, Breaker | None, int, tuple[str, str, str]]:
+        """Why no more was found, what breaks the prompt, tokens lost by it, and the texts there."""
+        rate, none = units.tokens_per_unit, ("", "", "")
+        if earlier is not None and _parts(earlier, units, steady):
+            breaker = self._breaker(record, earlier, units, place)
+            lost = 0 if breaker is None else self._lost(earlier, units, steady, place) - cached
+            if lost > 0:
+                return "broken", breaker, lost, _texts_at(earlier.units.text, units.text, place)
+        within = self._in_blocks(steady * rate, total) if found is None else round(steady * rate)
+        missed = max(0, within - cached)
+        slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
+        if found is not None:
+            tokens = [units.tokens_at(end) for end in units.block_ends]
+            if found.expired_block > found.block:
+                lost = round(tokens[found.expired_block]) - cached
+                what = make_breaker("ttl_passed", "what was cached had run out before it was used again")
+                return "expired", what, lost, none
+            if found.running_block > found.block:
+                return (
+                    "concurrent",
+                    make_breaker("concurrent"),
+                    round(tokens[found.running_block]) - cached,
+                    none,
+                )
+            if missed > slack:
+                minimum = self.rule_set.minimum(record.model)
+                reason: Reason = "too_short" if within < minimum else "no_breakpoint"
+                return reason, None, missed if reason == "no_breakpoint" else 0, none
+        elif missed > slack and evicted:
+            return "evicted", make_breaker("evicted"), missed, none
+        return ("first" if earlier is None or not cached else "hit"), None, 0, none
+
+    def _breaker(
+        self, record: Record, earlier: EarlierPrompt, units: PromptUnits, place: int
+    ) -> Breaker | None:
+        if len(units.text) + len(earlier.units.text) > _MAX_COMPARED:
+            old, new = earlier.units.text[place:], units.text[place:]
+            return make_breaker("unknown", old=old[:SHOWN_CHARS], new=new[:SHOWN_CHARS])
+        at = _block_at(units, place)
+        in_tools = at < len(record.blocks) and record.blocks[at].kind == "tool"
+        return find_breaker(earlier.record.parts, record.parts, in_tools=in_tools)
+
+    def _lost(self, earlier: EarlierPrompt, units: PromptUnits, steady: int, place: int) -> int:
+        """Tokens that both prompts share before the break and, in runs, after it."""
+        if units.is_exact:
+            new, old, start = units.units, earlier.units.units, steady
+        else:
+            new, old, start = units.units, earlier.units.units, place
+        most = start + _COMPARED_UNITS
+        one, other = (np.frombuffer(each.data, "<i4")[start:most] for each in (new, old))
+        return round((steady + same_later(one, other)) * units.tokens_per_unit)
+
+    def _fault(
+        self,
+        record: Record,
+        reason: Reason,
+        cached: int,
+        units: PromptUnits,
+        earlier: EarlierPrompt | None,
+    ) -> Fault:
+        """What is to blame for tokens that were not found, by evidence."""
+        told = record.usage.cached
+        slack = self.rule_set.block_tokens
+        if not units.is_exact:
+            slack = max(128, cached // 50)
+        if told is not None and told + slack < cached:
+            # These rules find it, and its time is known: the prompt was steady.
+            is_timed = record.time is not None and earlier is not None and earlier.record.time is not None
+            return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
+        by_reason: dict[str, Fault] = {
+            "broken": "prompt",
+            "expired": "time",
+            "evicted": "room",
+            "no_breakpoint": "client",
+            "concurrent": "client",
+        }
+        return by_reason.get(reason, "none")
+
+
+def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
+    if earlier is None or earlier.record.time is None or record.time is None:
+        return None
+    return record.time - earlier.record.time
+
+
+def _shared(earlier: EarlierPrompt | None, units: PromptUnits) -> tuple[int, int]:
+    """Units that a prompt shares with an earlier one, and characters of their texts."""
+    if earlier is None:
+        return 0, 0
+    place = common_length(earlier.units.text, units.text)
+    if not units.is_exact:
+        return place, place
+    one, other = earlier.units.units.data, units.units.data
+    return common_length(one, other) // TOKEN_BYTES, place
+
+
+def common_length(one: str | bytes, other: str | bytes) -> int:
+    """How much two texts share at their beginning. O(n), at the speed of comparing memory."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    step = 1024
+    while low < high and one[low : low + step] == other[low : low + step]:
+        low += step
+        step *= 2
+    high = min(high, low + step)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _parts(earlier: EarlierPrompt, units: PromptUnits, steady: int) -> bool:
+    """Whether a prompt does not begin with the earlier one, but for how that ended."""
+    return steady * units.tokens_per_unit < earlier.units.num_tokens - TAIL_TOKENS
+
+
+def _block_at(units: PromptUnits, place: int) -> int:
+    return next((at for at, end in enumerate(units.block_ends) if place < end), len(units.block_ends))
+
+
+def _texts_at(old: str, new: str, place: int) -> tuple[str, str, str]:
+    """The text in front of a place, and how both go on there."""
+    before = new[max(0, place - _BEFORE_CHARS) : place]
+    return before, old[place : place + SHOWN_CHARS], new[place : place + SHOWN_CHARS]
