@@ -69,6 +69,8 @@ class EngineConfig:
             them in the same step; answers stay the same. `off` computes one token a step.
         max_draft_tokens: most guesses for a request in a step.
         share_prefix_attention: attend shared prefixes once per group of requests.
+        warm_up: before the first request, `full` compiles all kernels and records a GPU's steps as CUDA
+            graphs, `quick` runs one small step, `off` none: the first requests wait for what is missing.
         request_timeout_s: a request older than this is aborted; None: never.
         seed: seed of requests that bring none; None: from the operating system.
         threads: torch CPU threads; None: as many as there are physical cores available.
@@ -112,6 +114,7 @@ class EngineConfig:
     speculation: str = "auto"
     max_draft_tokens: int = 16
     share_prefix_attention: bool = True
+    warm_up: str = "full"
     request_timeout_s: float | None = None
     seed: int | None = None
     threads: int | None = None
@@ -148,6 +151,7 @@ class EngineConfig:
         one_of("generation_config", "auto", "none")
         one_of("scheduling_policy", *SCHEDULING_POLICIES)
         one_of("speculation", "auto", "off")
+        one_of("warm_up", "full", "quick", "off")
         size = self.block_size
         require(
             isinstance(size, int) and 8 <= size <= 256 and size & (size - 1) == 0,

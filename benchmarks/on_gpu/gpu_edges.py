@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from benchmarks.gpu_numbers import attended, compare, limit
 from benchmarks.gpu_parts import Report, Skip
 from benchmarks.paged_bench import BLOCK, Bench, Sizes, make_backend
-from radixkv.model.cuda_graphs import DecodeGraphs
 from radixkv_kernels import PagedKV
 
 
@@ -83,21 +81,13 @@ def large_cache(sizes: Sizes, report: Report) -> None:
 
 def replays(sizes: Sizes, report: Report) -> None:
     """Logits of replayed steps beside those of eager ones, with other plans between."""
+    from benchmarks.gpu_graphs import graphs_of
     from benchmarks.gpu_steps import TOY_SHAPES, EngineStep, loaded_model, random_model
 
     dtype = torch.bfloat16 if sizes.device.type == "cuda" else torch.float32
     loaded = loaded_model(random_model(TOY_SHAPES["toy"], sizes.device, dtype), "toy")
     step = EngineStep(loaded, 4, 200, 0)
-    graphs = step.runner.graphs
-    if graphs is None:
-
-        def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-            result = run().clone()
-            return lambda: result.copy_(run()), result
-
-        graphs = DecodeGraphs(
-            *(step.runner.model, step.runner.kv, step.runner.backend), max_rows=4, capture=run_again
-        )
+    graphs = graphs_of(step.runner)
     for context in (200, 190, 181, 200):
         step.context = context
         step.runner.graphs = None

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_graphs import recording
 from benchmarks.gpu_machine import copy_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes, profiled
@@ -152,7 +153,6 @@ class EngineStep:
             max_num_tokens=max(batch * rows, 16),
             max_num_seqs=batch,
             max_model_len=blocks * BLOCK,
-            max_draft_tokens=0 if is_prompt else rows - 1,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()
@@ -203,7 +203,7 @@ def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
 
 
 def steps(sizes: Sizes, report: Report) -> None:
-    """Decodes, decodes on a shared prefix, a prompt, drafts; then the kernels that take the most time."""
+    """Decodes, decodes on a shared prefix, a prompt, drafts; kernels that take the most time; recordings."""
     name, shape = next(iter((TOY_SHAPES if sizes.small else SHAPES).items()))
     dtype = torch.bfloat16 if sizes.device.type == "cuda" else torch.float32
     speed = copy_rate(sizes)
@@ -238,6 +238,9 @@ def steps(sizes: Sizes, report: Report) -> None:
             top_kernels(step, kind, sizes, report)
         # Two engines' K/V do not fit.
         del step
+    if sizes.device.type == "cpu":
+        loaded = loaded_model(random_model(shape, sizes.device, dtype), name)
+    recording(loaded, lambda run: timed(run, sizes.device, sizes.rounds), sizes, report)
 
 
 def top_kernels(step: EngineStep, kind: str, sizes: Sizes, report: Report) -> None:

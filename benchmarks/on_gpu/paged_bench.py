@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.model.cuda_graphs import CudaCapture
+from radixkv.model.cuda_graphs import CudaRecorder
 from radixkv_kernels import KVSpec, PagedKV, reference_paged_attention
 from radixkv_kernels.interface import BackendConfig
 from radixkv_kernels.triton.backend import TritonBackend
@@ -160,7 +160,7 @@ def recorded(run: Callable[[], Any]) -> Callable[[], Any]:
     for _ in range(3):
         run()
     try:
-        replay, result = CudaCapture()(run)
+        replay, result = CudaRecorder()(run)
     except RuntimeError:
         return run
 

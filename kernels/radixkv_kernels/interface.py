@@ -237,6 +237,15 @@ class AttentionBackend(ABC):
     ) -> None:
         """`attend` of a plan that has tokens, into `out`."""
 
+    def pad(  # noqa: B027
+        self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool
+    ) -> None:
+        """Launch for a plan what steps of up to `rows` rows need, so that these have few launch keys.
+
+        Args:
+            every_kernel: also what this plan has no work for.
+        """
+
     def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:  # noqa: B027
         """Bring a plan to where recorded launches (CUDA graphs) read it, for layers with these windows.
 

@@ -20,7 +20,7 @@ from radixkv.errors import ConfigError
 from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
 from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
-from radixkv.model.cuda_graphs import most_rows
+from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
@@ -62,7 +62,8 @@ def build_engine(
     with phases.phase("weights and K/V"):
         engine = engine_for_model(config, loaded, step_costs, tier=tier)
     with phases.phase("warm-up"):
-        engine.runner.warm_up(min(engine.scheduler.max_num_batched_tokens, engine.limits.max_model_len))
+        if config.warm_up != "off":
+            engine.runner.warm_up(thorough=config.warm_up == "full")
         return_freed_memory()
         # What was made so far stays: the garbage collector need not look at it again before the end.
         gc.collect()
@@ -101,14 +102,13 @@ def engine_for_model(
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
     adapts = device.type == "cpu" and config.threads is None and not config.deterministic
     budget = config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
-    max_draft_tokens = config.max_draft_tokens if config.speculation == "auto" else 0
     step_memory = 0
     if is_sized_by_gpu(config, device):
         step_memory = measure_step_memory(
             loaded,
             max_num_tokens=budget,
             max_num_seqs=config.max_num_seqs,
-            max_logit_rows=most_rows(config.max_num_seqs, max_draft_tokens),
+            max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
         # What the step has left in torch's allocator counts once, as what a step takes.
@@ -124,7 +124,6 @@ def engine_for_model(
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
-        max_draft_tokens=max_draft_tokens,
         before_step=make_thread_control() if adapts else None,
     )
     specs = parse_tiers(config.kv_tier)

@@ -47,13 +47,13 @@ class Runner(Protocol):
     @property
     def device_name(self) -> str: ...
 
-    def warm_up(self, max_num_tokens: int) -> None:
-        """Do now what the first step would have to wait for: compile, touch memory.
+    def warm_up(self, *, thorough: bool = True) -> None:
+        """Do now what the first steps would have to wait for: compile, record, touch memory.
 
         Called once, before anything is in the K/V memory: what it holds afterwards is undefined.
 
         Args:
-            max_num_tokens: most tokens that a step may have.
+            thorough: for all steps that may come; else for one small one.
         """
         ...
 

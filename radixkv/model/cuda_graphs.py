@@ -1,16 +1,19 @@
-"""Decode steps replayed as CUDA graphs: one launch in place of some hundreds per step.
+"""Steps replayed as CUDA graphs: one launch in place of some hundreds per step.
 
-A step qualifies if every entry writes all of its rows and wants their logits: one row for a decode, 1 + k for
-one with a draft of k tokens. Such a step is padded to a number of rows from a short list (`bucket`), and is
-the same sequence of kernel launches as any other step of the same *key*::
+Decodes, decodes with drafts and steps with chunks of prompts alike: up to `PADDED_ROWS` rows, a step is
+padded to a number of rows from a short list (`row_sizes`), and is the same sequence of kernel launches as any
+other step of the same *key*::
 
     key = (padded number of rows, what the backend's launches depend on: its grids)
 
-All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
-which the backend stages before each replay. The first step of a key runs eagerly, which also warms compilers
-and libraries up; the second is captured; from then on it is replayed.
+The backend makes the grids of a padded step as large as steps of so many rows need, so that there are two
+keys for each number of rows: with its kernel for long chunks and shared prefixes, and without.
 
-    copies -> plan -> fill the static inputs -> backend.stage(plan) -> replay -> logits[:n]
+All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
+which the backend stages before each replay. `capture` records the steps that serving will have, at the start;
+of a key that it did not foresee the first step runs eagerly, the second is captured.
+
+    copies -> plan -> fill the static inputs -> backend.stage(plan) -> replay -> logits of the rows wanted
 
 Padded rows have slot -1 (never written) and belong to no query of the plan (never attended): they compute
 numbers that nobody reads. A model that can't be captured, because it waits for the device somewhere, turns
@@ -22,33 +25,35 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from radixkv.model.attention_hook import AttentionStep, model_inputs
+from radixkv.model.warm_up import idle_batch
+from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, PagedKV
-from radixkv_kernels.triton.tiles import bucket
 
 logger = logging.getLogger(__name__)
 
-#: Steps with drafts are recorded up to so many rows.
-DRAFT_ROWS = 512
+#: Steps are padded and recorded up to so many rows: more keep a GPU busy for longer than their launches take.
+PADDED_ROWS = 512
 
 #: Runs a step once or records it: step -> (function that replays it, the step's result, rewritten in place
 #: by every replay).
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
+Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 
 
-class DecodeGraphs:
-    """Captures and replays decode steps; not thread-safe.
+class StepGraphs:
+    """Captures and replays steps; not thread-safe.
 
     Args:
         model: called as `radixkv.model.attention_hook` says.
-        max_rows: most rows of a step that is recorded.
-        capture: how a step is recorded; tests replace it.
+        max_rows: most rows of a step that is recorded, from `max_padded_rows`.
+        record: how a step is recorded; tests replace it.
         max_graphs: graphs kept, least recently used ones make room.
     """
 
@@ -59,70 +64,105 @@ class DecodeGraphs:
         backend: AttentionBackend,
         *,
         max_rows: int,
-        capture: Capture | None = None,
+        record: Recorder | None = None,
         max_graphs: int = 64,
     ) -> None:
         self.model, self.backend, self._kv = model, backend, kv
         self.captured = self.replayed = 0
         self.enabled = True
-        self._capture = capture or CudaCapture()
+        self._recorder = record or CudaRecorder()
         self._max_graphs = max_graphs
-        self._max_size = bucket(max_rows)
+        self._sizes = row_sizes(max_rows)
         device = kv.spec.device
         self._step: AttentionStep  # the one that runs or is recorded
         self._windows: set[int | None] = set()
         # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks.
-        shape = (self._max_size, backend.config.num_query_heads, kv.spec.head_size)
+        shape = (max_rows, backend.config.num_query_heads, kv.spec.head_size)
         self._out = torch.zeros(shape, dtype=backend.config.compute_dtype, device=device)
         pinned = device.type == "cuda"
-        # Rows: token ids, positions, slots.
         # Every graph writes its logits here, so that none keeps memory of its own for them.
         self._logits: torch.Tensor | None = None
-        self._inputs = torch.zeros(3, self._max_size, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(3, self._max_size, dtype=torch.int64, pin_memory=pinned)
+        # Rows: token ids, positions, slots.
+        self._inputs = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(3, max_rows, dtype=torch.int64, pin_memory=pinned)
         self._staged = torch.cuda.Event() if pinned else None
         self._graphs: OrderedDict[Hashable, tuple[Callable[[], None], torch.Tensor]] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"DecodeGraphs({len(self._graphs)} graphs, {self.captured} captured, {self.replayed} replays)"
+        return f"StepGraphs({len(self._graphs)} graphs, {self.captured} captured, {self.replayed} replays)"
+
+    def capture(self) -> Iterator[float]:
+        """Record the steps that serving will have, the largest first: the others find room in its memory.
+
+        Yields:
+            After each step, what share of them is done.
+        """
+        spec, sizes = self._kv.spec, self._sizes[::-1]
+        for done, size in enumerate(sizes, 1):
+            # A decode each, as far as there may be so many; the last one has the other rows.
+            lengths = [1] * min(size, self.backend.config.max_num_seqs)
+            lengths[-1] += size - len(lengths)
+            batch = idle_batch(lengths, lengths, spec.num_blocks, spec.block_size)
+            for every_kernel in (True, False):
+                # A first run compiles what is launched, and tells which windows the layers have.
+                self._prepare(batch, size, every_kernel=every_kernel)
+                self._forward()
+                key = self._prepare(batch, size, every_kernel=every_kernel)
+                if self.enabled and key not in self._graphs:
+                    self._record(key)
+            yield done / len(sizes)
 
     def run(self, batch: Batch, plan: Any) -> torch.Tensor | None:
-        """Logits [n, V] of a decode step, valid until the next one; None if the step does not qualify.
+        """Logits [S, V] of a step's `logit_rows`, valid until the next one; None if it does not qualify.
 
         The batch's copies have been made, and `plan` is the backend's of this batch.
         """
         count = batch.num_tokens
-        if not self.enabled or not qualifies(batch) or count > self._max_size:
+        if not self.enabled or not qualifies(batch) or count > self._sizes[-1]:
             return None
-        size = bucket(count)
-        self._fill(batch, size)
-        slots = self._inputs[2, :size]
-        self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
-        if not self._windows:
-            # Only running the model tells which windows its layers have.
-            return self._forward()[:count]
-        self.backend.stage(plan, self._windows)
-        key = (size, self.backend.launch_key(plan, self._windows))
+        size = next(size for size in self._sizes if size >= count)
+        key = self._prepare(batch, size, plan)
         graph = self._graphs.get(key)
-        if graph is None and not self._first_time(key):
+        # Only running the model tells which windows its layers have.
+        if graph is None and self._windows and not self._first_time(key):
             graph = self._record(key)
         if graph is None:
-            return self._forward()[:count]
+            return self._wanted(self._forward(), batch)
         self._graphs.move_to_end(key)
         graph[0]()
         self.replayed += 1
-        return graph[1][:count]
+        return self._wanted(graph[1], batch)
+
+    def _prepare(self, batch: Batch, size: int, plan: Any = None, *, every_kernel: bool = False) -> Hashable:
+        """Bring a step to where recorded launches read it; returns its key."""
+        if plan is None:
+            plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+        self._fill(batch, size)
+        slots = self._inputs[2, :size]
+        self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
+        self.backend.pad(plan, self._windows, size, every_kernel=every_kernel)
+        self.backend.stage(plan, self._windows)
+        return size, self.backend.launch_key(plan, self._windows)
+
+    @staticmethod
+    def _wanted(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of the logits of all rows those that the batch wants."""
+        count, rows = batch.num_tokens, batch.logit_rows
+        if len(rows) == count:
+            return logits[:count]
+        return logits.index_select(0, to_device(rows, logits.device))
 
     def _fill(self, batch: Batch, size: int) -> None:
         """Copy the batch's columns to the static inputs, padded to `size` rows."""
         if self._staged is not None:
             self._staged.synchronize()
         host, count = self._staging.numpy(), batch.num_tokens
-        rows = (batch.token_ids, batch.positions, batch.write_slots)
-        for row, values, padding in zip(host, rows, (0, 0, -1), strict=True):
-            row[:count] = values
-            row[count:size] = padding
+        host[:2, :count] = batch.token_ids, batch.positions
+        host[:2, count:size] = 0
+        host[2, :size] = -1
+        written: Any = slice(count) if batch.write_rows is None else batch.write_rows
+        host[2][written] = batch.write_slots
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()
@@ -131,7 +171,7 @@ class DecodeGraphs:
         token_ids, positions = self._inputs[:2, : len(self._step.slots)]
         logits: torch.Tensor = self.model(**model_inputs(token_ids, positions, None, self._step)).logits[0]
         if self._logits is None:
-            self._logits = logits.new_zeros(self._max_size, logits.shape[1])
+            self._logits = logits.new_zeros(self._sizes[-1], logits.shape[1])
         return self._logits[: len(logits)].copy_(logits)
 
     def _first_time(self, key: Hashable) -> bool:
@@ -145,11 +185,11 @@ class DecodeGraphs:
 
     def _record(self, key: Hashable) -> tuple[Callable[[], None], torch.Tensor] | None:
         try:
-            graph = self._capture(self._forward)
+            graph = self._recorder(self._forward)
         except RuntimeError as error:
             self.enabled = False
             self._graphs.clear()
-            logger.warning("decode steps of this model can't be captured as CUDA graphs: %s", error)
+            logger.warning("steps of this model can't be captured as CUDA graphs: %s", error)
             return None
         self._graphs[key] = graph
         self.captured += 1
@@ -159,21 +199,27 @@ class DecodeGraphs:
 
 
 def qualifies(batch: Batch) -> bool:
-    """Whether every row is written to its own slot, and its logits are wanted: decodes, drafts included."""
-    count = batch.num_tokens
-    written = len(batch.write_slots) if batch.write_rows is None else -1
-    return 0 < count == len(batch.logit_rows) == written
+    """Whether no row is written to several slots, as copies of what the step itself computes are."""
+    rows = batch.write_rows
+    return batch.num_tokens > 0 and (rows is None or len(np.unique(rows)) == len(rows))
 
 
-def most_rows(max_num_seqs: int, max_draft_tokens: int) -> int:
-    """Most rows of a step worth recording: a row for every request, and drafts as far as they are likely.
+def max_padded_rows(max_num_tokens: int, max_num_seqs: int) -> int:
+    """Most rows of a step that is padded and recorded: a token for every request at least.
 
-    Logits of all of them have their place at any time: steps of very many rows, which are seldom, have none.
+    Logits of all of them have their place at any time: steps of very many rows have none.
     """
-    return max(max_num_seqs, min(DRAFT_ROWS, max_num_seqs * (1 + max_draft_tokens)))
+    return min(max_num_tokens, max(max_num_seqs, PADDED_ROWS))
 
 
-class CudaCapture:
+def row_sizes(max_rows: int) -> list[int]:
+    """The numbers of rows that steps are padded to: few, and above 64 at most a quarter is padding."""
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    sizes += [*range(80, 129, 16), *range(160, 257, 32), *range(320, max_rows, 64)]
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+class CudaRecorder:
     """Records steps as CUDA graphs that share one memory pool: only one of them runs at a time."""
 
     def __init__(self) -> None:

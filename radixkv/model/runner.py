@@ -14,8 +14,10 @@ from radixkv.cache.pending_copies import Copy
 from radixkv.model.attention_hook import AttentionStep, model_inputs
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.cpu_paths import rewrite_layers
-from radixkv.model.cuda_graphs import DecodeGraphs, most_rows
+from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.warm_up import first_steps
 from radixkv.scheduling.batch import Batch
 from radixkv.thread_priority import yield_to_steps
 from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
@@ -42,7 +44,6 @@ class ModelRunner:
             `radixkv.model.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
-        max_draft_tokens: most guesses for an entry in a step.
         before_step: called before each step; it may change the number of threads.
     """
 
@@ -58,7 +59,6 @@ class ModelRunner:
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
-        max_draft_tokens: int = 0,
         before_step: Callable[[], None] | None = None,
     ) -> None:
         self._before_step = before_step
@@ -91,12 +91,11 @@ class ModelRunner:
             max_model_len=max_model_len,
         )
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
         if self.device.type == "cuda" and not deterministic:
-            self.graphs = DecodeGraphs(
-                self.model, self.kv, self.backend, max_rows=most_rows(max_num_seqs, max_draft_tokens)
-            )
+            max_rows = max_padded_rows(max_num_tokens, max_num_seqs)
+            self.graphs = StepGraphs(self.model, self.kv, self.backend, max_rows=max_rows)
 
     @property
     def num_blocks(self) -> int:
@@ -127,29 +126,27 @@ class ModelRunner:
     def device_name(self) -> str:
         return str(self.device)
 
-    def warm_up(self, max_num_tokens: int) -> None:
-        """Run one small step: the first request waits for nothing that is compiled or read on first use.
+    def warm_up(self, *, thorough: bool = True) -> None:
+        """See `radixkv.engine.runner.Runner`; with `thorough`, a GPU's steps are recorded as graphs, too.
 
-        On a CPU, the memory of the blocks that are used first is touched, too.
+        On a CPU, the memory of the blocks that are used first is touched.
         """
-        if self.device.type == "cpu":
-            self.kv.clear(min(_TOUCHED_KV_BYTES // self.bytes_per_block, self.num_blocks))
-        count = min(min(2, self.num_blocks) * self.block_size, max_num_tokens)
-        tokens = np.arange(count, dtype=np.int64)
-        self.execute(
-            Batch(
-                entries=[],
-                token_ids=np.zeros(count, dtype=np.int64),
-                positions=tokens,
-                query_starts=np.array([0, count], dtype=np.int32),
-                context_lengths=np.array([count], dtype=np.int32),
-                block_tables=[np.arange(-(-count // self.block_size), dtype=np.int32)],
-                write_slots=tokens,
-                write_rows=None,
-                logit_rows=tokens[-1:],
-                copy_groups=[],
-            )
-        )
+        limits, num_blocks, block_size = self.backend.config, self.num_blocks, self.block_size
+        is_cpu = self.device.type == "cpu"
+        if is_cpu:
+            self.kv.clear(min(_TOUCHED_KV_BYTES // self.bytes_per_block, num_blocks))
+        max_num_tokens = min(limits.max_num_tokens, limits.max_model_len)
+        if is_cpu or not thorough:  # one chunk: there is little to compile
+            max_num_tokens = min(2 * block_size, max_num_tokens)
+        steps = first_steps(max_num_tokens, limits.max_num_seqs, limits.max_model_len, num_blocks, block_size)
+        for batch in steps:
+            self.execute(batch)
+            if is_cpu or not thorough:
+                break
+        if self.graphs is not None and thorough:
+            with progress_bar("Recording steps", 1.0, unit="steps") as bar, torch.inference_mode():
+                for done in self.graphs.capture():
+                    bar.update(done)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from radixkv.model.attention_hook import model_inputs
+from radixkv.model.cuda_graphs import row_sizes
 from radixkv_kernels import KVSpec, make_backend
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: What sampling takes for each logit: float32 copies of a row, as processors, softmax and sorting make them.
 _SAMPLING_BYTES_PER_LOGIT = 16
+#: What a recorded layer takes of a GPU's memory: its launches and their arguments. An estimate.
+_GRAPH_BYTES_PER_LAYER = 2**18
 
 
 class _WithoutAttention:
@@ -26,30 +29,40 @@ class _WithoutAttention:
 
 @torch.inference_mode()
 def measure_step_memory(
-    loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_logit_rows: int, max_model_len: int
+    loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_padded_rows: int, max_model_len: int
 ) -> int:
-    """Bytes that the largest step takes on the model's GPU: activations, logits, sampling, the kernels' own.
+    """Bytes that steps take on the model's GPU: activations, logits, sampling, the kernels' own, CUDA graphs.
 
     Args:
         max_num_tokens: tokens of the largest step.
         max_num_seqs: most requests in it.
-        max_logit_rows: most rows whose logits it wants.
+        max_padded_rows: most rows of a step that is recorded, and whose logits are all computed.
         max_model_len: longest context.
     """
+    activations, _ = _forward_memory(loaded, max_num_tokens, max_padded_rows, max_model_len)
+    # Graphs have memory of their own, which all of them share.
+    recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
+    num_graphs = 2 * len(row_sizes(max_padded_rows))
+    graphs = recorded + num_graphs * loaded.num_layers * _GRAPH_BYTES_PER_LAYER
+    # The graphs' own copy of the logits, and what sampling makes of them.
+    sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
+    kernels = _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len)
+    return activations + graphs + sampling + kernels
+
+
+def _forward_memory(
+    loaded: LoadedModel, num_tokens: int, num_logit_rows: int, max_model_len: int
+) -> tuple[int, int]:
+    """Bytes that the model takes at most for a step of so many rows, and its number of logits."""
     device = loaded.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    tokens = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
-    positions = torch.arange(max_num_tokens, device=device) % max_model_len
-    rows = torch.arange(min(max_logit_rows, max_num_tokens), device=device)
+    tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    positions = torch.arange(num_tokens, device=device) % max_model_len
+    rows = torch.arange(min(num_logit_rows, num_tokens), device=device)
     step: Any = _WithoutAttention()
-    logits = loaded.model(**model_inputs(tokens, positions, rows, step)).logits
-    num_logits = logits.numel()
-    # The graphs' own copy of the logits, and what sampling makes of them.
-    sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + logits.element_size())
-    del logits
-    activations = torch.cuda.max_memory_allocated(device) - before
-    return int(activations + sampling + _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len))
+    num_logits = loaded.model(**model_inputs(tokens, positions, rows, step)).logits.numel()
+    return int(torch.cuda.max_memory_allocated(device) - before), int(num_logits)
 
 
 def _kernel_memory(loaded: LoadedModel, max_num_tokens: int, max_num_seqs: int, max_model_len: int) -> int:

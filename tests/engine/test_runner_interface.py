@@ -98,7 +98,7 @@ def test_it_says_what_memory_it_has_and_what_it_is(make_runner):
 def test_a_warm_up_changes_no_result(make_runner):
     expected = Steps(make_runner()).run(PROMPT)[0]
     runner = make_runner()
-    runner.warm_up(BUDGET)
+    runner.warm_up()
     assert close(Steps(runner).run(PROMPT)[0], expected)
 
 
@@ -193,7 +193,7 @@ def test_an_engine_stands_on_any_runner(make_runner):
         max_model_len=64,
         max_num_batched_tokens=BUDGET,
     )
-    engine.runner.warm_up(BUDGET)
+    engine.runner.warm_up()
     answers = []
     for _ in ("cold", "hot"):
         engine.add_request(PROMPT, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))

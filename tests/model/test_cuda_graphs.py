@@ -1,4 +1,4 @@
-"""Decode graphs without a GPU: a capture that replays by running the step again on the same static buffers.
+"""Recorded steps without a GPU: a capture that replays by running the step again on the same static buffers.
 
 What is not in here is CUDA's own recording; that launches may be replayed with other plans is tested with
 the kernels (`test_recorded_launches_replay_with_other_plans`).
@@ -7,6 +7,8 @@ the kernels (`test_recorded_launches_replay_with_other_plans`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +20,9 @@ import torch
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cuda_graphs import CudaCapture, DecodeGraphs, most_rows, qualifies
+from radixkv.model.cuda_graphs import CudaRecorder, StepGraphs, max_padded_rows, qualifies, row_sizes
 from radixkv.model.runner import ModelRunner
+from radixkv.model.warm_up import idle_batch
 from radixkv.scheduling.batch import Batch
 
 
@@ -29,23 +32,16 @@ def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], tor
     return lambda: result.copy_(step()), result  # type: ignore[return-value]
 
 
-def make_llm(folder: Path, speculation: str = "off") -> LLM:
-    return LLM(
-        str(folder),
-        device="cpu",
-        num_blocks=256,
-        block_size=8,
-        max_num_seqs=6,
-        max_model_len=200,
-        speculation=speculation,
-    )
+def make_llm(folder: Path, speculation: str = "off", **options: Any) -> LLM:
+    settings = {"num_blocks": 256, "block_size": 8, "max_num_seqs": 6, "max_model_len": 200} | options
+    return LLM(str(folder), device="cpu", speculation=speculation, **settings)
 
 
-def graphs_of(llm: LLM, **options: Any) -> DecodeGraphs:
+def graphs_of(llm: LLM, **options: Any) -> StepGraphs:
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
-    runner.graphs = DecodeGraphs(
-        runner.model, runner.kv, runner.backend, **{"capture": run_again, "max_rows": 6} | options
+    runner.graphs = StepGraphs(
+        runner.model, runner.kv, runner.backend, **{"record": run_again, "max_rows": 6} | options
     )
     return runner.graphs
 
@@ -75,24 +71,51 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
     assert graphs.replayed >= 20
 
 
-def test_steps_with_drafts_are_replayed(tmp_path: Path) -> None:
-    """Requests that come again are known whole: their steps have 1 + k rows each, in few buckets of rows."""
+@pytest.mark.parametrize("speculation", ["off", "auto"])
+def test_all_that_is_served_was_recorded_at_the_start(speculation: str, tmp_path: Path) -> None:
+    """Prompts in chunks beside decodes, prefix hits, drafts: no step is run eagerly or recorded later."""
     folder = save_tiny_model(tmp_path / "llama", "llama")
     expected = generate(make_llm(folder), 4)
-    llm = make_llm(folder, "auto")
-    assert generate(llm, 4) == expected
-    graphs = graphs_of(llm, max_rows=most_rows(6, 16))
-    for _ in range(3):
+    llm = make_llm(folder, speculation, max_num_batched_tokens=100)
+    graphs = graphs_of(llm, max_rows=max_padded_rows(100, 6))
+    done = list(graphs.capture())
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+    captured = graphs.captured
+    assert captured == len(row_sizes(100)) == 15
+    eager = llm.engine.stats().steps
+    for _ in range(3):  # requests that come again are known whole: their steps have drafts
         assert generate(llm, 4) == expected
-    assert llm.engine.stats().speculation.num_accepted_tokens > 100
-    assert graphs.replayed > 0
+    assert graphs.captured == captured
+    assert graphs.replayed == llm.engine.stats().steps - eager
+    if speculation == "auto":
+        assert llm.engine.stats().speculation.num_accepted_tokens > 100
+
+
+def test_steps_of_prompts_replayed_in_a_pool_with_hardly_enough_blocks(tmp_path: Path) -> None:
+    """Copies of partial blocks, rows that are not written, preempted requests: padding writes to nobody."""
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    expected = generate(make_llm(folder), 2)
+    llm = make_llm(folder, num_blocks=26, max_num_batched_tokens=20)
+    graphs = graphs_of(llm, max_rows=20)
+    list(graphs.capture())
+    for _ in range(2):
+        assert generate(llm, 2) == expected
+        llm.engine.check()
+    assert graphs.captured == len(row_sizes(20))
+    assert graphs.replayed > 40
 
 
 def test_rows_worth_recording() -> None:
-    assert most_rows(6, 0) == 6
-    assert most_rows(6, 16) == 6 * 17
-    assert most_rows(256, 16) == 512
-    assert most_rows(1000, 16) == 1000
+    assert max_padded_rows(8192, 6) == 512
+    assert max_padded_rows(8192, 1000) == 1000
+    assert max_padded_rows(100, 6) == 100
+    assert row_sizes(1) == [1]
+    assert row_sizes(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    sizes = row_sizes(1000)
+    assert sizes[-3:] == [896, 960, 1000]
+    assert len(row_sizes(512)) == 24
+    assert all(later <= 4 / 3 * size for size, later in itertools.pairwise(sizes) if size > 48)
 
 
 def test_few_graphs_are_kept(tmp_path: Path) -> None:
@@ -113,7 +136,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
 
     folder = save_tiny_model(tmp_path / "llama", "llama")
     llm = make_llm(folder)
-    graphs = graphs_of(llm, capture=refuse)
+    graphs = graphs_of(llm, record=refuse)
     with caplog.at_level(logging.WARNING):
         tokens = generate(llm)
     assert tokens == generate(make_llm(folder))
@@ -121,31 +144,16 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     assert caplog.text.count("not permitted") == 1
 
 
-def test_only_decodes_qualify() -> None:
+def test_steps_that_write_a_row_twice_are_not_recorded() -> None:
     def batch(**changes: Any) -> Batch:
-        columns: dict[str, Any] = {
-            "entries": [],
-            "token_ids": np.zeros(2, np.int64),
-            "positions": np.zeros(2, np.int64),
-            "query_starts": np.array([0, 1, 2], np.int32),
-            "context_lengths": np.array([4, 5], np.int32),
-            "block_tables": [np.zeros(1, np.int32)] * 2,
-            "write_slots": np.array([3, 12], np.int64),
-            "write_rows": None,
-            "logit_rows": np.array([0, 1], np.int64),
-            "copy_groups": [],
-        }
-        return Batch(**columns | changes)
+        return dataclasses.replace(idle_batch([1, 1], [4, 5], 2, 8), **changes)
 
     assert qualifies(batch())
-    assert not qualifies(batch(logit_rows=np.array([1], np.int64)))
-    assert not qualifies(batch(write_rows=np.array([0, 1], np.int64)))
-    # One request with a guess: a row more, and its logits, too.
-    one = batch(context_lengths=np.array([5], np.int32), query_starts=np.array([0, 2], np.int32))
-    assert qualifies(one)
-    assert not qualifies(batch(logit_rows=np.array([0, 1, 1], np.int64)))
-    empty = np.zeros(0, np.int64)
-    assert not qualifies(batch(token_ids=empty, context_lengths=empty, logit_rows=empty, write_slots=empty))
+    assert qualifies(batch(logit_rows=np.array([1], np.int64)))
+    # The first row's K/V is there already; then it goes to two slots.
+    assert qualifies(batch(write_slots=np.array([12]), write_rows=np.array([1])))
+    assert not qualifies(batch(write_slots=np.array([3, 12, 20]), write_rows=np.array([0, 1, 1])))
+    assert not qualifies(idle_batch([], [], 2, 8))
 
 
 def test_all_graphs_write_their_logits_to_one_place(tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_all_graphs_write_their_logits_to_one_place(tmp_path: Path) -> None:
         places.add(result.data_ptr())
         return lambda: result.copy_(step()), result  # type: ignore[return-value]
 
-    graphs = graphs_of(llm, capture=capture)
+    graphs = graphs_of(llm, record=capture)
     generate(llm)
     assert graphs.captured > 2
     assert len(places) == 1
@@ -207,7 +215,7 @@ def test_a_capture_that_fails_leaves_no_stream_current(monkeypatch: pytest.Monke
         ("empty_cache", lambda: pytest.fail("memory goes back to the driver at a capture")),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
-    capture = CudaCapture()
+    capture = CudaRecorder()
 
     def fail() -> torch.Tensor:
         FakeGraph.broken = True

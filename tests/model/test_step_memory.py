@@ -42,12 +42,14 @@ def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
     monkeypatch.setattr(torch, "empty", counting)
     taken = measure_step_memory(
-        loaded, max_num_tokens=96, max_num_seqs=4, max_logit_rows=12, max_model_len=64
+        loaded, max_num_tokens=96, max_num_seqs=4, max_padded_rows=12, max_model_len=64
     )
-    assert shapes == [(1, 96), (1, 12, VOCAB_SIZE)]
+    assert shapes == [(1, 96), (1, 12, VOCAB_SIZE), (1, 12), (1, 12, VOCAB_SIZE)]
     assert reserved > 0
-    # Activations, sixteen bytes and a copy of each logit, and the partials that the backend has allocated.
-    assert taken == 5_000_000 + 12 * VOCAB_SIZE * (16 + 4) + reserved
+    # Activations, those of recorded steps, 14 graphs, sixteen bytes and a copy of each logit, and the
+    # partials that the backend has allocated.
+    graphs = 5_000_000 + 2 * 7 * loaded.num_layers * 2**18
+    assert taken == 5_000_000 + graphs + 12 * VOCAB_SIZE * (16 + 4) + reserved
 
 
 def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,9 +173,9 @@ class PagedHashModel:
         """Tokens, positions and hashes, 8 bytes each."""
         return 24 * self.block_size
 
-    def warm_up(self, max_num_tokens: int) -> None:
+    def warm_up(self, *, thorough: bool = True) -> None:
         """What is in the memory now is nobody's."""
-        self.tokens[:max_num_tokens] = self.positions[:max_num_tokens] = -2
+        self.tokens[: self.block_size] = self.positions[: self.block_size] = -2
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         reads = [self._slots(source, count) for source, _, count in copies]

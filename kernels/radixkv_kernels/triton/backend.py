@@ -62,6 +62,12 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         write_rows(kv, layer, key, value, slots, rows)
 
+    def pad(
+        self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool
+    ) -> None:
+        assert isinstance(plan, TritonPlan)
+        plan.pad(windows, rows, every_kernel=every_kernel)
+
     def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:
         assert isinstance(plan, TritonPlan)
         for window in windows:

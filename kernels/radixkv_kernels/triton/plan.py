@@ -7,6 +7,7 @@ blob = header | short items | long items | tokens to merge | tokens | positions 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,7 @@ class TritonPlan(AttentionPlan):
         self._by_segment = config.deterministic
         self.token_positions = self.positions()
         self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
+        self._least_grids = (0, 0, 0)
         self.work(None)
 
     def work(self, window: int | None) -> PlacedWork:
@@ -108,10 +110,29 @@ class TritonPlan(AttentionPlan):
                 break
         return placed
 
+    def pad(self, windows: Collection[int | None], rows: int, *, every_kernel: bool) -> None:
+        """See `AttentionBackend.pad`: grids that seldom depend on more than the number of rows.
+
+        Splitting makes about as many items as keep the machine busy; besides, there is one for each request,
+        or for each tile of its chunk. Programs without an item return at once.
+        """
+        split = 2 * -(-self._settings.parallel // self._settings.num_kv_heads)
+        has_long = every_kernel or any(len(self.work(window).long_items) for window in windows)
+        tiles = rows // self._settings.short_tile
+        self._least_grids = (split + rows, split + tiles if has_long else 0, rows)
+
     def grids(self, window: int | None) -> tuple[int, int, int]:
         """Programs (per KV head or head tile) of the short items, the long items and the merge."""
-        work = self.packed(window)[0]
-        return bucket(len(work.short_items)), bucket(len(work.long_items)), bucket(len(work.merge_tokens))
+        work = self.work(window)
+        short, long, merge = (
+            least if count <= least else bucket(count)
+            for count, least in zip(
+                (len(work.short_items), len(work.long_items), len(work.merge_tokens)),
+                self._least_grids,
+                strict=True,
+            )
+        )
+        return short, long, merge
 
     def _pack(self, work: PlacedWork) -> np.ndarray:
         parts = {

@@ -234,8 +234,12 @@ class Recorder:
         return launch
 
 
-def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well."""
+@pytest.mark.parametrize("rows", [0, 6])
+def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well.
+
+    Padded to a number of rows, they run all steps of as many, whatever their contexts are.
+    """
     decodes = [(1, 230), (1, 200), (1, 226), (1, 170), (1, 150)]
     shared = {1: (0, 9), 3: (0, 9), 4: (2, 8)}
     batch = make_batch("triton", decodes, heads=(4, 1), head_size=16, shared=shared)
@@ -248,6 +252,8 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         for module, name in ((unified_attention, "attention_kernel"), (merge, "merge_kernel")):
             patch.setattr(module, name, Recorder(getattr(module, name), log))
+        if rows:
+            backend.pad(plan, [None], rows, every_kernel=True)
         backend.stage(plan, [None])
         key = backend.launch_key(plan, [None])
         backend.attend(batch.kv, 0, query, plan, scale=batch.scale, out=out)
@@ -258,6 +264,8 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
         other = backend.plan(
             np.arange(count + 1, dtype=np.int32), lengths[order] - shorter, [tables[r] for r in order]
         )
+        if rows:
+            backend.pad(other, [None], rows, every_kernel=True)
         backend.stage(other, [None])
         if backend.launch_key(other, [None]) != key:
             continue
@@ -269,7 +277,28 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
         expected = backend.attend(batch.kv, 0, query[:count], other, scale=batch.scale)
         assert torch.equal(out[:count], expected)
         assert (out[count:] == 7.0).all()
-    assert replays >= 2
+    assert replays == 5 if rows else replays >= 2
+
+
+def test_padded_steps_have_two_keys_for_each_number_of_rows() -> None:
+    """With the kernel for chunks and shared prefixes and without it, whatever the contexts are."""
+    rng = np.random.default_rng(3)
+    keys: dict[bool, set[Any]] = {False: set(), True: set()}
+    batch = make_batch("triton", [(1, 230)] * 6, heads=(4, 1), head_size=16)
+    for _ in range(60):
+        requests = int(rng.integers(1, 7))
+        lengths = np.where(rng.random(requests) < 0.3, rng.integers(1, 40, requests), 1)
+        contexts = rng.integers(40, 230, requests)
+        plan = batch.backend.plan(
+            np.concatenate([[0], lengths.cumsum()]).astype(np.int32),
+            contexts.astype(np.int32),
+            [batch.block_tables[r] for r in rng.permutation(6)[:requests]],
+        )
+        batch.backend.pad(plan, [None, 64], 256, every_kernel=False)
+        key = batch.backend.launch_key(plan, [None, 64])
+        assert key == batch.backend.launch_key(plan, [64, None])
+        keys[bool(len(plan.work(None).long_items) or len(plan.work(64).long_items))].add(key)
+    assert [len(own) for own in keys.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
