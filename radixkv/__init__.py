@@ -1,7 +1,7 @@
 """radixkv: a prefix-caching LLM serving engine.
 
-The names below load on first use, so that the cache (`PrefixCache`) works as a library without importing
-torch or transformers.
+The names below load on first use, so that the cache (`PrefixCache`) works as a library without torch or
+transformers. What needs them says which extra of the package to install.
 """
 
 from __future__ import annotations
@@ -74,7 +74,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from radixkv.extras import missing_package
+
+        raise missing_package(error, f"radixkv.{name}") or error from None
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

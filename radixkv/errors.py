@@ -19,6 +19,10 @@ class ConfigError(RadixKVError, ValueError):
     """A setting is wrong, or settings contradict each other or the machine (memory, port, device)."""
 
 
+class MissingPackageError(RadixKVError, ImportError):
+    """A package is not installed that this needs and the base install does without; says what to install."""
+
+
 class ModelLoadError(RadixKVError):
     """A model can't be found, fetched, converted or served: unknown name, unsupported architecture, ..."""
 

@@ -1,13 +1,31 @@
-"""BlockTable: the blocks of one lease in order, with spare entries so that appending need not move them."""
+"""BlockTable: the blocks of one lease in order, with spare entries so that appending need not move them.
+
+It is read as an array of numpy where that is installed, else as a memoryview: both are int32, can be indexed
+and sliced, have `tolist()`, and are handed on without a copy.
+"""
 
 from __future__ import annotations
 
+import functools
 from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the first appends need not move it
+
+
+@functools.cache
+def _make_view() -> Callable[[array[int]], Any]:
+    """What makes an int32 view of an array, without a copy."""
+    try:
+        import numpy as np
+    except ImportError:
+        return memoryview
+    return functools.partial(np.frombuffer, dtype=np.int32)
 
 
 class BlockTable:
@@ -16,15 +34,18 @@ class BlockTable:
     __slots__ = ("_table", "_view", "num_blocks")
 
     _table: array[int]  # the entries in use, then spare ones
-    _view: npt.NDArray[np.int32] | None  # the same as an array
+    _view: npt.NDArray[np.int32] | None  # the same, as it is read
     num_blocks: int  # entries in use
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
-        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1)."""
+        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1).
+
+        A memoryview where numpy is not installed.
+        """
         view = self._view
         if view is None:
-            view = self._view = np.frombuffer(self._table, np.int32)
+            view = self._view = _make_view()(self._table)
         return view[: self.num_blocks]
 
     def blocks(self, start: int, stop: int) -> array[int]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Any, final
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Union, final
 
 from radixkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:  # numpy's arrays are understood, and numpy is not needed
+    import numpy.typing as npt
 
 TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2**31 - 1
@@ -37,20 +37,13 @@ class EncodedTokens:
     def __repr__(self) -> str:
         return f"EncodedTokens({len(self)} tokens)"
 
-    @property
-    def array(self) -> npt.NDArray[np.int32]:
-        """The token ids, int32 [len], read-only. O(1)."""
-        return np.frombuffer(self.data, _INT32)
 
-
-TokenIds = Sequence[int] | npt.NDArray[Any] | EncodedTokens
+TokenIds = Union[Sequence[int], "npt.NDArray[Any]", EncodedTokens]
 NamespaceName = str | tuple[str, ...]
 NamespaceKey = tuple[str, ...]
 
-_INT32 = np.dtype("<i4")
-_NATIVE = sys.byteorder == "little" and array("i").itemsize == TOKEN_BYTES
-_SHORT = 8  # below this many tokens a Python loop is quicker than a numpy reduction
-_SMALL_BYTES = 256  # below this many bytes two big integers are compared quicker than two arrays
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
+_SMALL_BYTES = 256  # up to this many bytes two big integers are compared quicker than halves
 
 
 def encode_tokens(token_ids: TokenIds) -> bytes:
@@ -64,92 +57,69 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
     """
     if type(token_ids) is EncodedTokens:
         return token_ids.data
-    if isinstance(token_ids, np.ndarray):
-        return _encode_array(token_ids)
-    try:
-        length = len(token_ids)
-    except TypeError:
-        raise InvalidRequestError(
-            f"token ids must be a sequence of integers, not {type(token_ids).__name__}", param="token_ids"
-        ) from None
-    if length == 1 and type(token_ids) in (list, tuple):
+    if type(token_ids) is list and len(token_ids) == 1:  # the usual case in decoding
         token = token_ids[0]
         if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
             return token.to_bytes(TOKEN_BYTES, "little")
-    if type(token_ids) is list and token_ids and type(token_ids[0]) is int and _NATIVE:
-        # Half the time of numpy's conversion, which looks for a common type first.
-        try:
-            quick = array("i", token_ids)
-        except (TypeError, OverflowError):
-            pass  # the general way says what is wrong
-        else:
-            numbers = np.frombuffer(quick, _INT32)
-            if numbers.item(numbers.argmin()) >= 0:
-                return quick.tobytes()
-    if isinstance(token_ids, str | bytes | bytearray):
-        raise InvalidRequestError("token ids must be integers, not text", param="token_ids")
-    if not length:
+    if hasattr(token_ids, "__array__"):  # an array of numpy, or a tensor of torch
+        return _encode_array(token_ids)
+    is_text = isinstance(token_ids, str | bytes | bytearray)
+    if is_text or isinstance(token_ids, Mapping | Set) or not hasattr(token_ids, "__len__"):
+        raise InvalidRequestError(
+            f"token ids must be a sequence of integers, not {type(token_ids).__name__}", param="token_ids"
+        )
+    if not len(token_ids):
         return b""
     try:
-        converted = np.asarray(token_ids)
-    except (OverflowError, ValueError, TypeError, RuntimeError) as error:  # the last from torch
+        numbers = array("i", token_ids)
+    except (TypeError, OverflowError):
+        raise _not_tokens(token_ids) from None
+    if not _IS_LITTLE_ENDIAN:
+        numbers.byteswap()
+    data = numbers.tobytes()
+    any_negative = not data[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii()  # the top bit is the sign
+    if any_negative or type(token_ids[0]) is bool:
+        raise _not_tokens(token_ids)
+    return data
+
+
+def _encode_array(given: Any) -> bytes:
+    """Of what numpy understands as an array. O(n)."""
+    try:
+        array = given.__array__()
+    except (TypeError, RuntimeError) as error:  # from torch: on a GPU, or numpy is not there
         raise InvalidRequestError(f"token ids must be integers: {error}", param="token_ids") from None
-    return _encode_array(converted)
-
-
-def encode_known(token_ids: TokenIds, known: bytes) -> bytes:
-    """Like `encode_tokens`, and quicker where the tokens are the ones that `known` encodes. O(n)."""
-    if type(token_ids) is EncodedTokens:
-        return token_ids.data
-    if (
-        type(token_ids) is np.ndarray
-        and token_ids.dtype is _INT32
-        and token_ids.ndim == 1
-        and token_ids.nbytes == len(known)
-        and token_ids.tobytes() == known
-    ):
-        return known
-    return encode_tokens(token_ids)
-
-
-def _encode_array(array: npt.NDArray[Any]) -> bytes:
     if array.ndim != 1:
         raise InvalidRequestError(
             f"token ids must be one-dimensional, not of shape {array.shape}", param="token_ids"
         )
-    if array.dtype == _INT32:
-        data = array.tobytes()
-        if array.size < _SHORT:
-            if data and max(data[3::4]) >= 128:
-                raise _out_of_range(array)
-        elif array.item(array.argmin()) < 0:
-            raise _out_of_range(array)
-        return data
     if array.dtype.kind not in "iu":
-        if array.dtype == object:
-            raise _out_of_range(array)
         raise InvalidRequestError(
             f"token ids must be integers, not {array.dtype}", param="token_ids", code="invalid_token_ids"
         )
-    if array.size and (np.minimum.reduce(array) < 0 or np.maximum.reduce(array) > MAX_TOKEN_ID):
-        raise _out_of_range(array)
-    return array.astype(_INT32).tobytes()
+    if array.size and not 0 <= array.item(array.argmin()) <= array.item(array.argmax()) <= MAX_TOKEN_ID:
+        raise _not_tokens(array.tolist())
+    return array.astype("<i4", copy=False).tobytes()
 
 
-def _out_of_range(array: npt.NDArray[Any]) -> InvalidRequestError:
-    for position, token in enumerate(array.tolist()):
-        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            return InvalidRequestError(
-                f"token id {token!r} at position {position} is not an integer in [0, 2**31)",
-                param="token_ids",
-                code="invalid_token_ids",
-            )
-    return InvalidRequestError("token ids must be integers in [0, 2**31)", param="token_ids")
+def _not_tokens(token_ids: Sequence[Any]) -> InvalidRequestError:
+    """What is wrong with the first one that is no token id."""
+    found = "these are not"
+    for position, token in enumerate(token_ids):
+        is_integer = hasattr(token, "__index__") and type(token) is not bool
+        if not is_integer or not 0 <= int(token) <= MAX_TOKEN_ID:
+            found = f"token id {token!r} at position {position} is not an integer"
+            break
+    return InvalidRequestError(f"{found} in [0, 2**31)", param="token_ids", code="invalid_token_ids")
 
 
 def decode_tokens(data: bytes | bytearray) -> list[int]:
-    """The inverse of `encode_tokens`."""
-    return np.frombuffer(bytes(data), dtype=_INT32).tolist()
+    """The inverse of `encode_tokens`. O(n)."""
+    numbers = array("i")
+    numbers.frombytes(data)
+    if not _IS_LITTLE_ENDIAN:
+        numbers.byteswap()
+    return numbers.tolist()
 
 
 def frame_namespace(namespace: NamespaceName) -> NamespaceKey:
@@ -184,5 +154,11 @@ def shared_bytes(a: bytes | bytearray, b: bytes | bytearray) -> int:
         return ((difference & -difference).bit_length() - 1) >> 3 if difference else n
     if a[:n] == b[:n]:
         return n
-    differs = np.frombuffer(a, np.uint8, n) != np.frombuffer(b, np.uint8, n)
-    return int(differs.argmax())
+    same = 0
+    while n - same > _SMALL_BYTES:  # halve what holds the first difference: bytes are compared as memory
+        middle = (same + n) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            n = middle
+    return same + shared_bytes(a[same:n], b[same:n])

@@ -12,12 +12,10 @@ from __future__ import annotations
 from array import array
 from copy import copy
 
-import numpy as np
-
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.insight.explain import DueReport, MissReport, report_of
 from radixkv.cache.invalidation import invalidate_subtree
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
 from radixkv.cache.lease_path import LeasePath
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
@@ -103,7 +101,7 @@ class Lease(LeasePath):
 
     def token_ids(self) -> list[int]:
         """All tokens of the lease. O(n)."""
-        return np.frombuffer(bytes(self.tokens), np.int32).tolist()
+        return decode_tokens(self.tokens)
 
     # ------------------------------------------------------------------ copies
 

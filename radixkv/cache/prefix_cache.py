@@ -40,7 +40,6 @@ from radixkv.cache.keys import (
     NamespaceKey,
     NamespaceName,
     TokenIds,
-    encode_known,
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
@@ -257,7 +256,7 @@ class PrefixCache:
             self._pins.expire()
         if match is None:
             match = self._last
-        data = encode_tokens(token_ids) if match is None else encode_known(token_ids, match.data)
+        data = encode_tokens(token_ids)
         if not data:
             raise InvalidRequestError("a prompt needs at least one token", param="token_ids")
         if skip is None and not self.enabled:

@@ -31,7 +31,7 @@ class EncodedPrompt:
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Its tokens, int32 [len], read-only. O(1)."""
-        return self.tokens.array
+        return np.frombuffer(self.tokens.data, np.int32)
 
 
 #: Text, token ids (a sequence or an array), or what `PromptLimits.encode` made of them.

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace
 from radixkv.cache.tree_nodes import Walk, continuation
 from radixkv.insight.similarity import same_later
@@ -70,14 +68,14 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, owner: Namespace
     known = continuation(walk, COMPARED_TOKENS * TOKEN_BYTES)
     if not known:
         return False
-    cached = np.frombuffer(known, np.int32)
-    new = np.frombuffer(data, np.int32)[found:]
+    new = data[found * TOKEN_BYTES :]
     tally.sampled += 1
-    tally.recoverable += same_later(new, cached)
+    tally.recoverable += same_later(EncodedTokens(new), EncodedTokens(known))
     is_own = walk.neighbour is not None and walk.neighbour.owner is owner
-    tally.cached = cached[:EXAMPLE_TOKENS].tobytes() if is_own else b""  # the text of others is not told
-    tally.new = new[:EXAMPLE_TOKENS].tobytes()
-    tally.before = data[max(0, found - EXAMPLE_TOKENS) * TOKEN_BYTES : found * TOKEN_BYTES]
+    shown = EXAMPLE_TOKENS * TOKEN_BYTES
+    tally.cached = known[:shown] if is_own else b""  # the text of others is not told
+    tally.new = new[:shown]
+    tally.before = data[: found * TOKEN_BYTES][-shown:]
     return True
 
 

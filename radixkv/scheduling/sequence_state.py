@@ -49,7 +49,7 @@ class TokenBuffer:
         self._encoded: EncodedTokens | None = None
         if isinstance(token_ids, EncodedTokens):
             self._encoded = token_ids
-            token_ids = token_ids.array
+            token_ids = np.frombuffer(token_ids.data, np.int32)
         self.length = len(token_ids)
         self._data = np.empty(self.length + 64, dtype=np.int32)
         self._data[: self.length] = token_ids

@@ -6,16 +6,19 @@ Every mistake of a user ends as one paragraph on standard error and a non-zero e
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
 import radixkv
 from radixkv.config import EMBEDDED_MODEL
 from radixkv.errors import RadixKVError
+from radixkv.extras import missing_package
 
 app = typer.Typer(
     name="radixkv",
@@ -61,19 +64,46 @@ def pull(
     print(pull_model(name, trust_remote_code=trust_remote_code))
 
 
+#: Room of tools -> the commands that its `cli` adds.
+_COMMANDS = {
+    "serve": ("serve", "keys"),
+    "chat": ("chat",),
+    "explain": ("explain",),
+    "cache_folder": ("cache",),
+    "bench": ("bench",),
+    "replay": ("replay", "simulate"),
+}
+
+
 @functools.cache
 def command_tree() -> typer.Typer:
     """All commands, those included that live with what they run."""
-    from radixkv.tools.bench import cli as bench
-    from radixkv.tools.cache_folder import cli as cache_folder
-    from radixkv.tools.chat import cli as chat
-    from radixkv.tools.explain import cli as explain
-    from radixkv.tools.replay import cli as replay
-    from radixkv.tools.serve import cli as serve
-
-    for commands in (serve, chat, explain, cache_folder, bench, replay):
-        commands.add_commands(app)
+    for room, names in _COMMANDS.items():
+        try:
+            commands = importlib.import_module(f"radixkv.tools.{room}.cli")
+        except ModuleNotFoundError as error:
+            _add_refusals(names, error)
+        else:
+            commands.add_commands(app)
     return app
+
+
+def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
+    """Commands that say what they lack, in the place of those that can't be imported."""
+    if missing_package(error, "") is None:
+        raise error
+    for name in names:
+        missing = missing_package(error, f"radixkv {name}")
+
+        def refuse(context: typer.Context, missing: RadixKVError = missing) -> None:
+            raise missing
+
+        app.command(
+            name,
+            help=f"{missing}.",
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(refuse)
 
 
 def main() -> None:
@@ -82,10 +112,19 @@ def main() -> None:
     try:
         command_tree()()
     except RadixKVError as error:
-        print(f"radixkv: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(error)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, "this")
+        if missing is None:
+            raise
+        _end(missing)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(error: RadixKVError) -> NoReturn:
+    print(f"radixkv: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

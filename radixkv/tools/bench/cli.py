@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from radixkv.errors import ConfigError
+from radixkv.extras import require_engine
 from radixkv.tools.api_key_file import read_key
 from radixkv.tools.bench import options
 from radixkv.tools.output_files import check_writable, write_json
@@ -54,6 +55,8 @@ def bench(
     """
     if url and server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
+    if url is None:
+        require_engine("radixkv bench, without --url,")
     check_writable("--json", json_file)
     if load is not None and workloads is not None:
         raise ConfigError("--load and --workloads exclude each other")

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from radixkv.config import EngineConfig
+from radixkv.extras import require_engine
 from radixkv.tools.api_key_file import read_key
 from radixkv.tools.cli_options import engine_options
 
@@ -70,6 +71,7 @@ def chat(
 
 
 def _model(config: EngineConfig, console: Console, max_tokens: int, temperature: float) -> LocalPartner:
+    require_engine("radixkv chat, without --url,")
     from radixkv.engine.builder import build_engine
     from radixkv.llm import LLM
     from radixkv.tools.chat.partners import LocalPartner

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import radixkv
 from radixkv.config import EngineConfig
-from radixkv.engine.startup import resident_memory
 from radixkv.errors import ConfigError
+from radixkv.extras import require_engine
 from radixkv.tools.cli_options import engine_options, settings_parameters, with_parameters
 from radixkv.tools.serve.config_file import take_config_file
 from radixkv_server.log_format import configure_logging
@@ -73,6 +73,8 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     """What a user wants to know when the server is ready; the curl line works when pasted."""
+    from radixkv.engine.startup import resident_memory
+
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     body = {
         "model": summary.model,
@@ -82,6 +84,7 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     # A key never goes to the screen or a log: the pasted line takes it from the environment.
     key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
     gib = summary.kv_bytes / 1024**3
+    memory = resident_memory() / 1024**2
     return "\n".join(
         [
             f"radixkv {radixkv.__version__} is ready on http://{shown}:{port}",
@@ -89,7 +92,7 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
             f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
             f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
             f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
-            f"  memory     {resident_memory() / 1024**2:,.0f} MiB at rest; K/V takes more as it is used",
+            f"  memory     {memory:,.0f} MiB at rest; K/V takes more as it is used",
             f"  started    in {summary.phases}",
             "  try it     "
             f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} "
@@ -115,6 +118,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
+    require_engine("radixkv serve")
     from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
 
     configure_logging(settings.log_format, settings.log_level)

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from radixkv.cache.insight.explain import MissReport
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.chat.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
 from radixkv.insight.breaker import Breaker, make_breaker
 from radixkv.insight.message_difference import changing
@@ -30,8 +28,6 @@ _OF_HINTS = {
     RESERIALISED: "arguments_reserialised",
 }
 _REMOVED = {"evicted": "evicted", "expired": "ttl_passed", "reset": "reset"}
-
-Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +114,15 @@ def _is_earlier(one: SeenRequest, broken: Broken) -> bool:
     )
 
 
-def _most_alike(ids: Tokens, earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
+def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
     """The request that shares most leading tokens with a prompt, of several the most alike further on."""
-    shared = []
-    for one in earlier:
-        other = np.frombuffer(one.prompt, np.int32)
-        count = min(len(ids), len(other))
-        differs = ids[:count] != other[:count]
-        shared.append(int(differs.argmax()) if differs.any() else count)
+    tokens = encode_tokens(ids)
+    shared = [shared_bytes(tokens, encode_tokens(one.prompt)) // TOKEN_BYTES for one in earlier]
     if not shared:
         return None, 0
     most = max(shared)
     best = [one for one, count in zip(earlier, shared, strict=True) if count == most][:8]
-    found = max(best, key=lambda one: same_later(ids[most:], np.frombuffer(one.prompt, np.int32)[most:]))
+    found = max(best, key=lambda one: same_later(ids[most:], one.prompt[most:]))
     return found, most
 
 
@@ -158,7 +150,7 @@ def breaker_between(
 
 
 def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker | None:
-    found, shared = _most_alike(np.array(broken.ids, np.int32), earlier)
+    found, shared = _most_alike(broken.ids, earlier)
     position, size = broken.report.num_hit_tokens, context.engine.config.block_size
     if found is not None and shared == len(found.prompt) and broken.cause is not None:
         return _in_answer(found, broken)
@@ -198,7 +190,7 @@ def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
 def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker:
     """What was cached is gone: whose requests took its room."""
     kind = _REMOVED[broken.report.reason]
-    found, shared = _most_alike(np.array(broken.ids, np.int32), earlier)
+    found, shared = _most_alike(broken.ids, earlier)
     if kind != "evicted" or found is None or shared < broken.report.num_hit_tokens:
         return make_breaker(kind)
     until = float("inf") if broken.request is None else broken.request.started_at

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
-
 from radixkv.cache.insight.explain import MissReport
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.chat.client_rules import ClientRule
 from radixkv.insight.advisor import BreakPoint
 from radixkv.insight.similarity import same_later
@@ -93,7 +92,7 @@ def _explanation(
     recoverable = 0
     if report.reason == "diverged":  # of what is cached there not all may be left: the group knows more
         known = 0 if point is None else recoverable_each(point)
-        recoverable = max(min(known, report.num_missed_tokens), same_later(*_arrays(ids[position:], cached)))
+        recoverable = max(min(known, report.num_missed_tokens), same_later(ids[position:], cached))
     found = Divergence(
         position,
         None,
@@ -129,10 +128,6 @@ def _place(prompt: Prompt, position: int) -> str | None:
     )
 
 
-def _arrays(*prompts: Sequence[int]) -> list[np.ndarray]:
-    return [np.array(ids, np.int32) for ids in prompts]
-
-
 def _detail(report: MissReport) -> str:
     """The report as a sentence; of a divergence without the token ids, whose text stands beside it."""
     if report.reason != "diverged":
@@ -156,13 +151,6 @@ def _around(texts: TokenTexts, ids: Sequence[int], position: int, cached: Sequen
     }
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many leading tokens two prompts share."""
-    count = min(len(one), len(other))
-    differs = one[:count] != other[:count]
-    return int(differs.argmax()) if differs.any() else count
-
-
 async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
     return await asyncio.to_thread(_comparison, TokenTexts(context.engine.tokenizer), prompt, other)
@@ -170,12 +158,11 @@ async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json
 
 def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:
     ids, other = prompt.ids, earlier.ids
-    one, two = _arrays(ids, other)
-    shared = _common(one, two)
+    shared = shared_bytes(encode_tokens(ids), encode_tokens(other)) // TOKEN_BYTES
     is_same = shared == len(ids) == len(other)
     breaker = None
     missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
-    recoverable = same_later(one[shared:], two[shared:])
+    recoverable = same_later(ids[shared:], other[shared:])
     around, place, advice = None, None, "The prompts are the same."
     if not is_same:
         around = _around(texts, ids, shared, other[shared:])
