@@ -1,7 +1,7 @@
 """What the base install does without, and what to say where it is needed.
 
-`pip install radixkv` brings the cache, the audit and the proxy. Extras (`cpu`, `gpu`) bring what serves a model;
-the import names of those packages are here.
+`pip install radixkv` brings the cache, the audit and the proxy. Extras (`cpu`, `gpu`) bring what serves a
+model; the import names of those packages are here.
 """
 
 from __future__ import annotations
