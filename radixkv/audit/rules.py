@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from radixkv.audit.breakpoint_entries import BreakpointEntries, Found
 from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts, chain_of
 from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.audit.record import Record
 from radixkv.audit.rule_sets import RuleSet
-from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.insight.breaker import Breaker, make_breaker
@@ -296,8 +294,8 @@ class Rules:
             new, old, start = units.units, earlier.units.units, steady
         else:
             new, old, start = units.units, earlier.units.units, place
-        most = start + _COMPARED_UNITS
-        one, other = (np.frombuffer(each.data, "<i4")[start:most] for each in (new, old))
+        compared = slice(start * TOKEN_BYTES, (start + _COMPARED_UNITS) * TOKEN_BYTES)
+        one, other = (EncodedTokens(each.data[compared]) for each in (new, old))
         return round((steady + same_later(one, other)) * units.tokens_per_unit)
 
     def _fault(
