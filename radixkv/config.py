@@ -56,6 +56,8 @@ class EngineConfig:
         enable_prefix_caching: False computes every prompt in full.
         kv_tier: memories below the KV cache, which keep what it has no room for, the quickest first:
             `host:SIZE`, `disk:PATH,max=SIZE`; see the guide to tiers.
+        kv_events: where to publish which blocks are cached, as tcp://127.0.0.1:5557; None: nowhere.
+            See the guide to block events.
         eviction_policy: see `radixkv.cache.eviction.registry`.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
@@ -104,6 +106,7 @@ class EngineConfig:
     max_queue: int = 10_000
     enable_prefix_caching: bool = True
     kv_tier: tuple[str, ...] = ()
+    kv_events: str | None = None
     eviction_policy: str = "lru"
     ghost_blocks: int | None = None
     pin_budget: float = 0.5
@@ -143,6 +146,9 @@ class EngineConfig:
         require(all(isinstance(tier, str) for tier in tiers), "kv_tier", "one text for each tier")
         require(not tiers or self.enable_prefix_caching, "kv_tier", "empty without prefix caching")
         require(bool(self.model) and isinstance(self.model, str), "model", "a name, path or hub id")
+        require(
+            self.kv_events is None or self.enable_prefix_caching, "kv_events", "unset without prefix caching"
+        )
         one_of("dtype", "auto", "float32", "bfloat16", "float16")
         one_of("device", "auto", "cpu", "cuda")
         one_of("attention_backend", "auto", "cpu", "triton", "torch")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
+from radixkv.events.open_events import open_events
 from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
 from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
@@ -31,6 +33,9 @@ from radixkv.tiers.record import BlockKind
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
+
+if TYPE_CHECKING:
+    from radixkv.events.publisher import EventPublisher
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
@@ -57,18 +62,23 @@ def build_engine(
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with phases.phase("model"):
-        loaded = load_model(config)
-    with phases.phase("weights and K/V"):
-        engine = engine_for_model(config, loaded, step_costs, tier=tier)
-    with phases.phase("warm-up"):
-        if config.warm_up != "off":
-            engine.runner.warm_up(thorough=config.warm_up == "full")
-        return_freed_memory()
-        # What was made so far stays: the garbage collector need not look at it again before the end.
-        gc.collect()
-        gc.freeze()
-        atexit.register(gc.unfreeze)
+    with ExitStack() as undo:
+        events = open_events(config.kv_events)
+        if events is not None:
+            undo.callback(events.close)
+        with phases.phase("model"):
+            loaded = load_model(config)
+        with phases.phase("weights and K/V"):
+            engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events)
+        with phases.phase("warm-up"):
+            if config.warm_up != "off":
+                engine.runner.warm_up(thorough=config.warm_up == "full")
+            return_freed_memory()
+            # What was made so far stays: the garbage collector need not look at it again before the end.
+            gc.collect()
+            gc.freeze()
+            atexit.register(gc.unfreeze)
+        undo.pop_all()
     engine.summary = summarize(engine, phases)
     return engine
 
@@ -79,6 +89,7 @@ def engine_for_model(
     step_costs: StepCosts | None = None,
     *,
     tier: Tier | TierStack | None = None,
+    events: EventPublisher | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
 
@@ -143,6 +154,7 @@ def engine_for_model(
         model_fingerprint=loaded.fingerprint,
         step_costs=step_costs,
         tier=tier,
+        events=events,
         default_sampling=loaded.default_sampling,
     )
 
@@ -167,8 +179,10 @@ def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> En
     """An engine on any runner, with a prefix cache over its blocks.
 
     Args:
-        options: further arguments of `Engine`.
+        options: further arguments of `Engine`; without `events`, what `config.kv_events` names is opened.
     """
+    if options.get("events") is None:
+        options["events"] = open_events(config.kv_events)
     cache = PrefixCache(
         runner.num_blocks,
         runner.block_size,

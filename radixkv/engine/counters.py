@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
+from radixkv.events.counts import EventCounts
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
@@ -22,6 +23,7 @@ class EngineStats:
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
         transfers: blocks loaded from tiers and saved to them; None: there is none.
         tiers: the same by tier, and how each is.
+        events: block events published; None: they are not.
         speculation: drafts, and how many of their tokens were right.
     """
 
@@ -44,6 +46,7 @@ class EngineStats:
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     transfers: TransferCounts | None = None
     tiers: tuple[TierCounts, ...] = ()
+    events: EventCounts | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Counters:
         speculation: SpeculationCounts,
         transfers: TransferCounts | None = None,
         tiers: tuple[TierCounts, ...] = (),
+        events: EventCounts | None = None,
     ) -> EngineStats:
         """These, and what the parts of the engine count."""
         scheduled = scheduler.stats
@@ -96,6 +100,7 @@ class Counters:
             speculation=speculation,
             transfers=transfers,
             tiers=tiers,
+            events=events,
         )
 
     def pause(self) -> None:

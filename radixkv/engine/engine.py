@@ -63,6 +63,7 @@ from radixkv.tiers.tier import Tier
 if TYPE_CHECKING:
     import torch
 
+    from radixkv.events.publisher import EventPublisher
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -89,6 +90,7 @@ class Engine:
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
         tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
+        events: publishes which blocks the cache holds; ends with the engine.
         load_deadline_s: longest that a request waits for blocks of the tier, since some came last.
         step_costs: what rows cost, for how many guesses pay; None: what is known of the runner's backend.
     """
@@ -110,6 +112,7 @@ class Engine:
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         tier: Tier | TierStack | None = None,
+        events: EventPublisher | None = None,
         load_deadline_s: float = 0.2,
         step_costs: StepCosts | None = None,
     ) -> None:
@@ -166,6 +169,9 @@ class Engine:
         )
         self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
         self.scheduler = self._make_scheduler()
+        self._events = events
+        if events is not None:
+            events.attach(cache)
         self._groups: dict[str, RequestGroup] = {}
         self._output = OutputProcessor(tokenizer)
         self._faults = FaultRecovery()
@@ -294,6 +300,8 @@ class Engine:
             save: that tier gets what is cached first, as far as that takes ten seconds.
         """
         self._tier.close(save=save)
+        if self._events is not None:
+            self._events.close()
 
     @property
     def groups(self) -> list[RequestGroup]:
@@ -323,6 +331,8 @@ class Engine:
                 else:
                     self._rollback(batch, outcome.error)
             self._tier.end_step()
+            if self._events is not None:
+                self._events.keep_up(self.cache)
         if self._tier.is_blocked or not self.has_work:
             self._counters.pause()
         if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
@@ -529,6 +539,8 @@ class Engine:
         unfinished.sort(key=lambda request: request.arrival_order)
         self._tier.detach()
         self.cache = self.cache.rebuilt()
+        if self._events is not None:
+            self._events.attach(self.cache)
         stats, self.scheduler = self.scheduler.stats, self._make_scheduler()
         self.scheduler.stats = stats
         for request in unfinished:
@@ -553,6 +565,7 @@ class Engine:
             counts,
             self._tier.counts,
             self._tier.tiers,
+            None if self._events is None else self._events.counts,
         )
 
     def check(self) -> None:

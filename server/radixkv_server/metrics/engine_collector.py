@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 import radixkv
 from radixkv.cache.insight.ages import AGE_BOUNDS
 from radixkv.client import EngineClient
+from radixkv.events.counts import EventCounts
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
 
@@ -66,6 +67,7 @@ class EngineCollector(Collector):
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
         yield from self._speculation(stats.speculation)
         yield from _tiers(stats.tiers)
+        yield from _events(stats.events)
         ages = HistogramMetricFamily(
             "radixkv_evicted_block_age_seconds", "From a block's latest use to its eviction."
         )
@@ -91,6 +93,21 @@ class EngineCollector(Collector):
         for place, count in enumerate(counts.accepted_per_pos):
             places.add_metric([str(place)], count)
         yield places
+
+
+def _events(counts: EventCounts | None) -> Iterator[Metric]:
+    """What was published of block events; nothing where they are not."""
+    if counts is None:
+        return
+    for name, text, value in (
+        ("batches", "Batches published, heartbeats included.", counts.batches),
+        ("blocks", "Blocks stored and removed that were published.", counts.blocks),
+        ("dropped_blocks", "Blocks not published one by one, since too many waited.", counts.dropped_blocks),
+        ("replays", "Replays that followers asked for.", counts.replays),
+    ):
+        yield CounterMetricFamily(f"radixkv_kv_events_{name}", text, value=value)
+    waiting = "Blocks stored or removed that wait to be published."
+    yield GaugeMetricFamily("radixkv_kv_events_waiting_blocks", waiting, value=counts.waiting_blocks)
 
 
 def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:

@@ -1,0 +1,1 @@
+"""Block events on the wire: which whole blocks a replica holds, published and followed over ZeroMQ."""

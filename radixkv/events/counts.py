@@ -1,0 +1,24 @@
+"""EventCounts: what was published of block events; it needs nothing that publishing needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EventCounts:
+    """What was published so far.
+
+    Attributes:
+        batches: heartbeats included.
+        blocks: stored and removed.
+        dropped_blocks: that were not published one by one, because too many waited.
+        waiting_blocks: to be published.
+        replays: answered.
+    """
+
+    batches: int = 0
+    blocks: int = 0
+    dropped_blocks: int = 0
+    waiting_blocks: int = 0
+    replays: int = 0
