@@ -69,6 +69,7 @@ ENGINE = {
     "radixkv.sampling.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics
+    "radixkv.events.counts",
     "radixkv.structured",
     "radixkv.text.ebnf",  # a second notation of grammars
     "radixkv.text.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
