@@ -27,6 +27,7 @@ from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import EngineThread, RestartPolicy
 from radixkv.engine.streams import Event, Stream, Streams
+from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
 from radixkv.text.text_size import text_size
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from radixkv.tiers.tier import Tier
 
 T = TypeVar("T")
-
-# Seconds for which tiers are asked what they have of a prompt that is explained, and between two tries.
-ASK_TIERS_S = 0.2
-ASK_AGAIN_S = 0.005
 
 # A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
 # token ids).

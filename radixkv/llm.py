@@ -7,6 +7,7 @@ inbox, and whoever makes a step sorts what it gave into all of them.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,12 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
+from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams, search_beams
 from radixkv.scheduling.sequence_state import NamespaceName
 
 if TYPE_CHECKING:
+    from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.keys import TokenIds
     from radixkv.tiers.tier import Tier
 
@@ -285,6 +288,17 @@ class LLM:
                 "give one, or one for each"
             )
         return list(params)
+
+    def explain(self, token_ids: TokenIds, namespace: NamespaceName = "") -> MissReport:
+        """How much of a prompt is cached, why the rest is not, and what of it a tier has; changes nothing."""
+        report = self.engine.cache.explain(token_ids, namespace)
+        end = time.monotonic() + ASK_TIERS_S
+        while time.monotonic() < end:
+            told = self.engine.explain_by_tiers(report, token_ids, namespace)
+            if told is not None:
+                return told
+            time.sleep(ASK_AGAIN_S)
+        return report
 
     # ------------------------------------------------------------------ steps
 

@@ -114,6 +114,7 @@ ROWS: dict[str, list[Panel]] = {
             [
                 (rate("tier_loaded_blocks_total", "tier"), "{{tier}} loaded /s"),
                 (rate("tier_saved_blocks_total", "tier"), "{{tier}} saved /s"),
+                (rate("tier_dropped_blocks_total", "tier"), "{{tier}} dropped /s"),
             ],
         ),
         Panel(

@@ -16,7 +16,7 @@ calibrate, and what a token stores does not depend on the tokens beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -151,7 +151,9 @@ class PagedKV:
             out.append(rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous())
         return out[0], out[1]
 
-    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+    def save_blocks(
+        self, blocks: Sequence[int], *, is_stopped: Callable[[], bool] = lambda: False
+    ) -> np.ndarray:
         """What is stored in some blocks, in a form that depends neither on their ids nor on the device.
 
         Of each block, one storage tensor after the other (key, value, then their scales), the bytes of its
@@ -160,8 +162,11 @@ class PagedKV:
         On a CPU it may be called on any thread, as long as nobody writes these blocks meanwhile; it makes no
         use of torch's threads.
 
+        Args:
+            is_stopped: on a CPU, asked before each block: whether to leave off.
+
         Returns:
-            uint8 [len(blocks), spec.bytes_per_block], a copy.
+            uint8 [len(blocks), spec.bytes_per_block], a copy; fewer rows where it left off.
         """
         if self.spec.device.type != "cpu":
             index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
@@ -169,9 +174,11 @@ class PagedKV:
             saved: np.ndarray = torch.cat(parts, 1).cpu().numpy()
             return saved
         saved = np.empty((len(blocks), self.spec.bytes_per_block), np.uint8)
-        for part, columns in self._byte_parts():
-            memory = part.numpy()
-            for row, block in zip(saved, blocks, strict=True):
+        memories = [(part.numpy(), columns) for part, columns in self._byte_parts()]
+        for count, (row, block) in enumerate(zip(saved, blocks, strict=True)):
+            if is_stopped():
+                return saved[:count]
+            for memory, columns in memories:
                 source = memory[:, :, block]
                 np.copyto(row[columns].reshape(source.shape), source)
         return saved

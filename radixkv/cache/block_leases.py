@@ -60,18 +60,19 @@ class BlockLeases:
         return self._leasing.hold_blocks(match.data, run.end, match.namespace, owner, walk)
 
     def hold(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Lease | None:
-        """A lease on all blocks of a text up to the end of a run; None: they are no longer cached.
+        """A lease on all blocks of a text up to the last one of a run that is still cached; None: none is.
 
         O(tokens + path).
         """
         data = encode_tokens(token_ids)
         owner = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, owner).walk
-        if walk is None or walk.depth < run.end:
+        end = 0 if walk is None else min(run.end, walk.depth - walk.depth % run.block_size)
+        if walk is None or end <= run.start:
             return None
-        node = self._tree.split_after(walk.node, run.end)
-        walk = walk._replace(node=node, depth=run.end)
-        return self._leasing.hold_blocks(data, run.end, namespace, owner, walk)
+        node = self._tree.split_after(walk.node, end)
+        walk = walk._replace(node=node, depth=end)
+        return self._leasing.hold_blocks(data, end, namespace, owner, walk)
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceKey]]:
         """What is cached, as whole texts and whose they are: the latest used first, at most so many.

@@ -9,7 +9,7 @@ from radixkv.events.counts import EventCounts
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
-from radixkv.tiers.transfers import TransferCounts
+from radixkv.tiers.transfer_log import TransferCounts
 
 
 @dataclass(slots=True)

@@ -7,16 +7,14 @@ is another. `tests/engine/test_runner_interface.py` holds both to what is said h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
     from radixkv.cache.pending_copies import Copy
     from radixkv.scheduling.batch import Batch
+    from radixkv.tiers.block_copy import BlockCopy
     from radixkv_kernels import Bytes
 
 
@@ -65,16 +63,16 @@ class Runner(Protocol):
         """
         ...
 
-    def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]:
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
         """Copy the contents of blocks out, after the steps that were run before.
 
-        Called between steps. Until the future is done, nobody may write these blocks; others may be. Of a
-        save that was given up the blocks may be written, and the result is worth nothing.
+        Called between steps. Until the copy is done, nobody may write these blocks; others may be.
 
         Returns:
-            The future of a uint8 array [len(blocks), bytes_per_block]: of each block, K/V (and scales) of all
-            layers and heads, in an order that does not depend on the block's id: `load` puts it back bit by
-            bit, into any block of a runner of the same model and settings.
+            The future of a uint8 array [len(blocks), bytes_per_block], or fewer rows where it was stopped: of
+            each block, K/V (and scales) of all layers and heads, in an order that does not depend on the
+            block's id: `load` puts it back bit by bit, into any block of a runner of the same model and
+            settings.
         """
         ...
 

@@ -19,11 +19,15 @@ from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier, TierCounts
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
-from radixkv.tiers.transfers import TransferCounts, Transfers
+from radixkv.tiers.transfer_log import TransferCounts
+from radixkv.tiers.transfers import Transfers
 
 #: Seconds for which the end of an engine may be held up by saving what is cached, and how many texts of it.
 SAVE_AT_END_S = 10.0
 MAX_SAVED_AT_END = 1000
+#: Seconds for which tiers are asked what they have of a prompt that is explained, and between two tries.
+ASK_TIERS_S = 0.2
+ASK_AGAIN_S = 0.005
 # A step of fewer tokens for each of its requests says little of what a prompt costs.
 MIN_TOKENS_PER_ROW = 8
 
@@ -87,19 +91,19 @@ class TierUse:
         if self._waits is None or self._transfers is None:
             return
         self._waits.model_s += seconds
-        self._transfers.patience.earn(seconds)
+        self._transfers.saves.patience.earn(seconds)
         if batch.num_tokens >= MIN_TOKENS_PER_ROW * len(batch.entries):
             self._speeds.compute.measured(batch.num_tokens, seconds)
 
     def end_step(self) -> None:
         """Begin to copy out what the tier wants of the texts that were offered."""
         if self._transfers is not None:
-            self._transfers.start_saves()
+            self._transfers.saves.start()
 
     def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
         """A request has ended; the tier may want what is cached of its tokens."""
         if self._transfers is not None:
-            self._transfers.offer(token_ids, namespace)
+            self._transfers.saves.offer(token_ids, namespace)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
         """See `TierWaits.explain`."""
@@ -134,12 +138,12 @@ class TierUse:
         """Call `wake`, on any thread, when a transfer has ended."""
         self._wake = wake
         if self._transfers is not None:
-            self._transfers.on_arrival = wake
+            self._transfers.ends.wake = wake
 
     def wait(self, timeout: float | None) -> None:
         """Sleep until a transfer ends, at most so many seconds; returns at once where there is no tier."""
         if self._transfers is not None:
-            self._transfers.wait(timeout)
+            self._transfers.ends.wait(timeout)
 
     def detach(self) -> None:
         """Give up what is under way: the cache is not used any more."""
@@ -164,15 +168,16 @@ class TierUse:
 
     def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
         """What was used last comes first: time may run out."""
-        transfers.saves_all = True
+        saves = transfers.saves
+        saves.saves_all = True
         end = self._clock() + SAVE_AT_END_S
-        for token_ids, namespace in transfers.cached_texts(MAX_SAVED_AT_END):
-            transfers.offer(token_ids, namespace)
-            transfers.start_saves()
-            while transfers.num_saves and (left := end - self._clock()) > 0:
-                transfers.wait(left)
+        for token_ids, namespace in saves.cached_texts(MAX_SAVED_AT_END):
+            saves.offer(token_ids, namespace)
+            saves.start()
+            while len(saves) and (left := end - self._clock()) > 0:
+                transfers.ends.wait(left)
                 transfers.collect()
-                transfers.start_saves()
+                saves.start()
             if (left := end - self._clock()) <= 0:
                 return
             tier.flush(left)  # there is room for the next one
@@ -180,7 +185,7 @@ class TierUse:
     @property
     def counts(self) -> TransferCounts | None:
         """What was loaded and saved so far; None: there is no tier."""
-        return None if self._transfers is None else replace(self._transfers.counts)
+        return None if self._transfers is None else replace(self._transfers.log.counts)
 
     @property
     def tiers(self) -> tuple[TierCounts, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from radixkv.cache.pending_copies import Copy
@@ -20,6 +20,7 @@ from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.warm_up import first_steps
 from radixkv.scheduling.batch import Batch
 from radixkv.thread_priority import yield_to_steps
+from radixkv.tiers.block_copy import BlockCopy
 from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
 
 if TYPE_CHECKING:
@@ -152,17 +153,19 @@ class ModelRunner:
         """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""
         self.backend.copy_blocks(self.kv, copies)
 
-    def save(self, blocks: Sequence[int]) -> Future[npt.NDArray[np.uint8]]:
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
         """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
+        copy = BlockCopy()
+        read = partial(self.kv.save_blocks, blocks, is_stopped=lambda: copy.is_stopped)
         if self.device.type == "cpu":
             if self._saver is None:
                 self._saver = ThreadPoolExecutor(
                     1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,)
                 )
-            return self._saver.submit(self.kv.save_blocks, blocks)
-        done: Future[npt.NDArray[np.uint8]] = Future()
-        done.set_result(self.kv.save_blocks(blocks))
-        return done
+            self._saver.submit(copy.run, read)
+        else:
+            copy.run(read)
+        return copy
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """See `radixkv.engine.runner.Runner`."""

@@ -324,7 +324,7 @@ class AdmissionControl:
                 cache_key_hint=request.cache_key_hint,
             )
         except OutOfBlocks as error:
-            if self._give_up_save(request, error):
+            if self._stop_copy(request, error):
                 return self.admit(plan, request, others=others)
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
@@ -364,11 +364,11 @@ class AdmissionControl:
             return True
         return self._cache.shares_quota(namespace, request.namespace)
 
-    def _give_up_save(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Give up a copy for the blocks that it holds; False: it is soon over, or there is none."""
+    def _stop_copy(self, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Stop a copy for the blocks that it holds; False: it is soon over, or there is none."""
         if self._tier_waits is None:
             return False
-        return self._tier_waits.give_up_save(lambda other: self.may_serve(other, request, error))
+        return self._tier_waits.stop_copy(lambda other: self.may_serve(other, request, error))
 
     def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
         """Make a row an entry of its own in this step: its lease knows its tokens."""

@@ -338,7 +338,7 @@ class Scheduler:
         return [other for other in self._running if may_serve(other.namespace, request, error)]
 
     def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Give up a copy, or a load, for which nobody runs yet, for its blocks; False: there is none."""
+        """Stop a copy, or give up a load, for which nobody runs yet, for its blocks; False: there is none."""
         if self._tier_waits is None:
             return False
 
@@ -346,7 +346,7 @@ class Scheduler:
             return self._admission.may_serve(other, request, error)
 
         waits = self._tier_waits
-        return waits.give_up_save(is_rival, at_once=True) or waits.give_up_load(is_rival)
+        return waits.stop_copy(is_rival, at_once=True) or waits.give_up_load(is_rival)
 
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, decodes = list(plan.entries.values()), self._running.decode_batch()

@@ -69,22 +69,22 @@ class TierWaits:
         Args:
             is_rival: whether blocks of a namespace would help.
         """
-        return self._transfers.give_up_load(is_rival)
+        return self._transfers.loads.give_up_latest(is_rival)
 
-    def give_up_save(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
-        """A request needs blocks: give up a copy that would keep it waiting for long; False: there is none.
+    def stop_copy(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
+        """A request needs blocks: stop a copy that would keep it waiting for long; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.
             at_once: the request runs, and does not wait at all.
         """
-        return self._transfers.give_up_save(is_rival, at_once=at_once)
+        return self._transfers.saves.make_room(is_rival, at_once=at_once)
 
     def holds_up(self, request: SequenceState, match: Match) -> bool:
         """Whether a request that could be admitted is to wait. O(tokens after the match) where it asks."""
         if request.needs_prompt_logits:
             return False
-        wait, transfers = request.tier_wait, self._transfers
+        wait, loads = request.tier_wait, self._transfers.loads
         now, matched = self._clock(), match.num_tokens
         if wait is None:
             wait = request.tier_wait = TierWait(now + self._deadline_s)
@@ -94,16 +94,18 @@ class TierWaits:
             wait.end(matched, now)
         elif wait.ask_at is not None:
             wait.deadline += self.model_s - wait.model_s  # the engine came late, not the tier
+            wait.answered(now)
         wait.model_s = self.model_s
-        if now >= wait.deadline or (wait.is_over and not transfers.num_loads):
+        if now >= wait.deadline or (wait.is_over and not len(loads)):
+            wait.ask_at = None
             return False
         is_early = wait.ask_at is not None and now < wait.ask_at
-        if is_early and not transfers.num_loads:
+        if is_early and not len(loads):
             return self._asks_later(wait)
         run = self._cache.block_leases.missing(match)
         if not len(run):
             return False
-        found = transfers.load_of(run)
+        found = loads.load_of(run)
         if found is not None:
             load, end = found
             load.deadline = min(load.deadline, wait.deadline)
@@ -112,14 +114,15 @@ class TierWaits:
         elif is_early:
             return self._asks_later(wait)
         else:
-            answer = transfers.lookup(run, wait.deadline - now)
+            answer = loads.lookup(run, wait.deadline - now)
             if answer.state is TierState.RETRY:
-                wait.ask_at = min(now + RETRY_S, wait.deadline)
+                assert answer.tier is not None
+                wait.ask_again(answer.tier.name, min(now + RETRY_S, wait.deadline), now)
                 return self._asks_later(wait)
-            started = None
+            started = wait.ask_at = None
             if answer.tier is not None and answer.num_blocks:
                 part = run.part(0, answer.num_blocks)
-                started = transfers.start_load(answer.tier, part, match, wait.deadline)
+                started = loads.start(answer.tier, part, match, wait.deadline)
             if started is None:
                 wait.not_loaded = _not_loaded(answer, run) or wait.not_loaded
                 wait.is_over = True
@@ -147,7 +150,7 @@ class TierWaits:
         run = self._cache.block_leases.missing(self._cache.match(token_ids, namespace))
         if not len(run):
             return report
-        found = self._transfers.lookup(run, self._deadline_s, counts=False)
+        found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
         return None if found.state is TierState.RETRY else _told(report, _not_loaded(found, run))
 
     def _asks_later(self, wait: TierWait) -> bool:

@@ -95,20 +95,33 @@ class TierWait:
     Attributes:
         deadline: until when it may wait for what comes next; a reading of the clock.
         ask_at: when a tier that did not know is asked again; None: none is.
+        asked: the name of that tier.
         model_s: of the engine, when it was looked at last.
         load: what it has waited for last.
         matched: tokens that were cached when it began to wait for that.
-        since: when that was.
+        since: when that was, or up to when waits for an answer were counted.
         is_over: the tiers are not asked again.
         hits: what each tier that it waited for has brought it so far.
         not_loaded: what was last left where it is; None: nothing, as far as is known.
     """
 
-    __slots__ = ("ask_at", "deadline", "hits", "is_over", "load", "matched", "model_s", "not_loaded", "since")
+    __slots__ = (
+        "ask_at",
+        "asked",
+        "deadline",
+        "hits",
+        "is_over",
+        "load",
+        "matched",
+        "model_s",
+        "not_loaded",
+        "since",
+    )
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.ask_at: float | None = None
+        self.asked = ""
         self.model_s = 0.0
         self.load: TierLoad | None = None
         self.matched = 0
@@ -116,6 +129,15 @@ class TierWait:
         self.is_over = False
         self.hits: dict[str, TierHit] = {}
         self.not_loaded: NotLoaded | None = None
+
+    def ask_again(self, tier: str, when: float, now: float) -> None:
+        """Wait for what a tier does not know yet."""
+        self.asked, self.ask_at, self.since = tier, when, now
+
+    def answered(self, now: float) -> None:
+        """The tier that did not know is asked again, or not any more: it has cost the time since."""
+        self._add(self.asked, 0, now - self.since)
+        self.since = now
 
     def begin(self, load: TierLoad, matched: int, now: float) -> None:
         """Wait for a load."""
@@ -126,14 +148,16 @@ class TierWait:
         load = self.load
         assert load is not None
         name = load.tier.name
-        before = self.hits.get(name, TierHit(name, 0, 0.0))
         end = min(matched, load.run.start + load.num_written * load.run.block_size)
-        gained = max(0, end - self.matched)
-        self.hits[name] = TierHit(name, before.num_tokens + gained, before.seconds + now - self.since)
+        self._add(name, max(0, end - self.matched), now - self.since)
         self.is_over |= load.has_failed
         if load.refused is not None:
             self.not_loaded = NotLoaded(name, load.run.end, load.refused)
         self.load = None
+
+    def _add(self, tier: str, num_tokens: int, seconds: float) -> None:
+        before = self.hits.get(tier, TierHit(tier, 0, 0.0))
+        self.hits[tier] = TierHit(tier, before.num_tokens + num_tokens, before.seconds + seconds)
 
 
 def rows_of(run: BlockRun, pieces: Sequence[TierBlocks]) -> list[Bytes]:

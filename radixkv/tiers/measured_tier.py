@@ -47,7 +47,8 @@ class TierCounts:
         hits, misses: lookups of blocks after a request's match that found some, or none; a long prefix comes
             in several pieces, with one each.
         loads, loaded_blocks, loaded_bytes, load_seconds: what came, and the seconds from asking to arrival.
-        saved_blocks, saved_bytes: given to it.
+        offered_blocks: worth saving, and not in it: `saved_blocks` (and `saved_bytes`) of them were given to
+            it, `dropped_blocks` were not, for the memory was needed, or it had no time; others are to come.
         errors: what it was asked for -> how often it failed: `look up`, `load`, `save`.
         refused: why blocks that it has were computed -> how often.
         is_up: False: it rests, or says itself that it can't be reached.
@@ -61,8 +62,10 @@ class TierCounts:
     loaded_blocks: int = 0
     loaded_bytes: int = 0
     load_seconds: float = 0.0
+    offered_blocks: int = 0
     saved_blocks: int = 0
     saved_bytes: int = 0
+    dropped_blocks: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     is_up: bool = True
@@ -76,7 +79,7 @@ class Found(NamedTuple):
     Attributes:
         state: what the tier says; MISS, too, where loading does not pay.
         num_blocks: leading ones to load.
-        tier: which has them.
+        tier: which has them, or does not know yet.
         refused: why those that it has are not loaded.
         num_kept: leading ones that it has.
     """
@@ -132,8 +135,11 @@ class MeasuredTier:
 
     def snapshot(self) -> TierCounts:
         """The counts as they are now."""
+        unasked = int(getattr(self.tier, "dropped_blocks", 0))
         return replace(
             self.counts,
+            offered_blocks=self.counts.offered_blocks + unasked,
+            dropped_blocks=self.counts.dropped_blocks + unasked,
             errors=dict(Counter(self.counts.errors) + Counter(getattr(self.tier, "failures", {}))),
             refused=dict(self.counts.refused),
             is_up=self._clock() >= self._rests_until and bool(getattr(self.tier, "is_up", True)),
@@ -178,7 +184,7 @@ class MeasuredTier:
         if not isinstance(state, TierState):
             raise TypeError(f"lookup() of tier {self.name} gave {state!r:.80}, not a TierState")
         if state is TierState.RETRY:
-            return Found(state)
+            return Found(state, tier=self)
         if state is TierState.MISS or count <= 0:
             return Found(TierState.MISS)
         count = min(count, len(run))
@@ -278,7 +284,9 @@ class MeasuredTier:
         selection: Selection | None = getattr(self.tier, "selection", None)
         if selection is not None and not everything:
             run = run.part(0, len(selection.used(run)))
-        return self.tier.wants(run) if len(run) else range(0)
+        wanted = self.tier.wants(run) if len(run) else range(0)
+        self.counts.offered_blocks += len(wanted)
+        return wanted
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Give it blocks.
@@ -289,6 +297,10 @@ class MeasuredTier:
         self.tier.save(run, data)
         self.counts.saved_blocks += len(run)
         self.counts.saved_bytes += data.nbytes
+
+    def dropped(self, num_blocks: int) -> None:
+        """So many blocks that it wanted are not given to it."""
+        self.counts.dropped_blocks += num_blocks
 
     def failed(self, what: str) -> None:
         """It was asked for something, and failed."""

@@ -11,7 +11,6 @@ a failed step, and try again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from radixkv.engine.builder import engine_on_runner
 from radixkv.engine.engine import Engine
 from radixkv.scheduling.batch import Batch, Copy
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.block_copy import BlockCopy
 
 VOCAB = 97
 END = 0
@@ -191,10 +191,10 @@ class PagedHashModel:
         memories = (self.tokens, self.positions, self.hashes.view(np.int64))
         return np.concatenate([memory[slots] for memory in memories], axis=1).view(np.uint8)
 
-    def save(self, blocks: Sequence[int]) -> Future[np.ndarray[Any, Any]]:
-        done: Future[np.ndarray[Any, Any]] = Future()
-        done.set_result(self.contents(blocks))
-        return done
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        copy = BlockCopy()
+        copy.run(lambda: self.contents(blocks))
+        return copy
 
     def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
         rows = [np.frombuffer(row, np.int64) for row in data]

@@ -10,6 +10,7 @@ import numpy as np
 from paged_language_model import PagedHashModel
 
 from radixkv.cache.block_run import BlockRun
+from radixkv.tiers.block_copy import BlockCopy
 from radixkv.tiers.tier import TierBlocks, TierState
 
 
@@ -148,33 +149,50 @@ class WildTier(ScriptedTier):
             self.kept.clear()
 
 
+class ScriptedCopy(BlockCopy):
+    """A copy that is made by the test, or ends when it is stopped."""
+
+    def __init__(self, model: SlowCopies, blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.blocks = list(blocks)
+
+    def finish(self, num_blocks: int | None = None) -> None:
+        """Make it, or its first blocks, unless it has ended."""
+        if not self.done():
+            self.run(lambda: self.model.contents(self.blocks[:num_blocks]))
+
+    def stop(self) -> None:
+        self.finish(self.model.num_copied_at_stop)
+        super().stop()
+
+
 class SlowCopies(PagedHashModel):
     """A model whose blocks are copied out when the test says so: they are read then, not before.
 
     Attributes:
-        copies: those that have not been made.
+        copies: those that the test has not made.
         copies_at_once: they are made when they are asked for.
+        num_copied_at_stop: leading blocks that have been copied when a copy is stopped.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.copies: list[tuple[list[int], Future[Any]]] = []
+        self.copies: list[ScriptedCopy] = []
         self.copies_at_once = False
+        self.num_copied_at_stop = 0
 
-    def save(self, blocks: Sequence[int]) -> Future[Any]:
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
         if self.copies_at_once:
             return super().save(blocks)
-        future: Future[Any] = Future()
-        self.copies.append((list(blocks), future))
-        return future
+        self.copies.append(ScriptedCopy(self, blocks))
+        return self.copies[-1]
 
     def finish_copy(self, which: int = 0, error: BaseException | None = None) -> list[int]:
         """Make one; returns its blocks."""
-        blocks, future = self.copies.pop(which)
-        if not future.set_running_or_notify_cancel():
-            return blocks
+        copy = self.copies.pop(which)
         if error is None:
-            future.set_result(self.contents(blocks))
-        else:
-            future.set_exception(error)
-        return blocks
+            copy.finish()
+        elif not copy.done():
+            copy.set_exception(error)
+        return copy.blocks

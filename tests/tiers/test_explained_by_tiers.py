@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from paged_language_model import make_engine, run_all
 from scripted_tier import ScriptedTier
 from tier_engines import GREEDY, PROMPT, Clock, filled, steps
 
-from radixkv.async_engine import ASK_TIERS_S, AsyncEngine
+from radixkv.async_engine import AsyncEngine
 from radixkv.cache.block_run import BlockRun
+from radixkv.engine.tier_use import ASK_TIERS_S
+from radixkv.llm import LLM
 from radixkv.tiers.tier import TierState
+from radixkv.tools.chat.partners import LocalPartner
 
 OTHERS = [[30 + 3 * number + i % 11 for i in range(100)] for number in range(4)]
 
@@ -74,6 +78,21 @@ def test_a_tier_that_does_not_know_yet_is_asked_again():
     tier.answer = lambda run, count: states.pop() if states else TierState.HIT
     report, _ = explained(tier)
     assert (report.tier, report.num_tier_tokens) == ("tier", 40)
+
+
+def test_an_llm_asks_the_tiers_too_and_so_does_a_chat_in_this_process():
+    tier = filled(PROMPT)
+    states = [TierState.RETRY, TierState.HIT]
+    tier.answer = lambda run, count: states.pop(0) if states else TierState.HIT
+    llm = LLM.from_engine(make_engine(tier=tier)[0])
+    report = llm.explain(PROMPT)
+    assert (report.tier, report.num_tier_tokens, states) == ("tier", 40, [])
+    assert not tier.loads
+    llm.engine.tokenizer = SimpleNamespace(apply_chat_template=lambda messages: PROMPT)
+    partner = LocalPartner(llm, max_tokens=4, temperature=0.0)
+    assert "The tier tier has 40 of them." in partner.explain([{"role": "user", "content": "x"}])
+    tier.answer = lambda run, count: TierState.RETRY
+    assert llm.explain(PROMPT).tier is None
 
 
 def test_a_tier_that_never_knows_is_not_waited_for_for_long():

@@ -186,9 +186,27 @@ def test_a_tier_that_does_not_know_is_asked_again():
         assert engine.cache.stats.held_blocks == 0
         clock.now += idle_s
     steps(engine)
+    clock.now += 0.01
     tier.finish()
     (output,) = run_all(engine).values()
     assert_right(output, num_cached_tokens=40)
+    (hit,) = output.tier_hits
+    assert (hit.num_tokens, hit.seconds) == (40, pytest.approx(0.02))  # 5 ms twice, and the load
+
+
+def test_a_wait_for_an_answer_that_is_no_is_told_as_well():
+    tier = filled(PROMPT)
+    answers = iter([TierState.RETRY, TierState.RETRY])
+    tier.answer = lambda run, count: next(answers, TierState.MISS)
+    engine, _, clock = engine_with(tier)
+    engine.add_request(PROMPT, GREEDY)
+    for _ in range(2):
+        steps(engine, 1)
+        clock.now += engine.idle_s
+    (output,) = run_all(engine).values()
+    assert_right(output, num_cached_tokens=0)
+    (hit,) = output.tier_hits
+    assert (hit.num_tokens, hit.seconds) == (0, pytest.approx(0.01))
 
 
 def test_a_tier_that_never_knows_is_asked_until_the_deadline():
@@ -205,6 +223,7 @@ def test_a_tier_that_never_knows_is_asked_until_the_deadline():
     assert clock.now - started == pytest.approx(0.1)
     (output,) = run_all(engine).values()
     assert_right(output, num_cached_tokens=0)
+    assert output.tier_hits[0].seconds == pytest.approx(0.1)
 
 
 def test_who_joins_a_load_brings_its_own_deadline():

@@ -24,7 +24,7 @@ def saving(num_blocks: int = 10, **options: Any) -> tuple[Engine, SlowCopies, Sc
     engine.add_request(PROMPT, GREEDY)
     run_all(engine)
     assert len(model.copies) == 1
-    assert len(model.copies[0][0]) == 5 + (len(PROMPT) + 3) // 8 - 5
+    assert len(model.copies[0].blocks) == 5 + (len(PROMPT) + 3) // 8 - 5
     return engine, model, tier
 
 
@@ -40,7 +40,7 @@ def saved_prompt_is_right(tier: ScriptedTier) -> None:
 
 def test_blocks_are_held_until_they_have_been_copied_and_evictable_afterwards():
     engine, model, tier = saving()
-    copied = set(model.copies[0][0])
+    copied = set(model.copies[0].blocks)
     assert engine.cache.stats.held_blocks == len(copied)
     engine.cache.evict(100)
     engine.check()
@@ -95,7 +95,7 @@ def test_a_request_without_room_waits_for_a_copy_that_is_soon_over():
     (output,) = run_all(engine).values()
     assert_right(output)
     assert output.times.first_token == pytest.approx(0.604)
-    assert engine.stats().transfers.dropped_saves == 0
+    assert engine.stats().transfers.stopped_saves == 0
     saved_prompt_is_right(tier)
 
 
@@ -111,11 +111,55 @@ def test_a_copy_that_takes_its_time_is_given_up_for_who_needs_its_blocks(is_abor
     if not is_aborted:
         assert_right(outputs[request_id])
         assert outputs[request_id].times.first_token == pytest.approx(0.6048)
-    assert engine.stats().transfers.dropped_saves == 1
+    assert engine.stats().transfers.stopped_saves == 1
     model.finish_copy()  # of blocks that are others' now
     steps(engine, 2)
     assert not [run for run, _, _ in tier.kept.values() if run.tokens[:4] == PROMPT[0].to_bytes(4, "little")]
     assert not model.violations
+
+
+def test_what_was_copied_before_it_was_stopped_is_saved_and_nobody_reads_on():
+    engine, model, tier, clock = timed(8)
+    model.num_copied_at_stop = 3
+    engine.add_request(NEEDS_ALL, GREEDY)
+    assert not steps(engine, 1)
+    clock.now += engine.idle_s
+    assert not steps(engine, 1)
+    assert model.copies[0].done()  # before its blocks are anybody's
+    run_all(engine)
+    assert len(tier.kept) == 3
+    (counts,) = engine.stats().tiers
+    assert (counts.offered_blocks, counts.saved_blocks) >= (6, 3)
+    assert counts.dropped_blocks >= 3
+    tier.at_once = True
+    tier.is_open = False
+    other, other_model, _ = engine_with(tier)
+    other.add_request(PROMPT, GREEDY)
+    (output,) = run_all(other).values()
+    assert_right(output, num_cached_tokens=24)
+    assert not model.violations
+    assert not other_model.violations
+
+
+def test_what_is_still_cached_after_a_copy_was_stopped_is_copied_later():
+    engine, model, tier = saving(num_blocks=9)
+    model.num_copied_at_stop = 2
+    long = engine.add_request([60] * 10, SamplingParams(temperature=0.0, max_tokens=17, ignore_eos=True))
+    run_all(engine)  # it takes one of the six
+    assert long
+    assert len(tier.kept) == 2
+    model.num_copied_at_stop = 0
+    while model.copies:
+        model.finish_copy()
+        steps(engine, 2)
+    (counts,) = engine.stats().tiers
+    assert (
+        len([run for run, _, _ in tier.kept.values() if run.tokens[:4] == PROMPT[0].to_bytes(4, "little")])
+        >= 4
+    )
+    assert counts.offered_blocks == counts.saved_blocks + counts.dropped_blocks
+    saved_prompt_is_right(tier)
+    assert_idle(engine)
 
 
 def test_copies_make_requests_wait_for_a_hundredth_of_the_time_that_steps_take():
@@ -131,12 +175,12 @@ def test_copies_make_requests_wait_for_a_hundredth_of_the_time_that_steps_take()
                 waited += engine.idle_s
                 clock.now += engine.idle_s
     assert 0 < waited <= 0.011 * (clock.now - started)
-    assert engine.stats().transfers.dropped_saves >= 39
+    assert engine.stats().transfers.stopped_saves >= 39
     assert len(model.copies) > 39
 
 
 def test_the_next_copy_does_not_take_what_the_last_one_let_go(monkeypatch):
-    monkeypatch.setattr("radixkv.tiers.transfers.MAX_COPIED_BLOCKS", 2)  # a text is several copies
+    monkeypatch.setattr("radixkv.tiers.saves.MAX_COPIED_BLOCKS", 2)  # a text is several copies
     engine, model, _, clock = timed(8)
     engine.add_request(NEEDS_ALL, GREEDY)
     assert not steps(engine, 3)
@@ -156,7 +200,7 @@ def test_a_request_at_its_tenants_ceiling_gets_the_blocks_of_a_copy():
     engine.add_request([70 - i for i in range(50)], GREEDY, namespace="ada")
     (output,) = run_all(engine).values()
     assert_right(output)
-    assert engine.stats().transfers.dropped_saves == 1
+    assert engine.stats().transfers.stopped_saves == 1
 
 
 def test_a_load_gets_the_blocks_of_a_copy():
@@ -171,7 +215,7 @@ def test_a_load_gets_the_blocks_of_a_copy():
     engine.add_request(LONG, GREEDY)
     (output,) = run_all(engine).values()
     assert_right(output, num_cached_tokens=48)
-    assert engine.stats().transfers.dropped_saves == 1
+    assert engine.stats().transfers.stopped_saves >= 1
 
 
 def test_a_running_request_gets_the_blocks_of_a_copy():
@@ -181,7 +225,7 @@ def test_a_running_request_gets_the_blocks_of_a_copy():
     assert_right(output)
     assert len(output.outputs[0].token_ids) == 50
     assert engine.stats().num_preemptions == 0
-    assert engine.stats().transfers.dropped_saves == 1
+    assert engine.stats().transfers.stopped_saves >= 1
     assert not model.violations
 
 

@@ -70,6 +70,7 @@ class DiskTier:
 
     Attributes:
         failures: what it was asked for -> how often the disk failed to do it.
+        dropped_blocks: those that it lacked, when the queue had no room.
 
     Raises:
         ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
@@ -111,6 +112,7 @@ class DiskTier:
                 self._store.foreign_bytes,
             )
         self._failure: BaseException | None = None
+        self.dropped_blocks = 0
         self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
         self._queued_bytes = 0
@@ -167,15 +169,19 @@ class DiskTier:
 
     def wants(self, run: BlockRun) -> range:
         """See `radixkv.tiers.tier.Tier`: what it lacks, as far as the queue has room."""
-        room = (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes
-        if self._failure is not None or room <= 0:
+        if self._failure is not None:
             return range(0)
         missing = [place for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
-        return range(missing[0], min(missing[-1] + 1, missing[0] + room)) if missing else range(0)
+        if not missing:
+            return range(0)
+        room = max(0, (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes)
+        wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
+        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
+        return wanted
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """See `radixkv.tiers.tier.Tier`; what the queue has no room for is not kept."""
-        if self._failure is not None or self._queued_bytes >= MAX_QUEUED_BYTES:
+        """See `radixkv.tiers.tier.Tier`."""
+        if self._failure is not None:
             return
         missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
         if missing:

@@ -119,6 +119,7 @@ class RedisTier:
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
         self._queued_bytes = 0
+        self.dropped_blocks = 0  # that it lacked, when the queue had no room
         self._queue_changed = threading.Condition()
 
     def __repr__(self) -> str:
@@ -169,8 +170,7 @@ class RedisTier:
 
     def wants(self, run: BlockRun) -> range:
         """See `radixkv.tiers.tier.Tier`: what it lacks or was not used for long, as far as there is room."""
-        room = (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes
-        if self._down_until is not None or room <= 0:
+        if self._down_until is not None:
             return range(0)
         oldest = time.monotonic() - self._ttl_s / 4
         missing = [
@@ -178,11 +178,16 @@ class RedisTier:
             for place, name in enumerate(self._owners.names(run))
             if self._known.get(name.key, oldest) <= oldest
         ]
-        return range(missing[0], min(missing[-1] + 1, missing[0] + room)) if missing else range(0)
+        if not missing:
+            return range(0)
+        room = max(0, (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes)
+        wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
+        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
+        return wanted
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """See `radixkv.tiers.tier.Tier`; what the queue has no room for is not kept."""
-        if self._down_until is None and self._queued_bytes < MAX_QUEUED_BYTES:
+        """See `radixkv.tiers.tier.Tier`."""
+        if self._down_until is None:
             self._count_queued(data.nbytes)
             self._saves.submit(self._save, run, data)
 

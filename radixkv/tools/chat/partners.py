@@ -74,8 +74,7 @@ class LocalPartner:
     def explain(self, messages: Sequence[Message]) -> str:
         engine = self._llm.engine
         assert engine.tokenizer is not None  # there was a chat
-        ids = engine.tokenizer.apply_chat_template(list(messages))
-        return engine.cache.explain(ids).detail
+        return self._llm.explain(engine.tokenizer.apply_chat_template(list(messages))).detail
 
     def close(self) -> None:
         """Nothing: the model ends with the process."""

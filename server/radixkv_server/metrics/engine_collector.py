@@ -125,7 +125,9 @@ def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:
         ("loaded_blocks", "Blocks loaded."),
         ("loaded_bytes", "Bytes loaded."),
         ("load_seconds", "From asking for blocks to their arrival."),
+        ("offered_blocks", "Blocks that were worth saving, and not in the tier."),
         ("saved_blocks", "Blocks given to the tier."),
+        ("dropped_blocks", "Blocks offered that were not saved: their memory was needed, or time lacked."),
         ("saved_bytes", "Bytes given to the tier."),
     ):
         family = CounterMetricFamily(f"radixkv_tier_{name}", text, labels=["tier"])

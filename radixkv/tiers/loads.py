@@ -1,0 +1,257 @@
+"""Loads: the blocks that are being fetched from tiers for one engine.
+
+    reserve blocks -> ask the tier -> ...... -> arrived: write -> commit -> release
+                      |  private to the lease of the load       | cached, evictable
+
+A load has a lease of its own, so that no end of a request, and no preemption, gives its blocks to anybody
+else. Only the engine's thread writes blocks, when the data is there: a load that is given up before has
+written nothing, and its blocks are free at once; what arrives later is dropped. What was matched of the
+prompt stays protected meanwhile, and what was loaded is matched by whoever waits for it as any other prefix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import NamespaceName
+from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.tiers.block_copy import BlockMemory
+from radixkv.tiers.load import TierLoad, rows_of
+from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
+from radixkv.tiers.saves import Saves
+from radixkv.tiers.tier import BlocksBeforeDamage, TierState
+from radixkv.tiers.transfer_ends import TransferEnds
+from radixkv.tiers.transfer_log import TransferLog, result_of
+
+# Blocks that are written in one step: requests that run wait for them.
+MAX_WRITTEN_BLOCKS = 64
+
+
+class Loads:
+    """Starts, ends and counts them. Used by the engine's thread only.
+
+    Args:
+        tiers: asked in this order.
+        memory: the blocks' contents.
+        saves: what gives blocks up for loads.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[MeasuredTier],
+        cache: PrefixCache,
+        memory: BlockMemory,
+        saves: Saves,
+        speeds: EngineSpeeds,
+        clock: Callable[[], float],
+        ends: TransferEnds,
+        log: TransferLog,
+    ) -> None:
+        self._tiers = tiers
+        self._cache = cache
+        self._memory = memory
+        self._saves = saves
+        self._speeds = speeds
+        self._clock = clock
+        self._ends = ends
+        self._log = log
+        self._loads: dict[int, TierLoad] = {}  # under way, by number, the oldest first
+        self._by_identity: dict[bytes, TierLoad] = {}  # of each of their blocks
+        self._to_write: deque[TierLoad] = deque()  # those that have arrived
+
+    def __len__(self) -> int:
+        """Those under way."""
+        return len(self._loads)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether one has arrived that is to be written. O(1)."""
+        return bool(self._to_write)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next one is given up, a reading of the clock; None: not so far. O(loads)."""
+        deadlines = [load.deadline for load in self._loads.values() if load.rows is None]
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------------ asking
+
+    def lookup(self, run: BlockRun, wait_s: float, *, counts: bool = True) -> Found:
+        """What the first tier has that brings blocks of a run sooner than they are computed.
+
+        RETRY where one does not know yet; else, with MISS, why blocks that are there are not loaded.
+
+        Args:
+            wait_s: how long who needs them may wait.
+            counts: False: nobody needs them, somebody wants to know.
+        """
+        answer = Found(TierState.MISS)
+        for tier in self._tiers:
+            try:
+                found = tier.lookup(run, wait_s) if counts else tier.peek(run, wait_s)
+            except Exception as error:
+                self._log.failed("look up", error, tier)
+                continue
+            if found.num_blocks:
+                return found
+            if answer.state is not TierState.RETRY and (found.state is TierState.RETRY or found.refused):
+                answer = found
+        return answer
+
+    def load_of(self, run: BlockRun) -> tuple[TierLoad, int] | None:
+        """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
+        load = self._by_identity.get(run.identities[0]) if self._by_identity else None
+        if load is None:
+            return None
+        end = load.run.shared_end(run)
+        return (load, end) if end > max(run.start, load.run.start) else None
+
+    def start(self, tier: MeasuredTier, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
+        """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
+        try:
+            lease = self._reserve(run, match)
+        except OutOfBlocks:
+            tier.refuse("no_room")
+            return None
+        self._log.counts.loads += 1
+        started, bytes_ahead = self._clock(), tier.coming_bytes
+        try:
+            future = tier.load(run)
+            number = self._ends.expect(future)
+        except Exception as error:
+            lease.release()
+            self._log.counts.failed_loads += 1
+            self._log.failed("load", error, tier)
+            return None
+        load = self._loads[number] = TierLoad(
+            number,
+            run,
+            lease,
+            tier,
+            future,
+            started=started,
+            deadline=deadline,
+            bytes_ahead=bytes_ahead,
+        )
+        self._by_identity.update(dict.fromkeys(run.identities, load))
+        return load
+
+    def _reserve(self, run: BlockRun, match: Match) -> Lease:
+        """A lease for a load, which saves have to make room for."""
+        try:
+            return self._cache.block_leases.reserve(run, match)
+        except OutOfBlocks:
+            if not self._saves.is_copying:
+                raise
+        self._saves.stop_copy()
+        return self._cache.block_leases.reserve(run, match)
+
+    # ------------------------------------------------------------------ giving up
+
+    def give_up_latest(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
+        """Give up the latest load of which nothing has arrived, for its blocks; False: there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+        """
+        for load in reversed(self._loads.values()):
+            if load.rows is None and load.lease is not None and is_rival(load.lease.namespace):
+                self._give_up(load, was_late=False)
+                return True
+        return False
+
+    def give_up_late(self) -> None:
+        """Give up those that have not arrived by their deadline."""
+        now = self._clock()
+        for load in list(self._loads.values()):
+            if load.rows is None and load.deadline <= now:
+                self._log.counts.late_loads += 1
+                self._give_up(load, was_late=True)
+
+    def _give_up(self, load: TierLoad, *, was_late: bool) -> None:
+        load.future.cancel()
+        load.tier.gave_up(len(load.run), self._clock() - load.started if was_late else None)
+        if was_late:
+            load.refused = TOO_SLOW
+        self._end(load)
+
+    # ------------------------------------------------------------------ arriving
+
+    def ended(self, number: int, when: float) -> None:
+        """The tier is done with the load of that number, if it is one that is under way."""
+        load = self._loads.get(number)
+        if load is None:
+            return
+        pieces, error = result_of(load.future)
+        load.rows = []
+        if error is None:
+            try:
+                load.rows = rows_of(load.run, pieces)
+                if any(isinstance(piece, BlocksBeforeDamage) for piece in pieces):
+                    load.refused = DAMAGED
+            except Exception as malformed:
+                error = malformed
+        if error is not None:
+            self._log.failed("load", error, load.tier)
+        seconds = max(0.0, when - load.started)
+        load.tier.arrived(len(load.run), len(load.rows), load.bytes_ahead, seconds)
+        if load.refused is not None:
+            load.tier.refuse(load.refused)
+        self._to_write.append(load)
+
+    def write(self) -> None:
+        """Write what has arrived into its blocks: some in this step, more in the next ones."""
+        room = MAX_WRITTEN_BLOCKS
+        while self._to_write and room:
+            load = self._to_write[0]
+            rows, lease = load.rows, load.lease
+            assert rows is not None
+            assert lease is not None
+            some = rows[load.num_written : load.num_written + room]
+            if some and lease.shares:  # else a reset came between
+                first = load.run.start // load.run.block_size + load.num_written
+                started = self._clock()
+                try:
+                    self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
+                except Exception as error:
+                    self._log.failed("load", error, load.tier)
+                    rows.clear()
+                else:
+                    self._speeds.write.measured(sum(map(len, some)), self._clock() - started)
+                    load.num_written += len(some)
+                    room -= len(some)
+                    if load.num_written < len(rows):
+                        continue
+            self._to_write.popleft()
+            self._end(load)
+
+    def _end(self, load: TierLoad) -> None:
+        """Commit what was written, and let go of the rest."""
+        lease, run = load.lease, load.run
+        assert lease is not None
+        load.lease = load.rows = None
+        del self._loads[load.number]
+        for identity in run.identities:
+            if self._by_identity.get(identity) is load:
+                del self._by_identity[identity]
+        if lease.shares and load.num_written:
+            lease.commit(run.start + load.num_written * run.block_size)
+            self._log.counts.loaded_blocks += load.num_written
+        lease.release()
+        load.has_failed = load.num_written < len(run)
+        self._log.counts.failed_loads += load.has_failed
+
+    def close(self) -> None:
+        """Give up what is under way, without a word to the cache, which is not used any more."""
+        for load in self._loads.values():
+            if load.rows is None:
+                load.future.cancel()
+                load.tier.gave_up(len(load.run), None)
+            load.lease = None
+            load.has_failed = True
+        self._loads, self._by_identity = {}, {}
+        self._to_write.clear()

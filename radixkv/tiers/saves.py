@@ -1,0 +1,251 @@
+"""Saves: the blocks that are being copied out of the pool for tiers of one engine.
+
+    hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tiers
+                         |  can't be evicted               | evictable again
+
+A copy has a lease of its own: nobody gets its blocks, whatever becomes of requests. It is stopped for who
+needs them and would wait too long: they are free when the thread that copies has left the block at hand, what
+was copied is saved, and the rest is copied later, if it is still cached then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
+from radixkv.cache.prefix_cache import Lease, PrefixCache
+from radixkv.tiers.block_copy import BlockCopy, BlockMemory
+from radixkv.tiers.measured_tier import MeasuredTier
+from radixkv.tiers.patience import Patience
+from radixkv.tiers.transfer_ends import TransferEnds
+from radixkv.tiers.transfer_log import TransferLog, result_of
+
+# Blocks that are copied out at a time: so many are not evictable, and so much memory is taken.
+MAX_COPIED_BLOCKS = 64
+# Ended requests whose blocks wait to be looked at; of more, the oldest are not saved.
+MAX_OFFERS = 256
+
+
+class _Piece(NamedTuple):
+    """Blocks that are to be copied out, of the text that they are in.
+
+    Attributes:
+        takers: tiers that want some of them, and which, by their place in `run`.
+    """
+
+    run: BlockRun
+    token_ids: TokenIds
+    namespace: NamespaceName
+    takers: list[tuple[MeasuredTier, range]]
+
+    def part(self, first: int, stop: int) -> _Piece:
+        """Its blocks [first, stop), and who wants some of these."""
+        takers = [
+            (tier, range(max(blocks.start, first) - first, min(blocks.stop, stop) - first))
+            for tier, blocks in self.takers
+            if blocks.start < stop and blocks.stop > first
+        ]
+        return _Piece(self.run.part(first, stop), self.token_ids, self.namespace, takers)
+
+
+class _Save(NamedTuple):
+    """Blocks that are being copied out."""
+
+    number: int
+    piece: _Piece
+    lease: Lease
+    copy: BlockCopy
+    started: float
+
+
+class Saves:
+    """Starts, ends and counts them. Used by the engine's thread only.
+
+    Args:
+        memory: the blocks' contents.
+        clock: seconds.
+
+    Attributes:
+        saves_all: tiers are offered all that is cached of a text, whatever it was used for.
+        patience: of requests that need blocks which are being copied out.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[MeasuredTier],
+        cache: PrefixCache,
+        memory: BlockMemory,
+        clock: Callable[[], float],
+        ends: TransferEnds,
+        log: TransferLog,
+    ) -> None:
+        self.saves_all = False
+        self.patience = Patience()
+        self._tiers = tiers
+        self._cache = cache
+        self._memory = memory
+        self._clock = clock
+        self._ends = ends
+        self._log = log
+        self._offers: deque[tuple[TokenIds, NamespaceName]] = deque(maxlen=MAX_OFFERS)
+        self._pieces: deque[_Piece] = deque()
+        self._save: _Save | None = None  # under way
+
+    def __len__(self) -> int:
+        """Texts and pieces of them that are to be saved, or being copied."""
+        return len(self._offers) + len(self._pieces) + self.is_copying
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether blocks are being copied out."""
+        return self._save is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a copy could begin. O(1)."""
+        return bool(self._offers or self._pieces) and not self.is_copying
+
+    def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
+        """What is cached of a text may be saved, soon. O(1)."""
+        self._offers.append((token_ids, namespace))
+
+    def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceName]]:
+        """What is cached and could be offered, the latest used first."""
+        return list(self._cache.block_leases.cached_texts(limit))
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """Go on with what was offered; to be called when all that is committed has been computed.
+
+        Those who wait for blocks come first: else the next copy would take what the last one let go.
+        """
+        while self._offers and not self._pieces:
+            token_ids, namespace = self._offers.popleft()
+            for run in self._cache.block_leases.cached_runs(token_ids, namespace):
+                self._pieces.extend(self._wanted(run, token_ids, namespace))
+        while self._pieces and not self.is_copying:
+            self._start_copy(self._pieces.popleft())
+
+    def _wanted(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Iterator[_Piece]:
+        """What of a run tiers want, in pieces to be copied one after the other."""
+        takers = []
+        for tier in self._tiers:
+            try:
+                blocks = tier.wants(run, everything=self.saves_all)
+                if blocks.start < blocks.stop:
+                    takers.append((tier, blocks))
+            except Exception as error:
+                self._log.failed("save", error, tier)
+        if not takers:
+            return
+        whole = _Piece(run, token_ids, namespace, takers)
+        end = max(blocks.stop for _, blocks in takers)
+        for first in range(min(blocks.start for _, blocks in takers), end, MAX_COPIED_BLOCKS):
+            piece = whole.part(first, min(first + MAX_COPIED_BLOCKS, end))
+            if piece.takers:
+                yield piece
+
+    def _start_copy(self, piece: _Piece) -> None:
+        """Copy what of a piece is still cached."""
+        run = piece.run
+        lease = self._cache.block_leases.hold(run, piece.token_ids, piece.namespace)
+        if lease is None:
+            _drop(piece)
+            return
+        first, num_held = run.start // run.block_size, lease.num_tokens // run.block_size
+        if num_held - first < len(run):
+            _drop(piece.part(num_held - first, len(run)))
+            piece = piece.part(0, num_held - first)
+        try:
+            copy = self._memory.save(lease.block_table[first:num_held].tolist())
+        except Exception as error:
+            lease.release(used=False)
+            self._failed(piece, error)
+            return
+        self._save = _Save(self._ends.expect(copy), piece, lease, copy, self._clock())
+
+    # ------------------------------------------------------------------ stopping
+
+    def make_room(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool) -> bool:
+        """Somebody needs blocks: stop the copy, for its blocks; False: wait, or there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+            at_once: nobody waits for the end of the copy, however soon that is.
+        """
+        save = self._save
+        if save is None or not is_rival(save.lease.namespace):
+            return False
+        if not at_once and self.patience.lasts(len(save.piece.run), save.started, self._clock()):
+            return False
+        self.stop_copy()
+        return True
+
+    def stop_if_late(self) -> None:
+        """Stop a copy that somebody has waited for long enough."""
+        deadline = self.patience.deadline
+        if deadline is not None and deadline <= self._clock():
+            self.stop_copy()
+
+    def stop_copy(self) -> None:
+        """End the copy under way, if there is one: its blocks are free, what was copied is saved."""
+        save = self._save
+        if save is not None:
+            save.copy.stop()
+            self.ended(save.number, self._clock())
+
+    # ------------------------------------------------------------------ ending
+
+    def ended(self, number: int, when: float) -> None:
+        """The copy of that number is done, if it is the one under way."""
+        save = self._save
+        if save is None or save.number != number:
+            return
+        self._save = None
+        save.lease.release(used=False)
+        self.patience.end(when)
+        data, error = result_of(save.copy)
+        if error is not None:
+            self._failed(save.piece, error)
+            return
+        self.patience.copied(len(data), when - save.started)
+        if len(data) < len(save.piece.run):
+            self._log.counts.stopped_saves += 1
+            self._pieces.appendleft(save.piece.part(len(data), len(save.piece.run)))
+        for tier, blocks in save.piece.part(0, len(data)).takers:
+            try:
+                tier.save(save.piece.run.part(blocks.start, blocks.stop), data[blocks.start : blocks.stop])
+                self._log.counts.saved_blocks += len(blocks)
+            except Exception as refused:
+                tier.dropped(len(blocks))
+                self._log.counts.failed_saves += 1
+                self._log.failed("save", refused, tier)
+
+    def _failed(self, piece: _Piece, error: BaseException) -> None:
+        _drop(piece)
+        self._log.counts.failed_saves += 1
+        self._log.failed("save", error)
+
+    def close(self) -> None:
+        """Forget what is under way, without a word to the cache, which is not used any more.
+
+        Its blocks may have changed hands: what was copied is not believed.
+        """
+        if self._save is not None:
+            self._save.copy.stop()
+            _drop(self._save.piece)
+            self._save = None
+        for piece in self._pieces:
+            _drop(piece)
+        self._offers.clear()
+        self._pieces.clear()
+
+
+def _drop(piece: _Piece) -> None:
+    """Blocks that tiers wanted are not saved."""
+    for tier, blocks in piece.takers:
+        tier.dropped(len(blocks))

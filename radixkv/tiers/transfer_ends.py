@@ -1,0 +1,53 @@
+"""TransferEnds: which loads and copies have ended; other threads end them, the engine's thread looks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class TransferEnds:
+    """Numbers of transfers whose futures are done; any thread may add one.
+
+    It outlives the engine for as long as a future is not done: it holds nothing of it but what wakes it.
+
+    Args:
+        clock: seconds.
+        wake: called, on any thread, when there is something to take; may be replaced.
+    """
+
+    def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self._clock = clock
+        self._last_number = 0
+        self._numbers: deque[tuple[int, float]] = deque()
+        self._some = threading.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def expect(self, future: Future[Any]) -> int:
+        """A number for a transfer, which `take` gives when the future is done."""
+        self._last_number = number = self._last_number + 1
+        wake = self.wake
+
+        def ended(_: Future[Any]) -> None:
+            self._numbers.append((number, self._clock()))
+            self._some.set()
+            wake()
+
+        future.add_done_callback(ended)
+        return number
+
+    def take(self) -> list[tuple[int, float]]:
+        """Each with the clock's reading when it was done."""
+        self._some.clear()
+        return [self._numbers.popleft() for _ in range(len(self._numbers))]
+
+    def wait(self, timeout: float | None) -> None:
+        """Until there is something to take."""
+        if not self._numbers:
+            self._some.wait(timeout)
