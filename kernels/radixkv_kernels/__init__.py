@@ -8,6 +8,7 @@
 Triton and numba load only when a backend that needs them is made.
 """
 
+from radixkv_kernels.heads import Norm, Rotation
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan
 from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
@@ -19,7 +20,9 @@ __all__ = [
     "AttentionPlan",
     "Bytes",
     "KVSpec",
+    "Norm",
     "PagedKV",
+    "Rotation",
     "make_backend",
     "reference_attention",
     "reference_paged_attention",

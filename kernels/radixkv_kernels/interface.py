@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from radixkv_kernels.heads import Rotation
 from radixkv_kernels.kv_cache import COMPUTE_DTYPES, KVSpec, PagedKV
 
 #: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are
@@ -189,6 +190,34 @@ class AttentionBackend(ABC):
             rows: int64 [N] or None. None: row i goes to `slots[i]` (N == T). Otherwise row `rows[i]` goes to
                 `slots[i]`: a row may go to several slots or to none.
         """
+
+    def rotate_and_write(
+        self,
+        kv: PagedKV,
+        layer: int,
+        merged: torch.Tensor,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, and `write` keys and values.
+
+        Args:
+            merged: `[T, (Hq + 2 Hkv) * D]`, queries, keys and values as one product gives them.
+            slots: int64 [N]; without `rows`, N may be less than T: the rest is padding.
+
+        Returns:
+            The queries, `[T, Hq, D]`.
+        """
+        queries, stored = self.config.num_query_heads, self.config.spec.num_kv_heads
+        query, key, value = merged.view(len(merged), -1, self.config.spec.head_size).split(
+            [queries, stored, stored], dim=1
+        )
+        key = rotation.apply(key, rotation.key_norm)
+        if rows is None:
+            key, value = key[: len(slots)], value[: len(slots)]
+        self.write(kv, layer, key, value, slots, rows)
+        return rotation.apply(query, rotation.query_norm)
 
     def attend(
         self,

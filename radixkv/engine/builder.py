@@ -21,8 +21,8 @@ from radixkv.errors import ConfigError
 from radixkv.events.open_events import open_events
 from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
-from radixkv.model.cpu_paths import check_instruction_set, make_thread_control
 from radixkv.model.cuda_graphs import max_padded_rows
+from radixkv.model.device_paths import check_instruction_set, make_thread_control
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from radixkv_kernels import AttentionBackend, AttentionPlan, PagedKV, reference_attention
+from radixkv_kernels import AttentionBackend, AttentionPlan, PagedKV, Rotation, reference_attention
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
 ATTENTION_NAME = "radixkv_paged_attention"
@@ -58,22 +58,30 @@ class AttentionStep:
 
         `scale` to `sinks` are those of `AttentionBackend.attend`.
         """
-        self.windows.add(window)
         if self.rows is None and len(self.slots) < len(key):
             key, value = key[: len(self.slots)], value[: len(self.slots)]
         self.backend.write(self.kv, layer, key, value, self.slots, self.rows)
+        return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def attend_merged(
+        self,
+        layer: int,
+        merged: Tensor,
+        rotation: Rotation,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """`attend` for queries, keys and values as one product gives them, [T, (Hq + 2 Hkv) D], neither
+        normed nor rotated yet -> [T, Hq, D]."""
+        query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, self.slots, self.rows)
+        return self._attend(layer, query, scale=scale, window=window, softcap=softcap)
+
+    def _attend(self, layer: int, query: Tensor, *, window: int | None, **scoring: Any) -> Tensor:
+        self.windows.add(window)
         out = None if self.out is None else self.out[: len(query)]
-        return self.backend.attend(
-            self.kv,
-            layer,
-            query,
-            self.plan,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            out=out,
-        )
+        return self.backend.attend(self.kv, layer, query, self.plan, window=window, out=out, **scoring)
 
 
 def paged_attention_hook(

@@ -13,8 +13,8 @@ import torch
 from radixkv.cache.pending_copies import Copy
 from radixkv.model.attention_hook import AttentionStep, model_inputs
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
-from radixkv.model.cpu_paths import rewrite_layers
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
+from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.warm_up import first_steps
@@ -69,7 +69,7 @@ class ModelRunner:
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
         release_file_pages(weights)  # the checks at load have read all
-        rewrite_layers(loaded.model, quantization)
+        rewrite_layers(loaded.model, quantization, backend)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)

@@ -9,6 +9,7 @@ import torch
 
 from radixkv.model.attention_hook import model_inputs
 from radixkv.model.cuda_graphs import row_sizes
+from radixkv.model.device_paths import rewrite_layers
 from radixkv_kernels import KVSpec, make_backend
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ _GRAPH_BYTES_PER_LAYER = 2**18
 
 
 class _WithoutAttention:
-    """A step whose attention costs its output and nothing else."""
+    """A step whose attention costs its queries, its output and nothing else."""
+
+    def __init__(self, num_heads: int, head_size: int) -> None:
+        self._heads = (num_heads, head_size)
+
+    def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
+        return self.attend(layer, merged.new_empty(len(merged), *self._heads))
 
     def attend(self, layer: int, query: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
         return torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -39,6 +46,8 @@ def measure_step_memory(
         max_padded_rows: most rows of a step that is recorded, and whose logits are all computed.
         max_model_len: longest context.
     """
+    # Packing weights anew leaves holes in the memory they had, which count as used.
+    rewrite_layers(loaded.model, None, "triton")
     activations, _ = _forward_memory(loaded, max_num_tokens, max_padded_rows, max_model_len)
     # Graphs have memory of their own, which all of them share.
     recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
@@ -60,7 +69,7 @@ def _forward_memory(
     tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     positions = torch.arange(num_tokens, device=device) % max_model_len
     rows = torch.arange(min(num_logit_rows, num_tokens), device=device)
-    step: Any = _WithoutAttention()
+    step: Any = _WithoutAttention(loaded.num_query_heads, loaded.head_size)
     num_logits = loaded.model(**model_inputs(tokens, positions, rows, step)).logits.numel()
     return int(torch.cuda.max_memory_allocated(device) - before), int(num_logits)
 

@@ -119,6 +119,29 @@ def test_the_other_kernels(target: str) -> None:
         assert report.registers <= 128
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_kernels_between_products(target: str) -> None:
+    """No spills, loads of 16 bytes, and no product contracted into a sum: results do not hang on a compiler's
+    choice."""
+    kernels = {
+        "norm": aot.compile_residual_norm(4096, target),
+        "Gemma's norms": aot.compile_residual_norm(2304, target, AFTER=True, OFFSET=True, WIDE=True),
+        "gate": aot.compile_gated(14336, "silu", target),
+        "rotate": aot.compile_rotate_write((32, 8), 128, 128, "bf16", target),
+        "rotate normed heads": aot.compile_rotate_write((32, 8), 128, 128, "i8", target, norms=True),
+        "rotate a part": aot.compile_rotate_write((32, 32), 96, 48, "bf16", target),
+    }
+    if target == "sm_90":
+        kernels["rotate many to fp8"] = aot.compile_rotate_write((64, 32), 128, 128, "fp8e4nv", target)
+        kernels["wide gate"] = aot.compile_gated(9216, "gelu_tanh", target, "fp32")
+    for name, kernel in kernels.items():
+        report = aot.inspect_kernel(kernel, target)
+        assert report.spill_bytes == 0, name
+        assert report.registers <= 128, name
+        assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", kernel.asm["ptx"]), name
+        assert "fma.rn.f32" not in kernel.asm["ptx"], name
+
+
 @pytest.mark.parametrize("name", ["32:8 d128, short", "32:8 d128, long", "16:8 d256 window, softcap, long"])
 def test_gfx942(name: str) -> None:
     c = next(c for c in aot.CONFIGURATIONS if c.name == name)

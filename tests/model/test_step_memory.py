@@ -9,6 +9,7 @@ import torch
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv.config import EngineConfig
+from radixkv.model import step_memory
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import load_model
 from radixkv.model.step_memory import measure_step_memory
@@ -36,6 +37,14 @@ def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pyte
         shapes.extend([tuple(inputs["input_ids"].shape), tuple(output.logits.shape)])
         return output
 
+    def rewrite(model, quantization, backend):  # type: ignore[no-untyped-def]
+        assert model is loaded.model
+        assert backend == "triton"
+        assert not shapes, "what is measured must be what will run"
+        rewritten.append(model)
+
+    rewritten: list[torch.nn.Module] = []
+    monkeypatch.setattr(step_memory, "rewrite_layers", rewrite)
     monkeypatch.setattr(loaded.model, "forward", watched)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: reserved)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: reserved + 5_000_000)
@@ -45,6 +54,7 @@ def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pyte
         loaded, max_num_tokens=96, max_num_seqs=4, max_padded_rows=12, max_model_len=64
     )
     assert shapes == [(1, 96), (1, 12, VOCAB_SIZE), (1, 12), (1, 12, VOCAB_SIZE)]
+    assert rewritten
     assert reserved > 0
     # Activations, those of recorded steps, 14 graphs, sixteen bytes and a copy of each logit, and the
     # partials that the backend has allocated.

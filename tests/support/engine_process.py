@@ -29,7 +29,7 @@ from radixkv_server.settings import ServerSettings
 
 # What takes seconds to import is imported once, in the process that the others are copies of.
 multiprocessing.set_forkserver_preload(
-    ["radixkv.async_engine", "radixkv.remote.process", "radixkv.model.cpu_paths", "radixkv_server.app"]
+    ["radixkv.async_engine", "radixkv.remote.process", "radixkv.model.device_paths", "radixkv_server.app"]
 )
 
 

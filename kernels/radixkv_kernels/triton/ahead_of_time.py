@@ -21,7 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from radixkv_kernels.triton.copy import copy_kernel
+from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.merge import merge_kernel
+from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
+from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
 from radixkv_kernels.triton.tiles import CDNA, SEGMENT, Tile, choose_tile, launch_tile
 from radixkv_kernels.triton.unified_attention import attention_kernel
 from radixkv_kernels.triton.write import write_kernel
@@ -184,8 +187,14 @@ def compile_kernel(
     target: str,
     num_warps: int = 4,
     num_stages: int = 2,
+    *,
+    fp_fusion: bool = True,
 ) -> Any:
-    """Compile a jit function for a target, specialised as the launcher would specialise it."""
+    """Compile a jit function for a target, specialised as the launcher would specialise it.
+
+    Args:
+        fp_fusion: whether products and sums may be contracted. The default differs between versions.
+    """
     names = function.arg_names
     source = ASTSource(
         fn=function,
@@ -194,8 +203,7 @@ def compile_kernel(
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
-    # The default differs between versions.
-    options["enable_fp_fusion"] = True
+    options["enable_fp_fusion"] = fp_fusion
     return triton.compile(source, target=TARGETS[target], options=options)
 
 
@@ -248,6 +256,68 @@ def compile_copy(target: str) -> Any:
     types = {"data_ptr": "*bf16", "copies_ptr": "*i32", "plane_size": "i32"}
     constants = {"SLOT": 128, "BLOCK": 16, "CHUNK": 1024}
     return compile_kernel(copy_kernel, types, constants, ["data_ptr", "copies_ptr"], target)
+
+
+def compile_residual_norm(width: int, target: str, dtype: str = "bf16", **flags: bool) -> Any:
+    """The compiled kernel that adds to the residual and norms; `flags` override those of a Llama layer."""
+    pointers = dict.fromkeys(("states_ptr", "added_ptr", "out_ptr", "after_ptr", "next_ptr"), f"*{dtype}")
+    types = pointers | {"states_stride": "i32", "added_stride": "i32"}
+    types |= dict.fromkeys(("multiplier", "after_eps", "next_eps"), "fp32")
+    block = triton.next_power_of_2(width)
+    constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "NEXT": True}
+    constants |= {"SCALED": False, "AFTER": False, "OFFSET": False, "WIDE": False} | flags
+    aligned = [*pointers, "states_stride", "added_stride"]
+    warps = warps_for(block)
+    return compile_kernel(residual_norm_kernel, types, constants, aligned, target, warps, fp_fusion=False)
+
+
+def compile_gated(width: int, activation: str, target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel of a gated MLP."""
+    types = {"gate_up_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "stride": "i32"}
+    constants = {"N": width, "BLOCK": min(1024, triton.next_power_of_2(width))}
+    constants |= {"KIND": ACTIVATIONS[activation]}
+    return compile_kernel(gated_kernel, types, constants, list(types), target, fp_fusion=False)
+
+
+def compile_rotate_write(
+    heads: tuple[int, int],
+    head_size: int,
+    turned: int,
+    stored: str,
+    target: str,
+    dtype: str = "bf16",
+    *,
+    norms: bool = False,
+) -> Any:
+    """The compiled kernel that norms and rotates heads and writes to a cache of `stored` elements."""
+    names = rotate_write_kernel.arg_names
+    types = {n: "*fp32" if "scale" in n else f"*{dtype}" for n in names if n.endswith("_ptr")}
+    types |= {"key_data_ptr": f"*{stored}", "value_data_ptr": f"*{stored}"}
+    types |= {"slots_ptr": "*i64", "rows_ptr": "*i64"}
+    aligned = [*types, "merged_stride", "rotation_stride", "num_slots"]
+    types |= dict.fromkeys(
+        ("num_tokens", "num_entries", "merged_stride", "rotation_stride", "num_slots"), "i32"
+    )
+    types |= dict.fromkeys(("query_eps", "key_eps", "limit"), "fp32")
+    constants = {
+        "HQ": heads[0],
+        "BQ": min(QUERY_HEADS, triton.next_power_of_2(heads[0])),
+        "HKV": heads[1],
+        "HP": triton.next_power_of_2(heads[1]),
+        "D": head_size,
+        "DP": triton.next_power_of_2(head_size),
+        "R": turned,
+        "RP": triton.next_power_of_2(turned // 2),
+        "SP": triton.next_power_of_2(max(1, head_size - turned)),
+        "QUERY_NORM": norms,
+        "KEY_NORM": norms,
+        "OFFSET": False,
+        "WIDE": False,
+        "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
+        "HAS_ROWS": False,
+    }
+    warps = rotation_warps(heads[1], turned)
+    return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
 
 
 def _tool(name: str) -> str | None:

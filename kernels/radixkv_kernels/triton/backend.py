@@ -11,12 +11,14 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 import torch
 
+from radixkv_kernels.heads import Rotation
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton.copy import copy_blocks
 from radixkv_kernels.triton.launch import KernelLauncher
 from radixkv_kernels.triton.plan import TritonPlan, work_settings
 from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
+from radixkv_kernels.triton.rotate_write import rotate_and_write_rows
 from radixkv_kernels.triton.tiles import Tiling
 from radixkv_kernels.triton.write import write_rows
 
@@ -67,6 +69,18 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         assert isinstance(plan, TritonPlan)
         plan.pad(windows, rows, every_kernel=every_kernel)
+
+    def rotate_and_write(
+        self,
+        kv: PagedKV,
+        layer: int,
+        merged: torch.Tensor,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        heads = self.config.num_query_heads
+        return rotate_and_write_rows(kv, layer, merged, heads, rotation, slots, rows)
 
     def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:
         assert isinstance(plan, TritonPlan)

@@ -5,18 +5,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.kv_cache import QUANTIZED_MAX, PagedKV
+from radixkv_kernels.kv_cache import QUANTIZED_MAX, KVSpec, PagedKV
 
 
 @triton.jit
-def _write_rows(
+def row_scale(largest, limit):
+    """The scale of rows whose largest magnitudes these are."""
+    scale = largest * (1.0 / limit)
+    # A row of zeros keeps scale 1, since 0 / 0 would store NaN.
+    return tl.where(scale > 0, scale, 1.0)
+
+
+@triton.jit
+def quantized(wide, scale, limit, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """float32 rows in the cache's type. KIND: 1 int8, 2 fp8."""
+    wide = tl.minimum(tl.maximum(tl.div_rn(wide, scale[:, None]), -limit), limit)
+    if KIND == 1:
+        # Adding and subtracting 1.5 * 2^23 rounds a small float32 to the nearest integer, halves to even.
+        wide = (wide + 12582912.0) - 12582912.0
+    return wide.to(DTYPE)
+
+
+@triton.jit
+def store_rows(
     source_ptr, data_ptr, scale_ptr, token, slot, token_stride, head_stride, num_slots, limit,
     HKV: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
+    """Store all heads' rows of one token in their slot."""
     head = tl.arange(0, HP)
     d = tl.arange(0, DP)
     inside = (head < HKV)[:, None] & (d < D)[None, :]
@@ -25,15 +46,9 @@ def _write_rows(
     row = head.to(tl.int64) * num_slots + slot
     if KIND > 0:
         wide = x.to(tl.float32)
-        scale = tl.max(tl.abs(wide), 1) * (1.0 / limit)
-        # A row of zeros keeps scale 1, since 0 / 0 would store NaN.
-        scale = tl.where(scale > 0, scale, 1.0)
-        wide = tl.minimum(tl.maximum(tl.div_rn(wide, scale[:, None]), -limit), limit)
+        scale = row_scale(tl.max(tl.abs(wide), 1), limit)
         tl.store(scale_ptr + row, scale, mask=head < HKV)
-        if KIND == 1:
-            # Adding and subtracting 1.5 * 2^23 rounds a small float32 to the nearest integer, halves to even.
-            wide = (wide + 12582912.0) - 12582912.0
-        x = wide.to(data_ptr.dtype.element_ty)
+        x = quantized(wide, scale, limit, KIND, data_ptr.dtype.element_ty)
     tl.store(data_ptr + row[:, None] * D + d[None, :], x, mask=inside)
 
 
@@ -53,11 +68,11 @@ def write_kernel(
     token = entry.to(tl.int64)
     if HAS_ROWS:
         token = tl.load(rows_ptr + entry)
-    _write_rows(
+    store_rows(
         key_ptr, key_data_ptr, key_scale_ptr, token, slot, key_token_stride, key_head_stride,
         num_slots, limit, HKV, HP, D, DP, KIND,
     )  # fmt: skip
-    _write_rows(
+    store_rows(
         value_ptr, value_data_ptr, value_scale_ptr, token, slot, value_token_stride, value_head_stride,
         num_slots, limit, HKV, HP, D, DP, KIND,
     )  # fmt: skip
@@ -72,34 +87,42 @@ def write_rows(
     rows: torch.Tensor | None,
 ) -> None:
     """See `AttentionBackend.write`."""
-    entries = slots.numel()
-    if entries == 0:
+    if slots.numel() == 0:
         return
     key = key if key.stride(2) == 1 else key.contiguous()
     value = value if value.stride(2) == 1 else value.contiguous()
-    spec = kv.spec
-    key_scale = slots if kv.key_scale is None else kv.key_scale[layer]
-    value_scale = slots if kv.value_scale is None else kv.value_scale[layer]
-    quantization = spec.quantization
-    write_kernel[(entries,)](
+    write_kernel[(slots.numel(),)](
         key,
         value,
-        kv.key[layer],
-        kv.value[layer],
-        key_scale,
-        value_scale,
+        *cache_pointers(kv, layer),
         slots,
         slots if rows is None else rows,
         key.stride(0),
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        spec.num_blocks * spec.block_size,
-        1.0 if quantization is None else QUANTIZED_MAX[quantization],
-        HKV=spec.num_kv_heads,
-        HP=triton.next_power_of_2(spec.num_kv_heads),
-        D=spec.head_size,
-        DP=triton.next_power_of_2(spec.head_size),
-        KIND=0 if quantization is None else 1 if quantization == "int8" else 2,
+        **cache_shape(kv.spec),
         HAS_ROWS=rows is not None,
     )
+
+
+def cache_pointers(kv: PagedKV, layer: int) -> tuple[torch.Tensor, ...]:
+    """A layer's keys, values and their scales; where there are no scales, what stands for them."""
+    key, value = kv.key[layer], kv.value[layer]
+    if kv.key_scale is None or kv.value_scale is None:
+        return key, value, key, value
+    return key, value, kv.key_scale[layer], kv.value_scale[layer]
+
+
+def cache_shape(spec: KVSpec) -> dict[str, Any]:
+    """What kernels that write are told of the cache."""
+    quantization = spec.quantization
+    return {
+        "num_slots": spec.num_blocks * spec.block_size,
+        "limit": 1.0 if quantization is None else QUANTIZED_MAX[quantization],
+        "HKV": spec.num_kv_heads,
+        "HP": triton.next_power_of_2(spec.num_kv_heads),
+        "D": spec.head_size,
+        "DP": triton.next_power_of_2(spec.head_size),
+        "KIND": 0 if quantization is None else 1 if quantization == "int8" else 2,
+    }

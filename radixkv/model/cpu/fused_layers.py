@@ -11,11 +11,10 @@ Each part works row by row: with attention that does not depend on the batch, no
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from radixkv.model.cpu.llama_layer import LlamaLayer, Scratch
+from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
@@ -27,16 +26,18 @@ class FusedLayer(LlamaLayer):
         scratch: a narrow and a wide one, shared by all layers of a model.
     """
 
-    def __init__(self, layer: Any, kernels: RowKernels, scratch: tuple[Scratch, Scratch]) -> None:
-        super().__init__(layer, kernels)
-        attention, mlp = layer.self_attn, layer.mlp
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-        self.merged = PackedFloat(torch.cat([part.weight for part in parts]), bias)
-        self.output = PackedFloat(attention.o_proj.weight, attention.o_proj.bias)
-        gate, up = mlp.gate_proj, mlp.up_proj
+    def __init__(self, parts: DecoderParts, kernels: RowKernels, scratch: tuple[Scratch, Scratch]) -> None:
+        super().__init__(parts, kernels)
+        merged, output, gated = parts.attention.merged, parts.attention.output, parts.gated
+        assert gated is not None
+        biases = [part.bias for part in merged if part.bias is not None]
+        self.merged = PackedFloat(
+            torch.cat([part.weight for part in merged]), torch.cat(biases) if biases else None
+        )
+        self.output = PackedFloat(output.weight, output.bias)
+        gate, up = gated.gate_up
         self.gated = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
-        self.down = PackedFloat(mlp.down_proj.weight, mlp.down_proj.bias)
+        self.down = PackedFloat(gated.down.weight, gated.down.bias)
         self.narrow, self.wide = scratch
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:

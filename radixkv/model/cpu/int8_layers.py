@@ -14,13 +14,13 @@ batch either, nor do the layer's results.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from radixkv.model.cpu.llama_layer import LlamaLayer, Scratch
 from radixkv.model.cpu.quantized_linear import quantize_weight
+from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.int8_product import PackedInt8
 from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
@@ -33,13 +33,13 @@ class Int8Layer(LlamaLayer):
         rows, scratch: shared by all layers of a model.
     """
 
-    def __init__(self, layer: Any, kernels: RowKernels, rows: Int8Rows, scratch: Scratch) -> None:
-        super().__init__(layer, kernels)
-        attention, mlp = layer.self_attn, layer.mlp
-        self.merged = _pack([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.output = _pack([attention.o_proj])
-        self.gate_up = _pack([mlp.gate_proj, mlp.up_proj])
-        self.down = _pack([mlp.down_proj])
+    def __init__(self, parts: DecoderParts, kernels: RowKernels, rows: Int8Rows, scratch: Scratch) -> None:
+        super().__init__(parts, kernels)
+        assert parts.gated is not None
+        self.merged = _pack(parts.attention.merged)
+        self.output = _pack([parts.attention.output])
+        self.gate_up = _pack(parts.gated.gate_up)
+        self.down = _pack([parts.gated.down])
         self.rows, self.scratch = rows, scratch
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:

@@ -1,18 +1,14 @@
-"""What rewritten decoder layers of the Llama shape have in common: which they replace, and attention."""
+"""What rewritten decoder layers of the Llama shape have in common: norms and attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
-
-#: transformers' classes with this structure and nothing else (no windows, no norms on q and k).
-_LAYER_CLASSES = {("transformers.models.llama.modeling_llama", "LlamaDecoderLayer")}
 
 
 class Scratch:
@@ -29,30 +25,27 @@ class Scratch:
 
 
 class LlamaLayer(nn.Module):
-    """A layer that stands for a transformers layer, for which `can_replace` holds.
+    """A layer that stands for a transformers layer, for which `is_plain_llama` holds.
 
     It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H]. The residual is
     added in place: the input's memory holds the result.
 
     Args:
-        layer: the transformers layer.
+        parts: of the transformers layer.
         kernels: shared by all layers of a model.
     """
 
-    def __init__(self, layer: Any, kernels: RowKernels) -> None:
+    def __init__(self, parts: DecoderParts, kernels: RowKernels) -> None:
         super().__init__()
-        attention = layer.self_attn
+        attention = parts.attention
         self.kernels = kernels
-        self.layer_index = attention.layer_idx
-        self.scale = attention.scaling
-        self.head_size = attention.head_dim
-        self.num_heads = attention.o_proj.in_features // self.head_size
-        self.num_kv_heads = attention.k_proj.out_features // self.head_size
+        self.layer_index = attention.layer_index
+        self.scale = attention.scale
+        self.head_size = attention.head_size
+        self.num_heads = attention.num_heads
+        self.num_kv_heads = attention.num_kv_heads
         # A plain tuple: looking a submodule up costs as much as the norm of a row.
-        self.norms = tuple(
-            (norm.weight.detach(), norm.variance_epsilon)
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
+        self.norms = tuple((norm.weight, norm.eps) for norm in (parts.before_attention, parts.before_mlp))
 
     def forward(
         self,
@@ -97,25 +90,3 @@ class LlamaLayer(nn.Module):
             scale=self.scale,
         )
         return attended.reshape(len(merged), -1)
-
-
-def can_replace(layer: Any, dtype: torch.dtype) -> bool:
-    """Whether the layer is of a known class, with SiLU, its products' weights of this dtype on a CPU."""
-    if (type(layer).__module__, type(layer).__name__) not in _LAYER_CLASSES:
-        return False
-    weight = layer.self_attn.q_proj.weight
-    if weight.dtype != dtype or weight.device.type != "cpu" or layer.self_attn.head_dim % 2:
-        return False
-    return isinstance(layer.mlp.act_fn, nn.SiLU) or type(layer.mlp.act_fn).__name__ == "SiLUActivation"
-
-
-def replace_layers(model: nn.Module, make: Callable[[Any], nn.Module], dtype: torch.dtype) -> int:
-    """Put what `make` makes of a layer in its place, where `can_replace`; returns how many there were."""
-    layers: Any = getattr(getattr(model, "model", None), "layers", [])
-    count = 0
-    for index, layer in enumerate(layers):
-        if can_replace(layer, dtype):
-            layers[index] = make(layer)
-            release_file_pages(address_ranges(layer.parameters()))
-            count += 1
-    return count

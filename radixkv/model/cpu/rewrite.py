@@ -15,6 +15,7 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.cpu.narrow_weights import mostly_linear, widen_the_rest
+from radixkv.model.decoder_layers import DecoderParts, is_plain_llama, replace_layers
 
 
 @torch.no_grad()
@@ -31,7 +32,7 @@ def pack_layers(model: nn.Module) -> bool:
     if not linears or not has_vector_kernels():
         return False
     from radixkv.model.cpu.fused_layers import FusedLayer
-    from radixkv.model.cpu.llama_layer import Scratch, replace_layers
+    from radixkv.model.cpu.llama_layer import Scratch
     from radixkv.model.cpu.packed_linear import PackedLinear
     from radixkv_kernels.cpu.linear.float_product import can_store
     from radixkv_kernels.cpu.linear.row_kernels import RowKernels
@@ -44,7 +45,11 @@ def pack_layers(model: nn.Module) -> bool:
             return False
         widen_the_rest(model)
     kernels, scratch = RowKernels(), (Scratch(), Scratch())
-    replace_layers(model, lambda layer: FusedLayer(layer, kernels, scratch), dtype)
+
+    def fused(parts: DecoderParts) -> nn.Module | None:
+        return FusedLayer(parts, kernels, scratch) if is_plain_llama(parts, dtype) else None
+
+    replace_layers(model, fused)
     _replace_linears(model, PackedLinear)
     return True
 
@@ -69,12 +74,18 @@ def quantize_layers(model: nn.Module) -> None:
     rows: Any = None
     if has_int8_products():
         from radixkv.model.cpu.int8_layers import Int8Layer
-        from radixkv.model.cpu.llama_layer import Scratch, replace_layers
+        from radixkv.model.cpu.llama_layer import Scratch
         from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
         from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
         rows, kernels, scratch = Int8Rows(), RowKernels(), Scratch()
-        replace_layers(model, lambda layer: Int8Layer(layer, kernels, rows, scratch), torch.float32)
+
+        def narrow(parts: DecoderParts) -> nn.Module | None:
+            if not is_plain_llama(parts, torch.float32):
+                return None
+            return Int8Layer(parts, kernels, rows, scratch)
+
+        replace_layers(model, narrow)
     _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
 
 

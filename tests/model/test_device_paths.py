@@ -13,7 +13,7 @@ from torch import nn
 
 import radixkv
 from radixkv.errors import ConfigError
-from radixkv.model import cpu_paths
+from radixkv.model import device_paths
 from radixkv.model.cpu import rewrite, slow_paths
 from radixkv.model.cpu.rewrite import has_vector_kernels
 
@@ -37,7 +37,7 @@ def test_one_file_knows_the_folder() -> None:
         for path in ROOT.rglob("*.py")
         if any(name == FOLDER or name.startswith(FOLDER + ".") for name in imports(path))
     }
-    assert {path for path in users if not path.startswith("model/cpu/")} == {"model/cpu_paths.py"}
+    assert {path for path in users if not path.startswith("model/cpu/")} == {"model/device_paths.py"}
 
 
 @pytest.fixture
@@ -51,21 +51,21 @@ def without_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_run_without_it() -> None:
     model = tiny("llama")
     layers = [type(module) for module in model.modules()]
-    cpu_paths.rewrite_layers(model, None)
+    device_paths.rewrite_layers(model, None, "cpu")
     assert [type(module) for module in model.modules()] == layers
-    assert cpu_paths.make_thread_control() is None
+    assert device_paths.make_thread_control() is None
     with pytest.raises(ConfigError, match="--quantization int8"):
-        cpu_paths.rewrite_layers(model, "int8")
+        device_paths.rewrite_layers(model, "int8", "cpu")
 
 
 def test_with_it_layers_are_rewritten_where_they_can_be() -> None:
     half = tiny("llama").to(torch.bfloat16)
-    cpu_paths.rewrite_layers(half, None)
+    device_paths.rewrite_layers(half, None, "cpu")
     assert any(isinstance(module, nn.Linear) for module in half.modules()) != has_vector_kernels()
     narrow = tiny("llama", hidden_size=96)
-    cpu_paths.rewrite_layers(narrow, "int8")
+    device_paths.rewrite_layers(narrow, "int8", "cpu")
     assert not any(isinstance(module, nn.Linear) for module in narrow.modules())
-    assert cpu_paths.make_thread_control() is not None
+    assert device_paths.make_thread_control() is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -74,12 +74,12 @@ def test_a_narrow_dtype_that_is_slower_here_is_said_at_start(
 ) -> None:
     monkeypatch.setattr(rewrite, "has_vector_kernels", lambda: False)
     monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: False)
-    cpu_paths.rewrite_layers(tiny("llama").to(dtype), None)
+    device_paths.rewrite_layers(tiny("llama").to(dtype), None, "cpu")
     assert str(dtype).removeprefix("torch.") in caplog.text
     assert "slower than float32" in caplog.text
     caplog.clear()
     monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: True)
-    cpu_paths.rewrite_layers(tiny("llama").to(dtype), None)
+    device_paths.rewrite_layers(tiny("llama").to(dtype), None, "cpu")
     assert caplog.text == ""
 
 
@@ -87,14 +87,14 @@ def test_int8_without_instructions_for_it_is_said_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rewrite, "has_int8_products", lambda: False)
-    cpu_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8")
+    device_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8", "cpu")
     assert "--quantization int8 will be slower than float32" in caplog.text
 
 
 def test_what_is_fast_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     if not rewrite.has_vector_kernels() or not rewrite.has_int8_products():
         pytest.skip("products are left to torch here")
-    cpu_paths.rewrite_layers(tiny("llama").to(torch.bfloat16), None)
-    cpu_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8")
-    cpu_paths.rewrite_layers(tiny("llama"), None)
+    device_paths.rewrite_layers(tiny("llama").to(torch.bfloat16), None, "cpu")
+    device_paths.rewrite_layers(tiny("llama", hidden_size=96), "int8", "cpu")
+    device_paths.rewrite_layers(tiny("llama"), None, "cpu")
     assert caplog.text == ""

@@ -1,4 +1,7 @@
-"""The one place that knows the folder `cpu`: without it, models run on a CPU as transformers wrote them."""
+"""The one place that knows the folders `cpu` and `gpu`, which rewrite models for a device.
+
+Without the folder `cpu`, models run on a CPU as transformers wrote them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,23 @@ from radixkv.errors import ConfigError
 logger = logging.getLogger("radixkv")
 
 
-def rewrite_layers(model: nn.Module, quantization: str | None) -> None:
-    """Replace layers of a model by faster or narrower ones, where this machine has them.
+def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> None:
+    """Replace layers of a model by faster or narrower ones, where this machine has them; once is enough.
 
     What will be slower than float32 on this machine is said in a warning.
 
     Args:
         quantization: None (weights are packed, on a CPU), or `int8`.
+        backend: of the attention that the layers call.
 
     Raises:
         ConfigError: int8 weights are asked for and can't be had.
     """
+    if backend == "triton" and quantization is None:
+        from radixkv.model.gpu.rewrite import fuse_layers
+
+        fuse_layers(model)
+        return
     try:
         from radixkv.model.cpu.rewrite import pack_layers, quantize_layers
         from radixkv.model.cpu.slow_paths import slower_than_float32

@@ -1,0 +1,137 @@
+"""The Triton kernel between two products of a layer: add to the residual, then normalise for the next one.
+
+The unfused operators read and write each row about eight times; this kernel does so once. Where they round to
+the model's dtype, so does it, and it is compiled without contraction to fused multiply-adds: results differ
+from theirs by the order of the sum of squares alone.
+"""
+
+# Triton types its own source.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from radixkv_kernels.heads import Norm
+
+
+@triton.jit
+def rms_factor(sum_of_squares, eps, N: tl.constexpr):
+    """What a row is multiplied by so that its mean square is 1."""
+    return tl.rsqrt(sum_of_squares / N + eps)
+
+
+@triton.jit
+def weighted(x, factor, weight, OFFSET: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr):
+    """float32 x * factor * weight, rounded to DTYPE; see `Norm`."""
+    x = x * factor
+    weight = weight.to(tl.float32)
+    if OFFSET:
+        weight = weight + 1.0
+    if not WIDE:
+        x = x.to(DTYPE).to(tl.float32)
+    return (x * weight).to(DTYPE)
+
+
+@triton.jit
+def residual_norm_kernel(
+    states_ptr, added_ptr, out_ptr, after_ptr, next_ptr, states_stride, added_stride, multiplier, after_eps,
+    next_eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
+    AFTER: tl.constexpr, NEXT: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED. NEXT: out = norm(states)."""
+    dtype: tl.constexpr = states_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    states_at = states_ptr + row * states_stride + column
+    states = tl.load(states_at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        added = tl.load(added_ptr + row * added_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if AFTER:
+            factor = rms_factor(tl.sum(added * added, 0), after_eps, N)
+            weight = tl.load(after_ptr + column, mask=inside, other=0.0)
+            added = weighted(added, factor, weight, OFFSET, WIDE, dtype).to(tl.float32)
+        if SCALED:
+            added = (added * multiplier).to(dtype).to(tl.float32)
+        result = (states + added).to(dtype)
+        tl.store(states_at, result, mask=inside)
+        states = result.to(tl.float32)
+    if NEXT:
+        factor = rms_factor(tl.sum(states * states, 0), next_eps, N)
+        weight = tl.load(next_ptr + column, mask=inside, other=0.0)
+        normed = weighted(states, factor, weight, OFFSET, WIDE, dtype)
+        tl.store(out_ptr + row * N + column, normed, mask=inside)
+
+
+def warps_for(block: int) -> int:
+    """Warps of a program that holds a row of so many numbers."""
+    return min(16, max(4, block // 512))
+
+
+def norm_rows(states: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """RMSNorm of rows [T, N] with a contiguous last dimension -> [T, N], contiguous."""
+    return _launch(states, None, 1.0, None, norm)
+
+
+def add_rows(
+    states: torch.Tensor, added: torch.Tensor, *, multiplier: float = 1.0, after: Norm | None = None
+) -> None:
+    """`states += multiplier * added` in place; [T, N] each.
+
+    Args:
+        after: normalise what is added first.
+    """
+    _launch(states, added, multiplier, after, None)
+
+
+def add_and_norm_rows(
+    states: torch.Tensor,
+    added: torch.Tensor,
+    norm: Norm,
+    *,
+    multiplier: float = 1.0,
+    after: Norm | None = None,
+) -> torch.Tensor:
+    """`add_rows`, and the RMSNorm of the sum."""
+    return _launch(states, added, multiplier, after, norm)
+
+
+def _launch(
+    states: torch.Tensor,
+    added: torch.Tensor | None,
+    multiplier: float,
+    after: Norm | None,
+    following: Norm | None,
+) -> torch.Tensor:
+    rows, width = states.shape
+    out = states if following is None else states.new_empty(rows, width)
+    if rows == 0:
+        return out
+    norm = following or after
+    block = triton.next_power_of_2(width)
+    residual_norm_kernel[(rows,)](
+        states,
+        states if added is None else added,
+        out,
+        states if after is None else after.weight,
+        states if following is None else following.weight,
+        states.stride(0),
+        0 if added is None else added.stride(0),
+        multiplier,
+        0.0 if after is None else after.eps,
+        0.0 if following is None else following.eps,
+        N=width,
+        BLOCK=block,
+        ADD=added is not None,
+        SCALED=multiplier != 1.0,
+        AFTER=after is not None,
+        NEXT=following is not None,
+        OFFSET=norm is not None and norm.offset,
+        WIDE=norm is not None and norm.wide,
+        num_warps=warps_for(block),
+        enable_fp_fusion=False,
+    )
+    return out

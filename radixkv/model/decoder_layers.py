@@ -1,0 +1,237 @@
+"""What transformers' decoder layers are made of: read once, by whatever rewrites them for a device.
+
+The families here differ in details of one structure::
+
+    norm | q, k, v products | norms of heads | rotary embedding | attention | o product | norm | added
+    norm | gate and up products | activation * up | down product             | norm | added
+
+A layer of any other class is not described, and stays as transformers wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv_kernels import Norm
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a family writes what others write, too.
+
+    Attributes:
+        prefix: of its classes' names.
+        offset, wide: of its norms, see `Norm`.
+        window_in_config: attention takes its window from the configuration, not from the module.
+    """
+
+    prefix: str
+    offset: bool = False
+    wide: bool = False
+    window_in_config: bool = False
+
+
+_GEMMA = {"offset": True, "wide": True}
+_FAMILIES = {
+    "llama": _Family("Llama"),
+    "mistral": _Family("Mistral", window_in_config=True),
+    "qwen2": _Family("Qwen2"),
+    "qwen3": _Family("Qwen3"),
+    "phi3": _Family("Phi3", window_in_config=True),
+    "smollm3": _Family("SmolLM3"),
+    "granite": _Family("Granite"),
+    "gemma": _Family("Gemma", **_GEMMA),
+    "gemma2": _Family("Gemma2", **_GEMMA),
+    "gemma3": _Family("Gemma3", **_GEMMA),
+    "mixtral": _Family("Mixtral", window_in_config=True),
+    "qwen2_moe": _Family("Qwen2Moe"),
+    "qwen3_moe": _Family("Qwen3Moe"),
+}
+#: transformers' module and class of a layer -> its family.
+_LAYER_CLASSES = {
+    (f"transformers.models.{name}.modeling_{name}", f"{family.prefix}DecoderLayer"): name
+    for name, family in _FAMILIES.items()
+}
+#: The same of its norms.
+_NORM_CLASSES = {
+    (f"transformers.models.{name}.modeling_{name}", f"{family.prefix}RMSNorm"): family
+    for name, family in _FAMILIES.items()
+}
+#: Classes of activations -> what `radixkv_kernels` calls them.
+_ACTIVATIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "GELUActivation": "gelu",
+}
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """Attention of a layer.
+
+    Attributes:
+        merged: the products of queries, keys and values, or one that is all three.
+        query_norm, key_norm: of each head.
+        rotates: whether queries and keys get the rotary embedding.
+        scale, window, softcap: as in `AttentionBackend.attend`.
+    """
+
+    layer_index: int
+    merged: tuple[nn.Linear, ...]
+    output: nn.Linear
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    query_norm: Norm | None
+    key_norm: Norm | None
+    rotates: bool
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True)
+class GatedParts:
+    """A gated MLP: `gate_up` are the gate's and the up product, or one that is both."""
+
+    gate_up: tuple[nn.Linear, ...]
+    down: nn.Linear
+    activation: str
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """A decoder layer.
+
+    Attributes:
+        family: the model type.
+        before_attention, before_mlp: norms of the residual.
+        after_attention, after_mlp: norms of what is added to it.
+        multiplier: of what is added.
+        mlp: the module; `gated` says what it is made of, where it is a gated MLP.
+    """
+
+    family: str
+    attention: AttentionParts
+    mlp: nn.Module
+    gated: GatedParts | None
+    before_attention: Norm
+    before_mlp: Norm
+    after_attention: Norm | None
+    after_mlp: Norm | None
+    multiplier: float
+
+
+def describe_layer(layer: Any) -> DecoderParts | None:
+    """What a layer of a transformers model is made of; None: something else than what can be said here."""
+    name = _LAYER_CLASSES.get(_class_of(layer))
+    attention = None if name is None else _describe_attention(layer.self_attn, _FAMILIES[name])
+    if name is None or attention is None:
+        return None
+    # Where there are four norms, the second is of what attention adds.
+    four = hasattr(layer, "pre_feedforward_layernorm")
+    second = describe_norm(layer.post_attention_layernorm)
+    return DecoderParts(
+        family=name,
+        attention=attention,
+        mlp=layer.mlp,
+        gated=_describe_gated(layer.mlp),
+        before_attention=describe_norm(layer.input_layernorm),
+        before_mlp=describe_norm(layer.pre_feedforward_layernorm) if four else second,
+        after_attention=second if four else None,
+        after_mlp=describe_norm(layer.post_feedforward_layernorm) if four else None,
+        multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether `describe_norm` knows its class."""
+    return _class_of(module) in _NORM_CLASSES
+
+
+def describe_norm(module: Any) -> Norm:
+    """What an RMSNorm of these families computes. Raises KeyError for anything else."""
+    family = _NORM_CLASSES[_class_of(module)]
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return Norm(module.weight.detach(), float(eps), family.offset, family.wide)
+
+
+def _class_of(module: Any) -> tuple[str, str]:
+    return type(module).__module__, type(module).__name__
+
+
+def _describe_attention(attention: Any, family: _Family) -> AttentionParts | None:
+    head_size = int(attention.head_dim)
+    if hasattr(attention, "qkv_proj"):
+        merged: tuple[Any, ...] = (attention.qkv_proj,)
+    else:
+        merged = (attention.q_proj, attention.k_proj, attention.v_proj)
+    if any(type(part) is not nn.Linear for part in (*merged, attention.o_proj)):
+        return None
+    num_heads = attention.o_proj.in_features // head_size
+    width = sum(part.out_features for part in merged)
+    window = getattr(attention.config if family.window_in_config else attention, "sliding_window", None)
+    # Of the families here, Gemma 2 alone hands its softcap to attention.
+    softcap = attention.attn_logit_softcapping if family.prefix == "Gemma2" else None
+    has_norms = hasattr(attention, "q_norm")
+    return AttentionParts(
+        layer_index=int(attention.layer_idx),
+        merged=merged,
+        output=attention.o_proj,
+        num_heads=num_heads,
+        num_kv_heads=(width // head_size - num_heads) // 2,
+        head_size=head_size,
+        query_norm=describe_norm(attention.q_norm) if has_norms else None,
+        key_norm=describe_norm(attention.k_norm) if has_norms else None,
+        rotates=bool(getattr(attention, "use_rope", True)),
+        scale=float(attention.scaling),
+        window=None if window is None else int(window),
+        softcap=None if softcap is None else float(softcap),
+    )
+
+
+def _describe_gated(mlp: Any) -> GatedParts | None:
+    activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    kind = _ACTIVATIONS.get(type(activation).__name__)
+    names = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
+    products: tuple[Any, ...] = tuple(getattr(mlp, name, None) for name in (*names, "down_proj"))
+    if kind is None or any(type(product) is not nn.Linear for product in products):
+        return None
+    return GatedParts(products[:-1], products[-1], kind)
+
+
+def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:
+    """Whether it is Llama's layer with SiLU, its products' weights of this dtype on a CPU."""
+    weight = parts.attention.merged[0].weight
+    return (
+        parts.family == "llama"
+        and weight.dtype == dtype
+        and weight.device.type == "cpu"
+        and parts.attention.head_size % 2 == 0
+        and parts.gated is not None
+        and parts.gated.activation == "silu"
+    )
+
+
+def replace_layers(model: nn.Module, make: Callable[[DecoderParts], nn.Module | None]) -> int:
+    """Put what `make` makes of a layer that can be described in its place; returns how many it made.
+
+    Memory of weights that nothing else uses is given back.
+    """
+    count = 0
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for index, layer in enumerate(layers):
+            parts = describe_layer(layer)
+            made = None if parts is None else make(parts)
+            if made is not None:
+                layers[index] = made
+                release_file_pages(address_ranges(layer.parameters()))
+                count += 1
+    return count

@@ -1,0 +1,1 @@
+"""Decoder layers with fewer kernels, for a GPU."""

@@ -1,0 +1,127 @@
+"""Decoder layers with fewer, larger kernels, for a GPU.
+
+A transformers layer launches about forty kernels. These launch, on the same weights::
+
+    norm                            | q, k and v as one product
+    head norms, rotary, cache write | attention (one to three)  | output product
+    add to the residual, norm       | gate and up as one product
+    activation times up             | down product              | add to the residual
+
+Kernels between products work row by row and round where transformers' operators round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.model.decoder_layers import DecoderParts
+from radixkv_kernels import Norm, Rotation
+from radixkv_kernels.triton.gated import gate_rows
+from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
+
+
+class FusedLayer(nn.Module):
+    """A layer that stands for a transformers layer, for which `can_fuse` holds.
+
+    It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H]. The residual is
+    added in place: the input's memory holds the result.
+    """
+
+    def __init__(self, parts: DecoderParts) -> None:
+        super().__init__()
+        self.attention = parts.attention
+        self.merged, self.output = merged_linear(parts.attention.merged), parts.attention.output
+        self.gated = parts.gated
+        if parts.gated is None:
+            self.mlp = parts.mlp
+        else:
+            self.gate_up, self.down = merged_linear(parts.gated.gate_up), parts.gated.down
+        self.norms = (parts.before_attention, parts.before_mlp)
+        self.norms_after = (parts.after_attention, parts.after_mlp)
+        self.multiplier = parts.multiplier
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        radixkv_step: Any,
+        **_: Any,
+    ) -> torch.Tensor:
+        """The layer, in the signature that transformers calls."""
+        states = hidden_states[0]
+        merged = self.merged(norm_rows(states, self.norms[0]))
+        added = self.output(self._attend(merged, position_embeddings, radixkv_step))
+        normed = add_and_norm_rows(
+            states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
+        )
+        add_rows(states, self._mlp(normed), multiplier=self.multiplier, after=self.norms_after[1])
+        return hidden_states
+
+    def _attend(
+        self, merged: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None, step: Any
+    ) -> torch.Tensor:
+        """[T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
+        parts = self.attention
+        scoring = {"scale": parts.scale, "window": parts.window, "softcap": parts.softcap}
+        if parts.rotates:
+            assert position_embeddings is not None
+            cosines, sines = position_embeddings
+            rotation = Rotation(cosines[0], sines[0], parts.query_norm, parts.key_norm)
+            attended: torch.Tensor = step.attend_merged(parts.layer_index, merged, rotation, **scoring)
+        else:
+            heads = merged.view(len(merged), -1, parts.head_size)
+            query, key, value = heads.split([parts.num_heads, parts.num_kv_heads, parts.num_kv_heads], dim=1)
+            attended = step.attend(parts.layer_index, query, key, value, **scoring)
+        return attended.reshape(len(merged), -1)
+
+    def _mlp(self, normed: torch.Tensor) -> torch.Tensor:
+        if self.gated is None:
+            added: torch.Tensor = self.mlp(normed[None])[0]
+        else:
+            added = self.down(gate_rows(self.gate_up(normed), self.gated.activation))
+        return added
+
+
+class FusedNorm(nn.Module):
+    """An RMSNorm as one kernel: [..., N] -> [..., N]."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return norm_rows(states.reshape(-1, states.shape[-1]), self.norm).view_as(states)
+
+
+def merged_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
+    """Layers with the same input as one, their outputs one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first, width = parts[0], sum(part.out_features for part in parts)
+    has_bias = first.bias is not None
+    merged = nn.Linear(first.in_features, width, bias=has_bias, device="meta")
+    merged.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
+    if has_bias:
+        merged.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]), requires_grad=False)
+    return merged
+
+
+def can_fuse(parts: DecoderParts) -> bool:
+    """Whether all products have the same floating-point weights, and the kernels do what is between them."""
+    linears = [*parts.attention.merged, parts.attention.output]
+    if parts.gated is not None:
+        linears += [*parts.gated.gate_up, parts.gated.down]
+    biases = [
+        {linear.bias is None for linear in group}
+        for group in (parts.attention.merged, () if parts.gated is None else parts.gated.gate_up)
+    ]
+    return (
+        len({linear.weight.dtype for linear in linears}) == 1
+        and all(len(kinds) <= 1 for kinds in biases)
+        and (parts.attention.rotates or parts.attention.query_norm is None)
+    )

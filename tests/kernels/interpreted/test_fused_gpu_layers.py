@@ -1,0 +1,253 @@
+"""Whole models with fused layers, their Triton kernels interpreted, against transformers' own layers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernel_count import counted_kernels
+from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from radixkv.config import EngineConfig
+from radixkv.model import runner as model_runner
+from radixkv.model.cuda_graphs import StepGraphs
+from radixkv.model.gpu.fused_layers import FusedLayer
+from radixkv.model.gpu.rewrite import fuse_layers
+from radixkv.model.loading.loader import LoadedModel, load_model
+from radixkv.model.runner import ModelRunner
+from radixkv.scheduling.batch import Batch
+from radixkv_kernels import KVSpec
+
+BLOCK = 8
+#: Kernels of a layer: norm, product, rotary and write, attention (two and a merge), product, add and norm,
+#: product, activation, product, add.
+MAX_KERNELS = 14
+#: Family -> what its tiny model changes.
+_TWO_LAYERS = {"num_hidden_layers": 2}
+_TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+FUSED: dict[str, dict[str, Any]] = {
+    "llama": {**_TWO_LAYERS, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    "qwen2-window": _TWO_LAYERS,
+    "qwen3": _TWO_LAYERS,
+    "mistral-window": _TWO_LAYERS,
+    "phi3": {
+        **_TWO_LAYERS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "smollm3": {**_TWO_LAYERS, "no_rope_layer_interval": 2},
+    "granite": _TWO_LAYERS,
+    "gemma": _TWO_LAYERS,
+    "gemma2": _TWO_KINDS,
+    "gemma3": _TWO_KINDS,
+    "mixtral": _TWO_LAYERS,
+    "qwen3-moe": _TWO_LAYERS,
+    "qwen2-moe-window": {**_TWO_LAYERS, "max_window_layers": 1},
+}
+
+#: They differ little from others: tested where RADIXKV_ALL_TILES is set.
+LIKE_OTHERS = ("qwen2-window", "gemma", "qwen3-moe", "qwen2-moe-window")
+TESTED = [family for family in FUSED if family not in LIKE_OTHERS or "RADIXKV_ALL_TILES" in os.environ]
+
+
+def load(folder: Path, dtype: str = "float32") -> LoadedModel:
+    return load_model(EngineConfig(model=str(folder), device="cpu", dtype=dtype), show_progress=False)
+
+
+def make_runner(loaded: LoadedModel, quantization: str | None = None, **options: Any) -> ModelRunner:
+    spec = KVSpec(
+        num_layers=loaded.num_layers,
+        num_blocks=32,
+        block_size=BLOCK,
+        num_kv_heads=loaded.num_kv_heads,
+        head_size=loaded.head_size,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        quantization=quantization,
+    )
+    limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
+    runner = ModelRunner(loaded, spec, backend="triton", **limits, **options)
+    for tensor in runner.kv.tensors():
+        tensor.view(torch.uint8).zero_()
+    return runner
+
+
+def batch_of(*rows: tuple[list[int], int, int, list[int]]) -> Batch:
+    """Tokens [start, end) of each (tokens, start, end, block table)."""
+    counts = [end - start for _, start, end, _ in rows]
+    positions = np.concatenate([np.arange(start, end) for _, start, end, _ in rows])
+    slots = [
+        table[p // BLOCK] * BLOCK + p % BLOCK for _, start, end, table in rows for p in range(start, end)
+    ]
+    return Batch(
+        entries=[],
+        token_ids=np.concatenate([np.asarray(tokens[start:end]) for tokens, start, end, _ in rows]),
+        positions=positions,
+        query_starts=np.cumsum([0, *counts]).astype(np.int32),
+        context_lengths=np.asarray([end for _, _, end, _ in rows], dtype=np.int32),
+        block_tables=[np.asarray(table, dtype=np.int32) for *_, table in rows],
+        write_slots=np.asarray(slots, dtype=np.int64),
+        write_rows=None,
+        logit_rows=np.arange(sum(counts)),
+        copy_groups=[],
+    )
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, count).tolist()
+
+
+SHARED = some_tokens(9, 1)
+FIRST = SHARED[:8] + some_tokens(4, 2)
+SECOND = some_tokens(2, 3)
+
+
+def cold_and_hot(runner: ModelRunner) -> list[torch.Tensor]:
+    """A prompt; then its first decode, another prompt that hits its first block, and a cold one."""
+    prompt = runner.execute(batch_of((SHARED, 0, 8, [5]))).clone()
+    mixed = runner.execute(batch_of((SHARED, 8, 9, [5, 9]), (FIRST, 8, 12, [5, 7]), (SECOND, 0, 2, [1])))
+    return [prompt, *mixed.split([1, 4, 2])]
+
+
+@torch.inference_mode()
+def expected(folder: Path) -> list[torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    shared, first, second = (
+        model(torch.tensor([tokens]), use_cache=False).logits[0] for tokens in (SHARED, FIRST, SECOND)
+    )
+    return [shared[:8], shared[8:], first[8:], second]
+
+
+@contextmanager
+def kernels_by_layer(runner: ModelRunner) -> Iterator[list[Counter[str]]]:
+    """What each layer launches, from step to step."""
+    found: list[Counter[str]] = []
+    before: list[Counter[str]] = []
+    with counted_kernels() as launched:
+        hooks = []
+        for layer in runner.model.model.layers:
+            hooks.append(layer.register_forward_pre_hook(lambda *_: before.append(Counter(launched))))
+            hooks.append(layer.register_forward_hook(lambda *_: found.append(launched - before[-1])))
+        yield found
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("family", TESTED)
+def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
+    """transformers' logits, cold and hot, from few kernels."""
+    folder = save_tiny_model(tmp_path, family, **FUSED[family])
+    runner = make_runner(load(folder))
+    assert sum(isinstance(module, FusedLayer) for module in runner.model.modules()) == 2
+    with kernels_by_layer(runner) as launched:
+        logits = cold_and_hot(runner)
+    for got, wanted in zip(logits, expected(folder), strict=True):
+        assert (got - wanted).abs().max().item() < 1e-4
+    assert len(launched) == 4
+    for layer in launched:
+        if "moe" not in family and family != "mixtral":  # experts are transformers' own
+            assert layer.total() <= MAX_KERNELS, layer
+        assert layer["attention_kernel"] >= 1
+        assert layer["rotate_write_kernel"] + layer["write_kernel"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", None), ("bfloat16", "fp8_e4m3"), ("float16", "int8")]
+)
+def test_narrow_types_round_as_transformers_does(
+    dtype: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of layers that are not fused, and their cache: but for the order of sums in products."""
+    folder = save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    fused = make_runner(load(folder, dtype), quantization)
+    monkeypatch.setattr(model_runner, "rewrite_layers", lambda *_: None)
+    plain = make_runner(load(folder, dtype), quantization)
+    assert not any(isinstance(module, FusedLayer) for module in plain.model.modules())
+    with kernels_by_layer(plain) as launched:
+        wanted = cold_and_hot(plain)
+    assert launched[0].total() > 2 * MAX_KERNELS
+    tolerance = 0.02 if dtype == "bfloat16" else 0.005
+    for got, one in zip(cold_and_hot(fused), wanted, strict=True):
+        assert (got - one).abs().max().item() < tolerance * float(one.abs().max())
+    for layer in range(2):
+        for got, one in zip(
+            *(runner.kv.read(layer, np.array([5, 9]), 9) for runner in (fused, plain)), strict=True
+        ):
+            assert (got - one).abs().max().item() < 2 * tolerance * float(one.abs().max())
+
+
+def test_deterministic_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """Bit for bit: a prompt at once or in parts, a decode alone or beside others."""
+    folder = save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    runner = make_runner(load(folder), deterministic=True)
+    prompt, decode, hit, cold = (one.clone() for one in cold_and_hot(runner))
+    parts = [runner.execute(batch_of((SHARED, i, i + 3, [11, 12]))).clone() for i in (0, 3, 6)]
+    whole = torch.cat(parts)
+    assert torch.equal(whole[:8], prompt)
+    assert torch.equal(whole[8:], decode)
+    assert torch.equal(runner.execute(batch_of((FIRST, 0, 12, [20, 21])))[8:], hit)
+    assert torch.equal(runner.execute(batch_of((SECOND, 0, 2, [22]))), cold)
+
+
+def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
+    """Padded rows write nothing; what a recorded step allocates is its own."""
+    runner = make_runner(load(save_tiny_model(tmp_path, "llama", num_hidden_layers=2)))
+    tokens = [some_tokens(9, seed) for seed in range(3)]
+    tables = [[2 * r, 2 * r + 1] for r in range(3)]
+    runner.execute(batch_of(*((tokens[r], 0, 6, tables[r]) for r in range(3))))
+    decode = batch_of(*((tokens[r], 6, 7, tables[r]) for r in range(3)))
+    wanted = runner.execute(decode).clone()
+    stored = [tensor.clone() for tensor in runner.kv.tensors()]
+
+    def record(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = step().clone()
+
+        def replay() -> None:
+            result.copy_(step())
+
+        return replay, result
+
+    graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=8, record=record)
+    with torch.inference_mode():
+        for _ in range(4):
+            plan = runner.backend.plan(decode.query_starts, decode.context_lengths, decode.block_tables)
+            got = graphs.run(decode, plan)
+            assert got is not None
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert graphs.replayed > 0
+    for before, after in zip(stored, runner.kv.tensors(), strict=True):
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["olmo2", "phi", "gpt-oss", "cohere2", "gpt-neox", "starcoder2"])
+def test_other_families_stay_as_they_are(family: str) -> None:
+    kind, settings = FAMILIES[family]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": VOCAB_SIZE, "num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, num_hidden_layers=3, **{**sizes, **settings})
+    model = AutoModelForCausalLM.from_config(config)
+    before = [type(module) for module in model.modules()]
+    assert fuse_layers(model) == 0
+    assert [type(module) for module in model.modules()] == before
+
+
+def test_layers_are_fused_once(tmp_path: Path) -> None:
+    """The weights are packed where they are, and keep their values."""
+    folder = save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    model = load(folder).model
+    products = [model.model.layers[0].self_attn.get_submodule(f"{name}_proj").weight for name in "qkv"]
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert fuse_layers(model) == 2
+    assert torch.equal(model.model.layers[0].merged.weight, torch.cat(products))
+    layers = list(model.model.layers)
+    assert fuse_layers(model) == 0
+    assert list(model.model.layers) == layers
+    assert sum(parameter.nbytes for parameter in model.parameters()) <= size

@@ -1,0 +1,170 @@
+"""The kernels between a layer's products, interpreted: as torch's operators, and near a float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from radixkv_kernels import KVSpec, Norm, PagedKV, Rotation, make_backend
+from radixkv_kernels.interface import AttentionBackend
+from radixkv_kernels.triton.gated import gate_rows
+from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+#: Largest error against float64, relative to the largest result.
+ERRORS = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+KINDS = {"llama": {}, "gemma": {"offset": True, "wide": True}, "olmo": {"wide": True}}
+
+
+def exact_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
+
+
+def assert_near(got: torch.Tensor, wanted: torch.Tensor, factor: float = 1.0) -> None:
+    limit = factor * ERRORS[got.dtype] * float(wanted.abs().max())
+    assert (got.double() - wanted).abs().max().item() <= limit
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(dtype: torch.dtype, kind: str) -> None:
+    torch.manual_seed(0)
+    for rows, width in ((3, 96), (1, 64), (2, 515)):
+        # Rows of a wider tensor, as a slice has them.
+        x = torch.randn(rows, width + 5).to(dtype)[:, :width] * 3
+        norm = Norm(torch.randn(width).to(dtype), 1e-5, **KINDS[kind])
+        got = norm_rows(x, norm)
+        assert_near(got, exact_norm(x, norm))
+        # The same but for a rounding here and there, from another order of the sum.
+        torch.testing.assert_close(got, norm.apply(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_and_norm(dtype: torch.dtype, kind: str) -> None:
+    torch.manual_seed(1)
+    norm, after = (Norm(torch.randn(80).to(dtype), 1e-6, **KINDS[kind]) for _ in range(2))
+    states, added = torch.randn(2, 4, 80).to(dtype)
+    whole = states.clone()
+    got = add_and_norm_rows(whole, added, norm)
+    assert torch.equal(whole, states + added)
+    torch.testing.assert_close(got, norm.apply(states + added))
+    scaled = states.clone()
+    add_rows(scaled, added, multiplier=0.25)
+    assert torch.equal(scaled, states + added * 0.25)
+    normed = states.clone()
+    got = add_and_norm_rows(normed, added, norm, multiplier=0.5, after=after)
+    sums = states.double() + 0.5 * exact_norm(added, after)
+    assert_near(normed, sums, 2.0)
+    assert_near(got, exact_norm(normed, norm))
+    torch.testing.assert_close(normed, states + after.apply(added) * 0.5)
+
+
+def test_a_row_is_normed_alike_beside_any_others() -> None:
+    torch.manual_seed(2)
+    x, norm = torch.randn(7, 200), Norm(torch.randn(200), 1e-5)
+    whole = norm_rows(x, norm)
+    for r in (0, 3, 6):
+        assert torch.equal(norm_rows(x[r : r + 1], norm)[0], whole[r])
+    assert norm_rows(x[:0], norm).shape == (0, 200)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("silu", F.silu),
+        ("gelu", F.gelu),
+        ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
+    ],
+)
+def test_gate(dtype: torch.dtype, activation: str, function: Any) -> None:
+    torch.manual_seed(3)
+    for rows, width in ((3, 96), (1, 1100)):
+        gate_up = (torch.randn(rows, 2 * width) * 4).to(dtype)
+        gate, up = gate_up.chunk(2, dim=-1)
+        got = gate_rows(gate_up, activation)
+        assert_near(got, function(gate.double()) * up.double(), 2.0)
+        torch.testing.assert_close(got, function(gate) * up)
+
+
+def backend_and_caches(
+    heads: tuple[int, int], head_size: int, dtype: torch.dtype, quantization: str | None
+) -> tuple[AttentionBackend, PagedKV, PagedKV]:
+    spec = KVSpec(2, 8, 8, heads[1], head_size, dtype, torch.device("cpu"), quantization)
+    caches = (PagedKV(spec), PagedKV(spec))
+    for kv in caches:
+        for tensor in kv.tensors():
+            tensor.view(torch.uint8).zero_()
+    limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
+    backend = make_backend("triton", num_query_heads=heads[0], spec=spec, compute_dtype=dtype, **limits)
+    return backend, *caches
+
+
+def rotation_of(tokens: int, turned: int, head_size: int, dtype: torch.dtype, kind: str | None) -> Rotation:
+    angles = torch.randn(tokens, turned // 2).repeat(1, 2)
+    norms = [None, None]
+    if kind is not None:
+        norms = [Norm(torch.randn(head_size).to(dtype), 1e-5, **KINDS[kind]) for _ in range(2)]
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), *norms)
+
+
+#: Slots of entries and the rows that they take: fewer entries than rows, and rows taken twice or not at all.
+WRITES = [
+    ([3, -1, 40, 63], None),
+    ([1, 9, 17, 33, 2, 50], [0, 0, 3, 4, 2, 1]),
+]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "head_size", "turned"), [((6, 3), 24, 24), ((9, 1), 80, 80), ((4, 2), 16, 8), ((4, 4), 40, 16)]
+)
+def test_rotate_and_write_bit_for_bit(
+    heads: tuple[int, int], head_size: int, turned: int, dtype: torch.dtype, quantization: str | None
+) -> None:
+    """Without norms: exactly what torch's operators and the write kernel make of it."""
+    torch.manual_seed(4)
+    backend, kv, plain = backend_and_caches(heads, head_size, dtype, quantization)
+    merged = torch.randn(5, (heads[0] + 2 * heads[1]) * head_size).to(dtype)
+    rotation = rotation_of(5, turned, head_size, dtype, None)
+    for slots, rows in WRITES:
+        where = torch.tensor(slots), None if rows is None else torch.tensor(rows)
+        query = backend.rotate_and_write(kv, 1, merged, rotation, *where)
+        assert torch.equal(
+            query, AttentionBackend.rotate_and_write(backend, plain, 1, merged, rotation, *where)
+        )
+        for got, one in zip(kv.tensors(), plain.tensors(), strict=True):
+            assert torch.equal(got.view(torch.uint8), one.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turned", [32, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normed_before_they_turn(dtype: torch.dtype, turned: int, kind: str) -> None:
+    torch.manual_seed(5)
+    backend, kv, _ = backend_and_caches((6, 2), 32, dtype, None)
+    merged = torch.randn(3, 10 * 32).to(dtype)
+    rotation = rotation_of(3, turned, 32, dtype, kind)
+    slots = torch.tensor([5, 60, 17])
+    query = backend.rotate_and_write(kv, 0, merged, rotation, slots)
+    heads = merged.view(3, 10, 32)
+    stored = kv.key[0].flatten(1, 2)[:, slots].transpose(0, 1)
+    half = turned // 2
+    cosines, sines = rotation.cosines.double()[:, None, :half], rotation.sines.double()[:, None, :half]
+    for got, given, norm in (
+        (query, heads[:, :6], rotation.query_norm),
+        (stored, heads[:, 6:8], rotation.key_norm),
+    ):
+        assert norm is not None
+        x = exact_norm(given, norm)
+        first, second = x[..., :half], x[..., half:turned]
+        turned_parts = [first * cosines - second * sines, second * cosines + first * sines, x[..., turned:]]
+        assert_near(got, torch.cat(turned_parts, -1), 2.0)
+        torch.testing.assert_close(got, rotation.apply(given, norm))
+    assert torch.equal(kv.value[0].flatten(1, 2)[:, slots].transpose(0, 1), heads[:, 8:])
