@@ -72,6 +72,7 @@ _COMMANDS = {
     "cache_folder": ("cache",),
     "bench": ("bench",),
     "replay": ("replay", "simulate"),
+    "proxy": ("proxy",),
 }
 
 

@@ -31,10 +31,15 @@ FLOORS = (
     ("context", "generation.generation"),
     ("chat", "generation"),
     ("apis", "console", "openapi"),
+    ("proxy",),
     ("app",),
 )
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
+    "radixkv.audit.exchange",  # the proxy's requests, as an audit reads them
+    "radixkv.audit.record",
+    "radixkv.audit.request_bodies",
+    "radixkv.audit.response_bodies",
     "radixkv",  # its version
     "radixkv.insight.advisor",  # the type of a hint
     "radixkv.cache.insight.events",  # the types of events

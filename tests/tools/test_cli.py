@@ -16,7 +16,7 @@ from radixkv.errors import ConfigError
 from radixkv.tools import cli
 from radixkv.tools.cli_options import setting_helps
 
-COMMANDS = ("serve", "keys", "chat", "pull", "explain", "cache", "bench", "replay", "simulate")
+COMMANDS = ("serve", "keys", "chat", "pull", "explain", "cache", "bench", "replay", "simulate", "proxy")
 
 
 def run(*arguments: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:

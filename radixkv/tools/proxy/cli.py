@@ -1,0 +1,86 @@
+"""The command `radixkv proxy`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from radixkv.config import parse_size
+from radixkv.errors import ConfigError
+from radixkv.tools.output_files import check_writable
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the command into the command line's `app`."""
+    app.command(name="proxy")(proxy)
+
+
+def proxy(
+    upstream: Annotated[
+        str, typer.Option(metavar="URL", help="The server behind, as https://api.openai.com.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Append each request and its answer, for `radixkv audit`; never keys."
+        ),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="With --record: hashes of words in the place of texts.")
+    ] = False,
+    record_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="A longer record becomes FILE.1, and another one begins.")
+    ] = "256MiB",
+    record_files: Annotated[int, typer.Option(min=1, help="So many of them are kept.")] = 8,
+    max_body: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse longer request bodies; default: any length.")
+    ] = None,
+    max_kept: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="Of a request or answer above this nothing is recorded or shown."),
+    ] = "32MiB",
+) -> None:
+    """Stand before any model API, hand everything on unchanged, and record what is asked.
+
+    Clients are given http://HOST:PORT in the place of the API's own address. Keys go through and are kept
+    nowhere.
+    """
+    from radixkv_server.proxy.observer import ObserverSettings
+    from radixkv_server.proxy.serve import ProxySettings, serve
+    from radixkv_server.proxy.upstream import Upstream
+
+    if redact and record is None:
+        raise ConfigError("--redact is for what --record writes: give its FILE")
+    check_writable("--record", record)
+    logging.getLogger("radixkv_server").setLevel(logging.INFO)
+    settings = ProxySettings(
+        Upstream.parse(upstream),
+        host,
+        port,
+        None if max_body is None else parse_size(max_body),
+        parse_size(max_kept),
+    )
+    observing = ObserverSettings(
+        record=None if record is None else record.absolute(),
+        redact=redact,
+        record_bytes=parse_size(record_size),
+        record_files=record_files,
+        redaction_key=secrets.token_bytes(32),
+    )
+
+    def ready(opened: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{opened} hands on to {settings.upstream}", flush=True)
+        if record is not None:
+            print(f"  record   {record}{', texts as hashes' if redact else ''}", flush=True)
+
+    asyncio.run(serve(settings, observing, ready))

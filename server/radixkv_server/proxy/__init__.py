@@ -1,0 +1,1 @@
+"""A transparent reverse proxy before any model API, which records what is asked of its prefix cache."""

@@ -1,0 +1,135 @@
+"""Feed: hands what went by to the observer, a process of its own, and never waits for it.
+
+What the observer does not take in time is dropped and counted, above a bound of memory. If it dies the
+traffic goes on, and another one is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from radixkv.audit.exchange import Exchange
+from radixkv_server.proxy.passage import Passage
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<Q")
+_RESTART_S = 1.0  # doubled with each restart that follows soon
+_MAX_RESTART_S = 60.0
+_SOON_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the observer is told of a request.
+
+    Attributes:
+        conversation: what its headers call it; empty: nothing.
+        secrets: to be removed from all texts.
+        is_whole: the answer was.
+        num_dropped: requests that it was not told of, so far.
+    """
+
+    exchange: Exchange
+    upstream: str
+    conversation: str
+    secrets: tuple[str, ...]
+    is_whole: bool
+    num_dropped: int
+
+
+class Feed:
+    """The way to the observer.
+
+    Args:
+        settings: an ObserverSettings, for each observer that is started.
+        max_bytes: that wait for it.
+    """
+
+    def __init__(self, settings: Any, max_bytes: int) -> None:
+        self._settings = settings
+        self._max_bytes = max_bytes
+        self._pipe: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self.num_dropped = 0
+
+    async def run(self) -> None:
+        """Keep an observer running; when cancelled, let it finish what it has been told."""
+        delay = _RESTART_S
+        try:
+            while True:
+                started = time.monotonic()
+                await self._start()
+                assert self._process is not None
+                code = await self._process.wait()
+                self._pipe = None
+                delay = _RESTART_S if time.monotonic() - started > _SOON_S else min(2 * delay, _MAX_RESTART_S)
+                logger.warning(
+                    "the observer ended (%s): traffic goes on, another one starts in %.0f s", code, delay
+                )
+                await asyncio.sleep(delay)
+        finally:
+            await self._stop()
+
+    def put(self, passage: Passage) -> None:
+        """Tell of a request whose answer has ended. Never waits."""
+        exchange, pipe = passage.exchange(), self._pipe
+        is_full = pipe is None or pipe.is_closing() or pipe.get_write_buffer_size() > self._max_bytes
+        if exchange is None or pipe is None or is_full:
+            self.num_dropped += 1
+            return
+        seen = Seen(
+            exchange,
+            passage.upstream,
+            passage.conversation,
+            passage.secrets,
+            not passage.is_cut_off,
+            self.num_dropped,
+        )
+        pipe.write(_frame(seen))
+
+    async def _start(self) -> None:
+        command = (sys.executable, "-m", "radixkv_server.proxy.observer")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, env=environment
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin.transport
+        self._pipe.write(_frame(self._settings))
+
+    async def _stop(self) -> None:
+        process, self._pipe = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 10.0)
+        if process.returncode is None:
+            process.kill()
+
+
+def _frame(value: Any) -> bytes:
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_frames(pipe: IO[bytes]) -> Iterator[Any]:
+    """What was put in at the other end, until that is closed."""
+    while len(head := pipe.read(_LENGTH.size)) == _LENGTH.size:
+        (length,) = _LENGTH.unpack(head)
+        data = pipe.read(length)
+        if len(data) < length:
+            return
+        yield pickle.loads(data)

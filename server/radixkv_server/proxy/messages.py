@@ -1,0 +1,181 @@
+"""What goes by on a connection: where its requests begin and end, and what its answers are.
+
+Parsing is h11's. Bytes are handed on as they came; what can't be parsed is handed on, too, and no longer
+looked at: whoever sent it is answered by the other side, as without a proxy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import h11
+
+from radixkv_server.proxy.passage import Passage
+
+MAX_HEAD_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The head of a request: as it came, and what it says."""
+
+    raw: bytes
+    method: bytes
+    target: bytes
+    headers: Sequence[tuple[bytes, bytes]]  # names in lower case
+
+    @property
+    def content_length(self) -> int:
+        """As it is told; 0: it is not."""
+        return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+
+
+class RequestStream:
+    """Cuts what a client sends into heads and what follows them.
+
+    Attributes:
+        is_opaque: the rest is handed on without a look.
+        body: takes the content of the current request's body, without its framing.
+    """
+
+    def __init__(self) -> None:
+        self.is_opaque = False
+        self.body: Callable[[bytes], None] = lambda data: None
+        self._parser: h11.Connection | None = None
+        self._head = b""  # of a head that is not whole
+
+    def feed(self, data: bytes) -> Iterator[RequestHead | bytes]:
+        """Pieces to hand on, in order. O(data)."""
+        while data and not self.is_opaque:
+            if self._parser is None:
+                self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+                self._head = b""
+            in_head = self._parser.their_state is h11.IDLE
+            self._parser.receive_data(data)
+            if in_head:
+                self._head += data
+                head = self._next_head()
+                if head is None:
+                    data = b""  # it is held
+                    break
+                yield head
+                data = self._parser.trailing_data[0]
+            ended = self._read_body()
+            rest = self._parser.trailing_data[0] if ended else b""
+            if len(rest) < len(data):
+                yield data[: len(data) - len(rest)]
+            if ended:
+                self._parser = None
+            data = rest
+        if self.is_opaque and (self._head or data):
+            yield self.give_up() or data
+
+    def give_up(self) -> bytes:
+        """Look no more; what was held back, to be handed on."""
+        self.is_opaque = True
+        held, self._head = self._head, b""
+        return held
+
+    def _next_head(self) -> RequestHead | None:
+        """The head, once it is whole."""
+        assert self._parser is not None
+        try:
+            event = self._parser.next_event()
+        except h11.RemoteProtocolError:
+            self.is_opaque = True
+            return None
+        if not isinstance(event, h11.Request):
+            return None
+        raw = self._head[: len(self._head) - len(self._parser.trailing_data[0])]
+        self._head = b""
+        return RequestHead(raw, event.method, event.target, list(event.headers))
+
+    def _read_body(self) -> bool:
+        """Take what there is of the body; whether it has ended."""
+        assert self._parser is not None
+        try:
+            while isinstance(event := self._parser.next_event(), h11.Data):
+                self.body(event.data)
+            return isinstance(event, h11.EndOfMessage)
+        except h11.RemoteProtocolError:
+            self.is_opaque = True
+            return False
+
+
+class AnswerWatch:
+    """Follows the answers to requests that were handed on; changes nothing.
+
+    Args:
+        on_end: called with a request's passage once its answer is whole.
+        on_switch: called when the connection leaves HTTP.
+    """
+
+    def __init__(self, on_end: Callable[[Passage], None], on_switch: Callable[[], None]) -> None:
+        self.is_opaque = False
+        self._on_end = on_end
+        self._on_switch = on_switch
+        self._open: deque[tuple[RequestHead, Passage]] = deque()
+        self._parser: h11.Connection | None = None
+
+    @property
+    def open(self) -> int:
+        """Requests without a whole answer."""
+        return len(self._open)
+
+    def expect(self, head: RequestHead, passage: Passage) -> None:
+        """An answer to this request will come."""
+        self._open.append((head, passage))
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that went by; empty: the connection's end. O(data)."""
+        while self._open and not self.is_opaque:
+            head, passage = self._open[0]
+            try:
+                if self._parser is None:
+                    self._parser = _parser_of(head)
+                self._parser.receive_data(data)
+                if not self._read_answer(passage):
+                    return
+            except h11.ProtocolError:
+                self.is_opaque = True
+                return
+            data = self._parser.trailing_data[0]
+            self._parser = None
+            self._open.popleft()
+            self._on_end(passage)
+            if not data:
+                return
+
+    def end(self) -> None:
+        """Nothing more comes: what is open ended without the rest of its answer."""
+        while self._open:
+            _, passage = self._open.popleft()
+            passage.cut_off()
+            self._on_end(passage)
+
+    def _read_answer(self, passage: Passage) -> bool:
+        """Take what there is of an answer; whether it has ended."""
+        assert self._parser is not None
+        while True:
+            event = self._parser.next_event()
+            if isinstance(event, h11.Response):
+                passage.answered(event.status_code, list(event.headers))
+            elif isinstance(event, h11.Data):
+                passage.add_answer(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return True
+            elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
+                return False
+            elif event is h11.PAUSED:
+                self.is_opaque = True
+                self._on_switch()
+                return False
+
+
+def _parser_of(head: RequestHead) -> h11.Connection:
+    """A parser for the answer to a request: that decides where it ends."""
+    parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    parser.send(h11.Request(method=head.method, target=head.target, headers=list(head.headers)))
+    return parser

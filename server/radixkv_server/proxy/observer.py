@@ -1,0 +1,82 @@
+"""The observer: a process beside the traffic that records requests and shows what they find of a cache.
+
+It reads what `Feed` tells it from its standard input, and ends when that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixkv.audit.request_bodies import NoRequest
+from radixkv_server.proxy.feed import Seen, read_frames
+from radixkv_server.proxy.record_file import RecordFile
+from radixkv_server.proxy.redaction import Redaction
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverSettings:
+    """What an observer does.
+
+    Attributes:
+        record: the file that requests are written to; None: none is.
+        redact: its texts are replaced by hashes.
+        record_bytes, record_files: of one file, and how many are kept.
+        redaction_key: for equal texts to have equal hashes in all files of one proxy.
+    """
+
+    record: Path | None
+    redact: bool
+    record_bytes: int
+    record_files: int
+    redaction_key: bytes
+
+
+class Observer:
+    """Takes requests one by one."""
+
+    def __init__(self, settings: ObserverSettings) -> None:
+        self._file: RecordFile | None = None
+        if settings.record is not None:
+            redaction = Redaction(settings.redaction_key) if settings.redact else None
+            self._file = RecordFile(settings.record, settings.record_bytes, settings.record_files, redaction)
+
+    def take(self, seen: Seen) -> None:
+        """A request whose answer has ended; what is no request to a model is passed over."""
+        try:
+            record = seen.exchange.record()
+        except NoRequest:
+            return
+        if self._file is not None:
+            try:
+                self._file.write(seen, record)
+            except OSError as error:
+                logger.warning("--record: %s", error.strerror or error)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        if self._file is not None:
+            self._file.close()
+
+
+def main() -> None:
+    """Until the standard input ends."""
+    logging.basicConfig(level=logging.INFO, format="radixkv proxy: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proxy says when to end
+    frames = read_frames(sys.stdin.buffer)
+    observer = Observer(next(frames))
+    for seen in frames:
+        try:
+            observer.take(seen)
+        except Exception as error:  # one request's fault is no other's
+            logger.warning("a request could not be looked at: %s", type(error).__name__)
+    observer.close()
+
+
+if __name__ == "__main__":
+    main()

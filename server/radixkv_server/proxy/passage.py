@@ -1,0 +1,111 @@
+"""Passage: a request and its answer while they go by, as far as they are kept to be looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote_plus
+
+from radixkv.audit.exchange import SECRET_HEADERS, SECRET_PARAMETERS, Exchange, conversation_in, key_digest
+
+_SCHEMES = ("bearer ", "basic ", "token ")
+_MIN_SECRET = 8  # characters: shorter ones can't be told from other text
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One request.
+
+    Args:
+        max_bytes: of each body that are kept: of what is longer, nothing is.
+    """
+
+    path: str
+    headers: dict[str, str]
+    upstream: str
+    max_bytes: int
+    started: float = field(default_factory=time.time)
+    status: int = 0
+    first_seconds: float | None = None
+    seconds: float | None = None
+    is_cut_off: bool = False
+    answer_headers: dict[str, str] = field(default_factory=dict)
+    _clock: float = field(default_factory=time.monotonic)
+    _request: bytearray | None = field(default_factory=bytearray)
+    _answer: bytearray | None = field(default_factory=bytearray)
+
+    @classmethod
+    def of(
+        cls, target: bytes, headers: Iterable[tuple[bytes, bytes]], upstream: str, max_bytes: int
+    ) -> Passage:
+        """Of a request whose head has been read."""
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        return cls(target.decode("latin-1"), named, upstream, max_bytes)
+
+    def add_request(self, data: bytes) -> None:
+        """More of the request's body."""
+        self._request = _extended(self._request, data, self.max_bytes)
+
+    def answered(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """The head of the answer."""
+        self.status = status
+        self.answer_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+
+    def add_answer(self, data: bytes) -> None:
+        """More of the answer's body."""
+        if self.first_seconds is None:
+            self.first_seconds = time.monotonic() - self._clock
+        self._answer = _extended(self._answer, data, self.max_bytes)
+
+    def cut_off(self) -> None:
+        """Its answer ended before it was whole."""
+        self.is_cut_off = True
+
+    def end(self) -> None:
+        """Its answer has ended."""
+        self.seconds = time.monotonic() - self._clock
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The keys that it came with, longest first: for removing them, wherever they are told again."""
+        found: set[str] = set()
+        for name in SECRET_HEADERS:
+            value = self.headers.get(name, "")
+            parts = [value, *value.split(), *(pair.partition("=")[2] for pair in value.split(";"))]
+            found.update(part.strip() for part in parts if part.strip().lower() + " " not in _SCHEMES)
+        for pair in self.path.partition("?")[2].split("&"):
+            name, _, value = pair.partition("=")
+            found.update((value, unquote_plus(value)) if name.lower() in SECRET_PARAMETERS else ())
+        return tuple(sorted((one for one in found if len(one) >= _MIN_SECRET), key=len, reverse=True))
+
+    def exchange(self) -> Exchange | None:
+        """What is told of it, without what identifies its caller; None: its body is no longer known."""
+        if self._request is None:
+            return None
+        kept = {name: self.headers[name] for name in ("content-encoding",) if name in self.headers}
+        encoding = self.answer_headers.get("content-encoding")
+        return Exchange(
+            path=self.path.partition("?")[0],
+            request=bytes(self._request),
+            response=b"" if self._answer is None else bytes(self._answer),
+            request_headers=kept,
+            response_headers={} if encoding is None else {"content-encoding": encoding},
+            status=self.status,
+            time=self.started,
+            seconds=self.seconds,
+            first_seconds=self.first_seconds,
+            key=key_digest(self.headers, self.path),
+        )
+
+    @property
+    def conversation(self) -> str:
+        """What its headers call the conversation; empty: nothing."""
+        return conversation_in(self.headers)
+
+
+def _extended(kept: bytearray | None, data: bytes, most: int) -> bytearray | None:
+    if kept is None or len(kept) + len(data) > most:
+        return None
+    kept += data
+    return kept

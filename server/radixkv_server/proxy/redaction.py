@@ -1,0 +1,83 @@
+"""Redaction: the texts of requests and answers replaced by hashes that keep what they have in common.
+
+    "Find the port of Bergen."       ->   "kQ3x 0fT mZ1p 9s b7Tq2aL0"
+
+Each word becomes a hash of as many characters under a key that is kept nowhere, so that equal texts stay
+equal from their first word to where they part, and nothing can be read or guessed. What an API gives a
+meaning (roles, types, models, counts, times) stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from typing import Any
+
+_WORD = re.compile(r"\S{1,16}")  # of longer ones each sixteen characters
+#: Fields whose strings are an API's own words.
+_PLAIN = frozenset(
+    {
+        *(
+            "role",
+            "type",
+            "model",
+            "object",
+            "finish_reason",
+            "stop_reason",
+            "status",
+            "mode",
+            "ttl",
+            "effort",
+        ),
+        *(
+            "service_tier",
+            "tool_choice",
+            "truncation",
+            "prompt_cache_retention",
+            "verbosity",
+            "reasoning_effort",
+        ),
+    }
+)
+_MAX_PLAIN = 64
+#: Fields of objects whose own fields are the client's words: arguments, and properties of a schema.
+_NAMES_ARE_TEXT = frozenset({"properties", "input", "metadata", "$defs", "patternProperties", "definitions"})
+
+
+class Redaction:
+    """Replaces texts by hashes, under a key of its own.
+
+    Args:
+        key: for hashes that agree with another one's.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else key
+
+    def text(self, text: str) -> str:
+        """A text of hashes of its words. O(n)."""
+        return _WORD.sub(self._word, text)
+
+    def _word(self, found: re.Match[str]) -> str:
+        word = found[0].encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(word, key=self._key, digest_size=12).digest()
+        return base64.urlsafe_b64encode(digest).decode()[: len(found[0])]
+
+    def value(self, value: Any, name: str = "", *, is_schema: bool = False) -> Any:
+        """JSON data with its texts replaced; the names of fields stay, where they are an API's. O(n)."""
+        if isinstance(value, str):
+            is_plain = name in _PLAIN and len(value) <= _MAX_PLAIN and " " not in value and not is_schema
+            return value if is_plain else self.text(value)
+        if isinstance(value, list):
+            return [self.value(item, name, is_schema=is_schema) for item in value]
+        if isinstance(value, dict):
+            hides = name in _NAMES_ARE_TEXT or is_schema
+            return {
+                self.text(key) if hides else key: self.value(
+                    item, key, is_schema=is_schema or (hides and name != "properties") or name == "input"
+                )
+                for key, item in value.items()
+            }
+        return self.text(str(value)) if is_schema and isinstance(value, int | float) else value

@@ -1,0 +1,87 @@
+"""Runs the proxy: listens for clients, and gives each a relay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from radixkv.errors import ConfigError
+from radixkv_server.proxy.feed import Feed
+from radixkv_server.proxy.observer import ObserverSettings
+from radixkv_server.proxy.relay import Relay
+from radixkv_server.proxy.upstream import READ_BYTES, Upstream
+
+MAX_WAITING_BYTES = 256 * 1024 * 1024  # for the observer
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """What the proxy does with the traffic.
+
+    Attributes:
+        max_body_bytes: longer request bodies are refused; None: any length.
+        max_kept_bytes: of each body, for the observer; of longer ones it is told nothing.
+    """
+
+    upstream: Upstream
+    host: str
+    port: int
+    max_body_bytes: int | None
+    max_kept_bytes: int
+
+
+async def serve(
+    settings: ProxySettings, observing: ObserverSettings, on_ready: Callable[[int], None]
+) -> None:
+    """Until SIGINT or SIGTERM.
+
+    Args:
+        on_ready: called with the port once it is open.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    feed = Feed(observing, MAX_WAITING_BYTES)
+    connections: set[asyncio.Task[None]] = set()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+        relay = Relay(
+            settings.upstream,
+            (reader, writer),
+            feed.put,
+            max_body_bytes=settings.max_body_bytes,
+            max_kept_bytes=settings.max_kept_bytes,
+        )
+        await relay.run()
+
+    stopped = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # another thread's, or Windows
+            asyncio.get_running_loop().add_signal_handler(name, stopped.set)
+    try:
+        server = await asyncio.start_server(
+            join, settings.host, settings.port, limit=READ_BYTES, backlog=1024
+        )
+    except OSError as error:
+        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {reason}") from error
+    observer = asyncio.create_task(feed.run())
+    on_ready(server.sockets[0].getsockname()[1])
+    try:
+        await stopped.wait()
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        observer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await observer

@@ -1,0 +1,95 @@
+"""Upstream: the server behind the proxy, and what of a request's head must be changed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from radixkv.errors import ConfigError
+
+READ_BYTES = 256 * 1024  # at most so much waits in each direction of a connection
+
+_REQUEST_LINE = re.compile(rb"(\S+) (\S+)( HTTP/[\d.]+\r?\n)")
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_HOST = re.compile(rb"^host:[^\r\n]*", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where requests go.
+
+    Attributes:
+        authority: what its `Host` header says.
+        prefix: comes before every path; "" or begins with a slash.
+    """
+
+    host: str
+    port: int
+    authority: str
+    prefix: str = ""
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Upstream:
+        """From `http://HOST[:PORT][/PREFIX]` or `https://...`.
+
+        Raises:
+            ConfigError: not of that form.
+        """
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(
+                f"--upstream {url[:200]!r}: give http:// or https://, a host, perhaps a port and a path"
+            )
+        if parts.username is not None:
+            raise ConfigError("--upstream takes no user name or password: keys come with each request")
+        tls = None
+        if parts.scheme == "https":
+            tls = ssl.create_default_context()
+            if not tls.cert_store_stats()["x509_ca"] and not ssl.get_default_verify_paths().capath:
+                import certifi  # comes with httpx; for systems without certificates of their own
+
+                tls.load_verify_locations(certifi.where())
+        return cls(
+            parts.hostname,
+            port or (443 if tls else 80),
+            parts.netloc,
+            parts.path.rstrip("/"),
+            tls,
+        )
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new connection.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        name = self.host if self.tls else None
+        return await asyncio.open_connection(
+            self.host, self.port, ssl=self.tls, server_hostname=name, limit=READ_BYTES
+        )
+
+    def addressed(self, head: bytes) -> bytes:
+        """The head of a request, byte for byte but for the path's prefix and the `Host` header. O(head)."""
+        line = _REQUEST_LINE.match(head)
+        if line is None:
+            return head
+        method, target, end = line.groups()
+        target = _ABSOLUTE.sub(b"", target, count=1)
+        if target.startswith(b"/") or not target:
+            target = self.prefix.encode() + (target or b"/")
+        host = b"Host: " + self.authority.encode()
+        headers, found = _HOST.subn(lambda _: host, head[line.end() :], count=1)
+        if not found:
+            headers = host + b"\r\n" + headers
+        return method + b" " + target + end + headers
