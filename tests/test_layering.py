@@ -26,8 +26,13 @@ PACKAGE_IMPORTS = {
     "radixkv": {"radixkv_kernels", "radixkv"},
     "radixkv_server": {"radixkv", "radixkv_server"},
 }
-#: The command line starts the server and the proxy: the only places where radixkv names radixkv_server.
-PACKAGE_EXCEPTIONS = {("radixkv.tools.serve", "radixkv_server"), ("radixkv.tools.proxy", "radixkv_server")}
+#: The command line starts the server and the proxy, and audits by the server's templates and its page: the
+#: only places where radixkv names radixkv_server.
+PACKAGE_EXCEPTIONS = {
+    ("radixkv.tools.serve", "radixkv_server"),
+    ("radixkv.tools.proxy", "radixkv_server"),
+    ("radixkv.tools.audit", "radixkv_server"),
+}
 
 #: Rooms of radixkv, from the ground up: a room imports from lower floors and from itself, not from its
 #: neighbours. The files beside the rooms that are not named here are the entry points.

@@ -6,7 +6,6 @@ in no record and no message.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
@@ -32,6 +31,8 @@ _CONVERSATION_HEADERS = (
     "conversation_id",
 )
 _SESSION_OF_USER = re.compile(r"session[_\"': ]+([0-9a-zA-Z-]{8,})")
+_DIGEST = re.compile(r"key-[0-9a-f]{8}")
+_STREAM_HEADS = (b"data:", b"event")
 _MAX_UNPACKED = 256 * 1024 * 1024
 
 
@@ -58,8 +59,8 @@ class Exchange:
     key: str = ""
     place: str = ""
 
-    def record(self) -> Record:
-        """The record of it.
+    def record(self, num_bytes: int = 0) -> Record:
+        """The record of it, which took so many bytes of a log.
 
         Raises:
             NoRequest: the body is no request to a model; what it says of the body is no part of it.
@@ -80,7 +81,7 @@ class Exchange:
             conversation=conversation_in(self.request_headers),
             place=self.place,
             failed=self.status >= 400,
-            num_bytes=len(self.request) + len(self.response),
+            num_bytes=num_bytes or len(self.request) + len(self.response),
         )
 
 
@@ -107,8 +108,8 @@ def unpacked(data: bytes, encoding: str) -> bytes:
         NoRequest: it is damaged, far too long, or packed in a way that can't be read here.
     """
     kind = encoding.strip().lower()
-    if kind in ("", "identity") or not data:
-        return data
+    if kind in ("", "identity") or data.lstrip()[:1] in (b"", b"{", b"[", b'"') or data[:5] in _STREAM_HEADS:
+        return data  # recorders often keep the headers of what they have unpacked
     try:
         if kind in ("gzip", "x-gzip", "deflate"):
             # 32: zlib's or gzip's header, whichever is there.
@@ -117,31 +118,22 @@ def unpacked(data: bytes, encoding: str) -> bytes:
             if packed.unconsumed_tail:
                 raise NoRequest(f"a body of more than {_MAX_UNPACKED >> 20} MiB unpacked")
             return plain
-        if kind in ("br", "zstd"):
-            return _unpacked_by_module(kind, data)
-    except (zlib.error, gzip.BadGzipFile, EOFError):
-        raise NoRequest(f"a damaged {kind} body") from None
-    if data[:1] in b'{["' or data[:5] in (b"data:", b"event"):
-        return data  # recorded unpacked, under the header that it was sent with
-    raise NoRequest(f"a body packed by {kind[:20]!r}, which can't be read here; record it unpacked")
-
-
-def _unpacked_by_module(kind: str, data: bytes) -> bytes:
-    if data[:1] in (b"{", b"[") or data[:5] in (b"data:", b"event"):
-        return data
-    try:
         if kind == "br":
             import brotli
 
             return bytes(brotli.decompress(data))
-        import zstandard
+        if kind == "zstd":
+            import zstandard
 
-        return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+            return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
     except ImportError:
         name = "brotli" if kind == "br" else "zstandard"
         raise NoRequest(f"a body packed by {kind}: `pip install {name}`, or record it unpacked") from None
+    except NoRequest:
+        raise
     except Exception:  # the libraries' own errors, of damaged data
         raise NoRequest(f"a damaged {kind} body") from None
+    raise NoRequest(f"a body packed by {kind[:20]!r}, which can't be read here; record it unpacked")
 
 
 def read_answer(answer: Any) -> Any:
@@ -170,7 +162,7 @@ def make_record(
     failed: bool = False,
     num_bytes: int = 0,
 ) -> Record:
-    """The record of a request body with its answer.
+    """The record of a request body with its answer, whatever JSON data they are.
 
     Args:
         answer: JSON data, the text of a stream of server-sent events, a list of its events, or None.
@@ -181,6 +173,27 @@ def make_record(
     """
     if not isinstance(body, dict):
         raise NoRequest(f"expected a JSON object, found {type(body).__name__}")
+    try:
+        return _record(
+            body, answer, path, time, seconds, first_seconds, key, conversation, place, failed, num_bytes
+        )
+    except (TypeError, AttributeError, KeyError, RecursionError):
+        raise NoRequest("its fields are not of the kinds that requests and answers have") from None
+
+
+def _record(
+    body: Json,
+    answer: Any,
+    path: str,
+    time: float | None,
+    seconds: float | None,
+    first_seconds: float | None,
+    key: str,
+    conversation: str,
+    place: str,
+    failed: bool,
+    num_bytes: int,
+) -> Record:
     whole = answer if isinstance(answer, dict) else None
     dialect = dialect_of(body, path, whole)
     if whole is None and answer:
@@ -200,6 +213,7 @@ def make_record(
         tools=tools,
         answer=answer_blocks(whole, dialect, after),
         response_id=str(whole.get("id") or ""),
+        output=tuple(whole.get("output") or ()) if dialect == "responses" else (),
         usage=usage_of(whole),
         time=time,
         seconds=seconds,
@@ -231,16 +245,18 @@ def key_digest(headers: Mapping[str, str], path: str = "") -> str:
     """What tells callers apart and says nothing of their keys; empty: a request without one."""
     for name in SECRET_HEADERS:
         if name != "cookie" and headers.get(name):
-            return _digest(headers[name])
+            return secret_digest(headers[name])
     for pair in path.partition("?")[2].split("&"):
         name, _, value = pair.partition("=")
         if value and name.lower() in SECRET_PARAMETERS:
-            return _digest(value)
+            return secret_digest(value)
     return ""
 
 
-def _digest(secret: str) -> str:
-    """32 bits: enough to tell a log's callers apart, far too few to find a key by."""
+def secret_digest(secret: str) -> str:
+    """A digest of 32 bits: enough to tell a log's callers apart, far too few to find a key by."""
+    if _DIGEST.fullmatch(secret):
+        return secret
     plain = secret.removeprefix("Bearer ").strip()
     return "key-" + hashlib.blake2b(plain.encode(), digest_size=4).hexdigest()
 

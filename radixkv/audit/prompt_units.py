@@ -19,7 +19,10 @@ def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
         text = block.text
         if block.message != message or block.kind != "text" or block.name:
             message = block.message
-            text = f"\x1e{block.role} {block.kind if block.kind != 'text' else ''}{block.name}\x1f{text}"
+            kind = "" if block.kind in ("text", "media") else block.kind
+            newline = "\n" if pieces else ""
+            head = " ".join(word for word in (block.role, kind, block.name) if word)
+            text = f"{newline}[{head}] {text}" if head else text
         at += len(text)
         pieces.append(text)
         ends.append(at)
@@ -68,6 +71,10 @@ class PromptCoding(Protocol):
         """
         ...
 
+    def unit_bytes(self, unit: int) -> bytes:
+        """What a unit adds to a text."""
+        ...
+
 
 class CharacterCoding:
     """Characters stand for tokens, as many of them for one as the usage of the log says."""
@@ -83,6 +90,10 @@ class CharacterCoding:
         return PromptUnits(
             _encoded(text), text, ends, _encoded(answer), self._rate(record, text), is_exact=False
         )
+
+    def unit_bytes(self, unit: int) -> bytes:
+        """See `PromptCoding`."""
+        return chr(unit).encode("utf-8", "replace")
 
     def _rate(self, record: Record, text: str) -> float:
         """Tokens of a character of this prompt: as reported, else as of its model's others so far."""

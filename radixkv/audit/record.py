@@ -61,7 +61,7 @@ class Record:
         body: as it was sent.
         blocks: the prompt.
         answer: what came back, as blocks of the assistant's; empty: not recorded.
-        response_id: of the answer; empty: not told.
+        response_id: of the answer; empty: not told. output: its items, of the Responses API.
         time: when it began, seconds of any clock; None: not recorded.
         seconds: until its answer ended; first_seconds: until that began. None: not recorded.
         key: a digest of whose key it came with; never the key. Empty: not recorded.
@@ -82,6 +82,7 @@ class Record:
     tools: tuple[Json, ...] = ()
     answer: tuple[Block, ...] = ()
     response_id: str = ""
+    output: tuple[Any, ...] = ()
     usage: Usage = field(default_factory=Usage)
     time: float | None = None
     seconds: float | None = None

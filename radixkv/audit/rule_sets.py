@@ -24,6 +24,8 @@ class RuleSet:
         automatic: there is a breakpoint at the end of the newest message without asking.
         max_breakpoints: explicit ones that count.
         keeps_answers: what was generated can be found, too.
+        tools_first: prompts are cached in the order tools, system, messages; engines' chat templates mostly
+            show the tools after the system's text.
         by_key: callers with different keys share nothing.
         read_cost, write_cost: of a token, relative to one that is computed; a write by its time to live.
     """
@@ -37,6 +39,7 @@ class RuleSet:
     automatic: bool = False
     max_breakpoints: int = 0
     keeps_answers: bool = True
+    tools_first: bool = False
     by_key: bool = False
     read_cost: float = 0.0
     write_cost: Mapping[float, float] = field(default_factory=dict)
@@ -68,6 +71,7 @@ RULE_SETS = {
             looks_back=20,
             max_breakpoints=4,
             keeps_answers=False,
+            tools_first=True,
             by_key=True,
             read_cost=0.1,
             write_cost={300.0: 1.25, 3600.0: 2.0},
@@ -81,6 +85,7 @@ RULE_SETS = {
             automatic=True,
             max_breakpoints=4,
             keeps_answers=False,
+            tools_first=True,
             by_key=True,
             read_cost=0.1,
             write_cost={1800.0: 1.25, 43200.0: 1.25},

@@ -6,13 +6,14 @@ is blamed without evidence: what is not recorded stays `unknown`.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from radixkv.audit.breakpoint_entries import BreakpointEntries, Found
 from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts, chain_of
 from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
-from radixkv.audit.record import Record
+from radixkv.audit.record import Block, Record
 from radixkv.audit.rule_sets import RuleSet
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.cache.prefix_cache import PrefixCache
@@ -38,7 +39,7 @@ TAIL_TOKENS = 16
 SHOWN_CHARS = 240
 _BEFORE_CHARS = 80
 _BLOCK_UNITS = 16
-_NODE_BYTES = 700  # a node of the tree, which most requests add
+_BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
 _COMPARED_UNITS = 400_000  # of each side, after a break
 _MAX_COMPARED = (
     2_000_000  # characters of prompts that are compared word by word, above these by their place alone
@@ -111,17 +112,16 @@ class Rules:
         self.rule_set = rule_set
         self.coding = coding if coding is not None else CharacterCoding()
         self.num_forgotten = 0
+        self._now = 0.0  # of the log
         block = rule_set.block_tokens if self.coding.is_exact and rule_set.block_tokens > 1 else _BLOCK_UNITS
-        # Tokens, identity, block id; and a share of a node.
-        blocks = max(64, memory_bytes // 2 // (block * TOKEN_BYTES + 20 + _NODE_BYTES // 16))
+        blocks = max(64, memory_bytes // 2 // (block * TOKEN_BYTES + _BLOCK_BYTES))
         self._is_bounded = capacity_tokens is not None
         if capacity_tokens is not None:
             per_token = 1.0 if self.coding.is_exact else 4.0
             blocks = min(blocks, max(1, int(capacity_tokens * per_token) // block))
-        self.cache = PrefixCache(blocks, block, explain=True)
+        self.cache = PrefixCache(blocks, block, ghost_blocks=max(64, blocks // 4), clock=lambda: self._now)
         self._earlier = EarlierPrompts(memory_bytes * 3 // 8)
         self._entries = BreakpointEntries(rule_set, max(1000, memory_bytes // 8 // 300))
-        self._now = 0.0
 
     def observe(self, record: Record) -> Observation:
         """What these rules make of a request, which from then on later ones can find. O(its size).
@@ -130,6 +130,8 @@ class Rules:
             NoRequest: its prompt can't be rendered.
         """
         rules = self.rule_set
+        if not rules.tools_first and record.tools:
+            record = replace(record, blocks=_system_first(record.blocks))
         units = self.coding.encode(record)
         chain = chain_of(record)
         now = self._now if record.time is None else record.time
@@ -307,6 +309,8 @@ class Rules:
         earlier: EarlierPrompt | None,
     ) -> Fault:
         """What is to blame for tokens that were not found, by evidence."""
+        if reason == "broken":
+            return "prompt"
         told = record.usage.cached
         slack = self.rule_set.block_tokens
         if not units.is_exact:
@@ -316,13 +320,20 @@ class Rules:
             is_timed = record.time is not None and earlier is not None and earlier.record.time is not None
             return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
         by_reason: dict[str, Fault] = {
-            "broken": "prompt",
             "expired": "time",
             "evicted": "room",
             "no_breakpoint": "client",
             "concurrent": "client",
         }
         return by_reason.get(reason, "none")
+
+
+def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks with the tools after what the system says first."""
+    tools = [block for block in blocks if block.kind == "tool"]
+    rest = blocks[len(tools) :]
+    system = list(itertools.takewhile(lambda block: block.role == "system", rest))
+    return (*system, *tools, *rest[len(system) :])
 
 
 def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:

@@ -1,4 +1,4 @@
-"""The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `cache`, `bench`, `replay` ...
+"""The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `cache`, `audit` ...
 
 Every mistake of a user ends as one paragraph on standard error and a non-zero exit, without a traceback.
 """
@@ -66,6 +66,7 @@ def pull(
 
 #: Room of tools -> the commands that its `cli` adds.
 _COMMANDS = {
+    "audit": ("audit",),
     "serve": ("serve", "keys"),
     "chat": ("chat",),
     "explain": ("explain",),

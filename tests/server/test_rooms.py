@@ -32,7 +32,7 @@ FLOORS = (
     ("chat", "generation"),
     ("apis", "console", "openapi"),
     ("proxy",),
-    ("app",),
+    ("app", "recorded_prompts"),
 )
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
@@ -41,6 +41,7 @@ ENGINE = {
     "radixkv.audit.request_bodies",
     "radixkv.audit.response_bodies",
     "radixkv",  # its version
+    "radixkv.audit.prompt_units",  # what counts the prompts of a log
     "radixkv.insight.advisor",  # the type of a hint
     "radixkv.cache.insight.events",  # the types of events
     "radixkv.cache.insight.ages",  # bounds of counted ages

@@ -82,6 +82,12 @@ async def count_tokens(context: ServerContext, body: CountTokensRequest, caller:
     return answer
 
 
+async def messages_chat(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> Chat:
+    """The conversation of a body after the edits that it asks for."""
+    edited, _ = await _edited(context, body, caller)
+    return _chat_of(context, edited, caller)[0]
+
+
 async def _count(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> int:
     chat, _ = _chat_of(context, body, caller)
     return len((await chat_prompt(context, chat)).ids)

@@ -94,7 +94,7 @@ async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breake
     report = one.report
     if report is None or not one.prompt:
         return None
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     around = (texts.text(one.before), texts.text(one.after), "")
     if not report.cached_is_public:
         around = (*around[:2], texts.text(report.cached_tokens_after))
@@ -159,7 +159,7 @@ def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequ
         return changing(before + cached, before + new) if cached else None
     if shared > position + size and shared > 1:
         return _not_found(broken, found)
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return breaker_between(texts, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
 
 

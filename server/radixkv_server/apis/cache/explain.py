@@ -43,7 +43,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     if report.reason == "diverged":
         point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
     path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     explanation = await asyncio.to_thread(_explanation, texts, report, prompt, cached, point)
     around = explanation["around"] or {}
     broken = Broken(
@@ -153,7 +153,8 @@ def _around(texts: TokenTexts, ids: Sequence[int], position: int, cached: Sequen
 
 async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
-    return await asyncio.to_thread(_comparison, TokenTexts(context.engine.tokenizer), prompt, other)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
+    return await asyncio.to_thread(_comparison, texts, prompt, other)
 
 
 def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:

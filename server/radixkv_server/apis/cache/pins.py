@@ -46,7 +46,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
             "one to expire, or have the server started with a larger pin budget.",
             code="pin_budget_full",
         )
-    shown = pin_json(pin, caller, context.names, TokenTexts(context.engine.tokenizer))
+    shown = pin_json(pin, caller, context.names, TokenTexts(context.engine.tokenizer.token_bytes))
     counts = {"prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pin.num_tokens}
     return {**shown, **counts}
 
@@ -104,5 +104,5 @@ async def list_pins(context: ServerContext, caller: Caller) -> Json:
     pins = await context.engine.cache.pins(tenant=caller.scope, most_tokens=SHOWN_TOKENS)
     if not caller.is_admin:
         pins = [pin for pin in pins if pin.salt == caller.salt]
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return {"object": "list", "data": [pin_json(pin, caller, context.names, texts) for pin in pins]}

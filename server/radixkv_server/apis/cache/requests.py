@@ -23,7 +23,7 @@ LOOK_S = 0.5  # how often a stream looks for what has changed
 
 def requests_json(context: ServerContext, caller: Caller, limit: int, after: int = 0) -> list[Json]:
     """The latest requests, newest first."""
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return [_summary(one, caller, texts) for one in context.activity.latest(caller.scope, limit, after)]
 
 
@@ -64,7 +64,7 @@ async def request_json(context: ServerContext, caller: Caller, name: str) -> Jso
         )
     shown: Json = {
         "object": "cache.request",
-        **_summary(one, caller, TokenTexts(context.engine.tokenizer)),
+        **_summary(one, caller, TokenTexts(context.engine.tokenizer.token_bytes)),
         "nodes": await _nodes(context, one),
         "explanation": None,
     }
@@ -82,7 +82,7 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
 
 
 async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     point = None
     if report.reason == "diverged":
         point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)

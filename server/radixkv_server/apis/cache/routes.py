@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.cache.advice import advice_json
-from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
+from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, prompt_of_node, set_pin
 from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_of
+from radixkv_server.apis.cache.queries import caller_of, number_in, query_of
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
 from radixkv_server.apis.cache.texts import TokenTexts
@@ -107,7 +108,7 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
     snapshot = await cache.nodes(
         tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MAX_SEEN_NODES
     )
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return await asyncio.to_thread(
         lambda: TreeJson(snapshot, caller, context.names, texts).heaviest(limit, depth)
     )
@@ -125,7 +126,7 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         most_nodes=MAX_SEEN_NODES,
         most_tokens=MAX_SEARCHED_TOKENS,
     )
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return await asyncio.to_thread(
         lambda: TreeJson(snapshot, caller, context.names, texts).search(text, limit)
     )
@@ -233,7 +234,7 @@ async def get_advice(request: Request) -> Response:
     caller = caller_of(request, query.get("cache_salt"))
     limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
-    texts = TokenTexts(context.engine.tokenizer)
+    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     data = [await advice_json(context, point, caller, texts) for point in points]
     return json_response({"object": "list", "data": data})
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from radixkv.client import TextTokenizer
+from collections.abc import Callable, Sequence
 
 
 class TokenTexts:
-    """Any thread may use it; 0.1 to 0.5 us a token."""
+    """Any thread may use it; 0.1 to 0.5 us a token.
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._bytes_of = tokenizer.token_bytes
+    Args:
+        token_bytes: what a token adds to a text.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._bytes_of = token_bytes
 
     def raw(self, token_ids: Sequence[int]) -> bytes:
         """What the tokens add to a text, control tokens spelt out."""

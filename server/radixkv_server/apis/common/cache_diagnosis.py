@@ -41,7 +41,7 @@ class CacheDiagnosis:
     def __init__(
         self, tokenizer: TextTokenizer, prompt_request: PromptRequest, comparison: Comparison
     ) -> None:
-        self._texts = TokenTexts(tokenizer)
+        self._texts = TokenTexts(tokenizer.token_bytes)
         self._prompt_request = prompt_request
         self._comparison = comparison
 

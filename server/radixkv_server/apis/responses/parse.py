@@ -126,10 +126,14 @@ async def chat_that_fits(
 async def count_input_tokens(context: ServerContext, body: InputTokensRequest, caller: Tenant) -> int:
     """POST /v1/responses/input_tokens: the length of the prompt that a response to this would have."""
     context.resolve_model(body.model)
+    return len((await chat_prompt(context, await response_chat(context, body, caller))).ids)
+
+
+async def response_chat(context: ServerContext, body: ResponsePromptFields, caller: Tenant) -> Chat:
+    """The conversation so far, with a body's input after it."""
     stored = StoredResponses(context.responses, caller.name)
     before, new = await items_of(body, stored, "resp_count")
-    chat, _ = await chat_that_fits(context, body, [*before, *new], caller)
-    return len((await chat_prompt(context, chat)).ids)
+    return (await chat_that_fits(context, body, [*before, *new], caller))[0]
 
 
 def _sampling_of(body: ResponseRequest) -> dict[str, Any]:

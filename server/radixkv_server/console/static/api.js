@@ -2,6 +2,8 @@
 // EventSource cannot send a key. `api` is an EventTarget: 'unauthorized' (detail: the ApiError), 'key' (it
 // changed), 'offline' and 'online'.
 
+import { pause } from "./ui.js";
+
 const BASE = new URL("../", import.meta.url);
 const KEY = "radixkv.key";
 const FIRST_WAIT_MS = 500;
@@ -14,13 +16,6 @@ export class ApiError extends Error {
     Object.assign(this, { name: "ApiError", status, code });
   }
 }
-
-/** Wait `ms`, or less if `signal` aborts. */
-export const pause = (ms, signal) =>
-  new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
 
 class Api extends EventTarget {
   #reached = true;

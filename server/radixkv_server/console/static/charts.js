@@ -8,10 +8,10 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 /**
  * Lines over time. `lines`: [{label, colour: "--hit"}]; `format` writes a value of the y axis; `most`: a fixed top
- * of it. Returns {node, set(data, summary), destroy()}: `data` is uPlot's ([seconds, values, ...]), and `summary`
+ * of it; `seconds`: how many are shown, the latest ones. Returns {node, set(data, summary), destroy()}: `data` is uPlot's ([seconds, values, ...]), and `summary`
  * says in words what the picture shows.
  */
-export function lineChart({ lines, format, most }) {
+export function lineChart({ lines, format, most, seconds = SHOWN_S }) {
   const picture = el("div", { class: "chart", role: "img" });
   const legend = el("p", { class: "legend" }, lines.map(key));
   const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
@@ -21,7 +21,7 @@ export function lineChart({ lines, format, most }) {
       height: 150,
       legend: { show: false },
       cursor: { show: false },
-      scales: { x: { range: (_, __, last) => [(last || 0) - SHOWN_S, last || 0] }, y: { range: (_, __, top) => [0, most ?? Math.max(top || 0, 1e-3) * 1.1] } },
+      scales: { x: { range: (_, first, last) => [Math.max((last || 0) - seconds, seconds === Infinity ? first || 0 : -Infinity), last || 0] }, y: { range: (_, __, top) => [0, most ?? Math.max(top || 0, 1e-3) * 1.1] } },
       series: [{}, ...lines.map((line) => ({ stroke: () => colour(line.colour), width: 2, points: { size: 4 }, spanGaps: true }))],
       axes: [
         { ...axis, space: 80, size: 28, values: (_, seconds) => seconds.map(clock) },

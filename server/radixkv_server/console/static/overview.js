@@ -2,8 +2,7 @@
 
 import { lineChart, meter, shareBar } from "./charts.js";
 import { History, hitRates, latencyAt } from "./history.js";
-import { pause } from "./api.js";
-import { REASONS, compact, duration, el, number, percent, plural, problem, reasonName } from "./ui.js";
+import { REASONS, compact, duration, el, number, pause, percent, plural, problem, reasonName } from "./ui.js";
 
 const EVERY_MS = 2000;
 const ADVICE_EVERY = 5; // readings

@@ -3,8 +3,7 @@
 import { Icicle, label } from "./icicle.js";
 import { TreeModel, KINDS, WIDTHS } from "./tree_model.js";
 import { NodePanel, results } from "./tree_panel.js";
-import { compact, duration, el, number, plural, problem } from "./ui.js";
-import { pause } from "./api.js";
+import { compact, duration, el, number, pause, plural, problem } from "./ui.js";
 
 const MOST_NODES = 2000;
 const MOST_FOUND = 50;

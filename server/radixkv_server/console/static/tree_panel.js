@@ -77,6 +77,7 @@ export class NodePanel {
   }
 
   async #showPins(node) {
+    if (this.#api.isReadOnly) return;
     if (node.data.text === null) {
       this.#pins.replaceChildren(el("p", { class: "muted" }, "Only its owner can pin it."));
       return;

@@ -90,3 +90,10 @@ export function table(label, headings, rows) {
     ),
   };
 }
+
+/** Wait `ms`, or less if `signal` aborts. */
+export const pause = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });

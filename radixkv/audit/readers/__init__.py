@@ -1,0 +1,1 @@
+"""Files to records: JSON lines, HAR, LiteLLM's payload; gzipped or not, streamed, what is broken counted."""

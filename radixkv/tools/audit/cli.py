@@ -1,0 +1,159 @@
+"""The command `radixkv audit`."""
+
+from __future__ import annotations
+
+import re
+import time
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from radixkv.audit.prices import read_prices
+from radixkv.audit.prompt_units import PromptCoding
+from radixkv.audit.readers.recording import Recording
+from radixkv.audit.record import Json
+from radixkv.audit.report import Report
+from radixkv.audit.request_bodies import NoRequest
+from radixkv.audit.rule_sets import RULE_SETS, rule_set
+from radixkv.audit.rules import Rules
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.extras import require_engine
+from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv.tools.audit.tables import print_report
+from radixkv.tools.output_files import check_writable, write_json
+
+EXAMPLE = "example_log.jsonl.gz"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MIN_MEMORY = 16 << 20
+_SHOWN_TOKENS = 400  # of each node of the tree
+
+
+def memory_bytes(text: str) -> int:
+    """`512M`, `2G`, or a number of bytes.
+
+    Raises:
+        ConfigError: it is none of them, or below 16M.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)I?B?", text.strip().upper())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < _MIN_MEMORY:
+        raise ConfigError(f"--memory takes at least 16M, as in 512M or 2G; not {text!r}")
+    return size
+
+
+def audit_command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILES...", help="Recorded requests, plain or gzipped."),
+    ] = None,
+    rules: Annotated[
+        str, typer.Option(help=f"Whose rules say what is cached: {', '.join(RULE_SETS)}.")
+    ] = "radixkv",
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the cache holds. Default: as many as come.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model that was served: prompts are counted in its tokens, by its template."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The same, by a tokenizer's folder or hub id alone.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Most memory for what is remembered of the log.")] = "512M",
+    prefill_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-3, help="Prompt tokens computed per second: says what misses cost in time."),
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(help="A file of prices, or 'example': says what misses cost in money."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Also write the report as one page that works offline.")
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Audit the recorded log that comes with radixkv.")
+    ] = False,
+) -> None:
+    """Find out why prompts miss the cache, from recorded requests to any provider or engine."""
+    paths = list(files or ())
+    if example:
+        paths.append(Path(str(resources.files("radixkv.audit").joinpath(EXAMPLE))))
+    if not paths:
+        raise ConfigError("audit: name files with recorded requests, or try `radixkv audit --example`")
+    for flag, path in (("--json", json_file), ("--html", html_file)):
+        check_writable(flag, path)
+    size, chosen = memory_bytes(memory), rule_set(rules)
+    report = Report(chosen, prefill_rate, None if prices is None else read_prices(prices))
+    coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
+    observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
+    recording = Recording(paths, size // 4)
+    began = time.perf_counter()
+    for record in recording:
+        try:
+            seen = observer.observe(record)
+        except NoRequest as error:
+            recording.problems.add(record.place, str(error))
+            continue
+        report.add(record, seen)
+    result = {**_of_log(paths, recording, observer), **report.to_dict()}
+    result["seconds"] = round(time.perf_counter() - began, 3)
+    if not result["total"]["requests"] and not report.failed:
+        named = "; ".join(recording.problems.named[:3])
+        raise ConfigError(f"audit: no request could be read. {named or 'The files are empty.'}")
+    write_json(json_file, result)
+    if html_file is not None:
+        from radixkv_server.console.offline_page import write_page
+
+        write_page(html_file, result, _tree_of(observer), observer.coding.unit_bytes)
+    print_report(Console(), result)
+
+
+def _coding_of(name: str) -> PromptCoding:
+    """What counts prompts in the tokens of a model.
+
+    Raises:
+        MissingPackageError: the base install can't.
+        ModelLoadError: there is no such model, or its tokenizer can't be read.
+    """
+    require_engine("radixkv audit --model")
+    from radixkv.model.loading.loader import load_tokenizer
+    from radixkv_server.recorded_prompts import ServedModelCoding
+
+    return ServedModelCoding.of(load_tokenizer(EngineConfig(model=name)))
+
+
+def _tree_of(observer: Rules) -> TreeSnapshot:
+    walk = TreeWalk(observer.cache.tree, shown_tokens=_SHOWN_TOKENS)
+    while walk.advance():
+        pass
+    return TreeSnapshot(walk.nodes(), walk.is_complete, True)
+
+
+def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:
+    """What is said of the log itself."""
+    problems = recording.problems
+    return {
+        "files": [path.name for path in paths],
+        "bytes": recording.num_bytes,
+        "tokens_are": "exact" if observer.coding.is_exact else "estimated",
+        "broken": {
+            "count": problems.count,
+            "by_reason": dict(problems.by_reason.most_common(50)),
+            "first": problems.named,
+        },
+        "skipped": recording.skipped,
+        "forgotten": observer.num_forgotten,
+    }
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Mount the command on the main application."""
+    app.command("audit")(audit_command)

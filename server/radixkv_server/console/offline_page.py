@@ -1,0 +1,117 @@
+"""A report as one page that works offline: the console's modules and styles, and the report's data, inside.
+
+Modules are put into the page as they are; an import map names each by its file's name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import ConfigError
+from radixkv.insight.tree_walk import TreeSnapshot
+from radixkv_server.apis.cache.caller import Caller
+from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.apis.cache.tree import TreeJson
+from radixkv_server.insight.node_names import NodeNames
+
+_ENTRY = "offline.js"
+_STYLES = ("vendor/uPlot.min.css", "style.css", "tree.css")
+_IMPORT = re.compile(r'(from |import )"\./([\w.]+)"')
+_BANNER = re.compile(r"\A/\*!.*?\*/", re.DOTALL)  # it has an address; the licence is given whole
+_SHOWN_NODES = 2000
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+class _Reader(Caller):
+    """Whoever has the log may read all that is in it."""
+
+    def may_read(self, tenant: str | None, salt: str | None) -> bool:
+        return True
+
+
+def tree_json(snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
+    """The heaviest nodes of a cache, with their texts, as the console's tree takes them.
+
+    Args:
+        token_bytes: what a token adds to a text.
+    """
+    shown = TreeJson(snapshot, _Reader("", "", True), NodeNames(), TokenTexts(token_bytes))
+    return shown.heaviest(_SHOWN_NODES, 10**9)
+
+
+def page_of(report: Mapping[str, Any], snapshot: Mapping[str, Any]) -> str:
+    """The page, whole. It asks nobody for anything."""
+    folder = resources.files("radixkv_server.console") / "static"
+
+    def read(name: str) -> str:
+        return (folder / name).read_text("utf-8")
+
+    modules: dict[str, str] = {}
+    todo = [_ENTRY]
+    while todo:
+        name = todo.pop()
+        if name not in modules:
+            source = read(name)
+            modules[name] = _IMPORT.sub(r'\1"console/\2"', source)
+            todo += [found[1] for found in _IMPORT.findall(source)]
+    imports = {f"console/{name}": _data_url("text/javascript", text) for name, text in modules.items()}
+    data = json.dumps({"report": report, "snapshot": snapshot}).replace("<", "\\u003c")
+    styles = "\n".join(map(read, _STYLES))
+    licence = read("vendor/uPlot.LICENSE.txt").strip()
+    icon = _data_url("image/svg+xml", read("icon.svg"))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Cache audit · radixkv</title>
+<link rel="icon" href="{icon}">
+<style>
+{styles}
+</style>
+<script type="application/json" id="data">{data}</script>
+<script type="importmap">{json.dumps({"imports": imports})}</script>
+<script>
+/*! {licence}
+*/
+{_BANNER.sub("", read("vendor/uPlot.iife.min.js"))}
+</script>
+</head>
+<body>
+<header>
+  <span class="brand"><img src="{icon}" alt="" width="22" height="22">radixkv</span>
+</header>
+<main id="view" tabindex="-1"></main>
+<script type="module">import "console/{_ENTRY}";</script>
+</body>
+</html>
+"""
+
+
+def write_page(
+    path: Path, report: Mapping[str, Any], snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]
+) -> None:
+    """Write the page of a report.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    try:
+        path.write_text(page_of(report, tree_json(snapshot, token_bytes)), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path}: {error.strerror or error}") from error
+
+
+def _data_url(media_type: str, text: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(text.encode()).decode()}"

@@ -1,0 +1,163 @@
+"""Recorded requests in the tokens of the model that served them, through the very code that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from radixkv.audit.prompt_units import PromptUnits, prompt_text
+from radixkv.audit.record import Block, Json, Record
+from radixkv.audit.request_bodies import NoRequest
+from radixkv.cache.keys import EncodedTokens, encode_tokens
+from radixkv.client import EngineClient, TextTokenizer
+from radixkv.engine.prompt_limits import PromptLimits
+from radixkv.errors import InvalidRequestError, RadixKVError
+from radixkv.text.json_text import read_json_text
+from radixkv_server.apis.anthropic.parse import messages_chat
+from radixkv_server.apis.anthropic.schemas import MessagesRequest
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.common.chats import completion_chat
+from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.responses.parse import response_chat
+from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.chat.chat import Chat, chat_prompt
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import ApiError
+from radixkv_server.http.body import Ignored
+from radixkv_server.settings import ServerSettings
+from radixkv_server.tenants.tenant import EVERYBODY
+
+_BODIES = {"chat": ChatCompletionRequest, "messages": MessagesRequest, "responses": ResponseRequest}
+
+
+class _TokenizerAlone:
+    """An engine of which there is nothing but the tokenizer."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.limits = PromptLimits(2**31 - 1, 2**31 - 1, 16, None)
+        self.model_name = ""
+        self.cache = None
+
+    async def tokenize(self, text: str, **options: bool) -> list[int]:
+        return self.tokenizer.encode(text, **options)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        return self.tokenizer.apply_chat_template(messages, **options)
+
+
+@dataclass(slots=True)
+class ServedModelCoding:
+    """Prompts as a server of this model renders them; see `radixkv.audit.prompt_units.PromptCoding`."""
+
+    context: ServerContext
+    is_exact: bool = True
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> ServedModelCoding:
+        """By the tokenizer of the model that was served, with its chat template."""
+        engine = cast(EngineClient, _TokenizerAlone(tokenizer))
+        return cls(ServerContext.for_engine(engine, ServerSettings()))
+
+    def encode(self, record: Record) -> PromptUnits:
+        """See `PromptCoding.encode`."""
+        try:
+            ids, after = asyncio.run(self._ids(record))
+        except (RadixKVError, ApiError) as error:
+            raise NoRequest(f"a server of this model refuses it: {_reason(error)}") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise NoRequest(f"a server of this model refuses it: {where}: {first['type']}") from None
+        text, ends = prompt_text(record.blocks)
+        return PromptUnits(
+            EncodedTokens(encode_tokens(ids)),
+            text,
+            ends,
+            EncodedTokens(encode_tokens(after)),
+            1.0,
+            is_exact=True,
+        )
+
+    def unit_bytes(self, unit: int) -> bytes:
+        """See `PromptCoding`."""
+        return self.context.engine.tokenizer.token_bytes(unit)
+
+    async def _ids(self, record: Record) -> tuple[list[int], list[int]]:
+        """Tokens of the prompt, and those of the answer that were computed."""
+        if record.dialect == "completions":
+            prompt = await self._completion(record)
+            said = "".join(block.text for block in record.answer)
+            return prompt, self._cut(self._encode(said), record)
+        body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True))
+        chat = await self._chat(body)
+        prompt = await chat_prompt(self.context, chat)
+        ids = prompt.ids
+        if not record.answer:
+            return ids, []
+        said = [*prompt.messages, _assistant(record.answer)]
+        whole = replace(chat, convert=lambda: said, add_generation_prompt=False, tools=prompt.tools)
+        try:
+            with_answer = (await chat_prompt(self.context, whole)).ids
+        except (InvalidRequestError, ApiError):
+            with_answer = []
+        if with_answer[: len(ids)] != ids:  # the template writes an answer otherwise than it asks for one
+            return ids, self._cut(self._encode("".join(block.text for block in record.answer)), record)
+        return ids, self._cut(with_answer[len(ids) :], record)
+
+    async def _chat(self, body: Any) -> Chat:
+        if isinstance(body, ChatCompletionRequest):
+            return completion_chat(self.context, body)
+        if isinstance(body, MessagesRequest):
+            return await messages_chat(self.context, body, EVERYBODY)
+        return await response_chat(self.context, body, EVERYBODY)
+
+    async def _completion(self, record: Record) -> list[int]:
+        prompts = CompletionRequest.model_validate(record.body, context=Ignored(True)).prompts
+        if len(prompts) != 1:
+            raise NoRequest(f"{len(prompts)} prompts in one request; only one can be followed")
+        return self._encode(prompts[0], True) if isinstance(prompts[0], str) else list(prompts[0])
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.context.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    @staticmethod
+    def _cut(ids: list[int], record: Record) -> list[int]:
+        """Without the last token, for which nothing was computed, as the usage tells how many there were."""
+        told = record.usage.output
+        return ids[: max(0, told - 1)] if told is not None else ids
+
+
+def _assistant(answer: Sequence[Block]) -> Json:
+    """An answer as chat templates take it."""
+    message: Json = {"role": "assistant", "content": "".join(b.text for b in answer if b.kind == "text")}
+    thoughts = "".join(block.text for block in answer if block.kind == "thinking")
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    calls = [block for block in answer if block.kind == "call"]
+    if calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": _arguments(call.text)}}
+            for call in calls
+        ]
+    return message
+
+
+@functools.lru_cache(maxsize=256)
+def _arguments(text: str) -> Any:
+    try:
+        return read_json_text(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _reason(error: Exception) -> str:
+    """What a refusal names, without what it quotes of the body."""
+    param = getattr(error, "param", None)
+    code = getattr(error, "code", None)
+    return " ".join(str(part) for part in (param, code) if part) or type(error).__name__

@@ -1,0 +1,144 @@
+"""`radixkv audit` as a user runs it: what it prints and writes, what it costs, and what it never tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from radixkv.errors import ConfigError
+from radixkv.tools.audit.cli import memory_bytes
+from radixkv.tools.cli import command_tree
+
+SECRET = "sk-very-secret-0123456789"
+
+
+def audit(*args: object) -> str:
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(command_tree(), ["audit", *map(str, args)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_example_shows_what_breaks_each_agent(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    output = audit("--example", "--rules", "anthropic", "--prefill-rate", 1000, "--json", target)
+    report = json.loads(target.read_text())
+    assert report["total"]["requests"] == 25
+    kinds = {found["kind"] for found in report["worst"]}
+    assert {"timestamp", "working_directory", "tools_reordered", "compaction"} <= kinds
+    for found in report["worst"]:
+        assert found["lost_seconds"] == pytest.approx(found["lost_tokens"] / 1000)
+        assert found["example"]["old"] != found["example"]["new"]
+        assert found["example"]["what_to_move"]
+    total = report["total"]
+    assert total["rules_hit_rate"] <= total["best_hit_rate"]
+    assert sum(group["requests"] for group in report["by_conversation"]) == 25
+    assert sum(point["requests"] for point in report["growth"]) == 25
+    assert "A timestamp in the system prompt" in output
+
+
+def test_estimated_tokens_come_near_those_that_were_reported(tmp_path: Path) -> None:
+    audit("--example", "--json", tmp_path / "report.json")
+    total = json.loads((tmp_path / "report.json").read_text())["total"]
+    assert total["cached_tokens"] == pytest.approx(total["reported_cached_tokens"], rel=0.02)
+
+
+def log_of(tmp_path: Path, num_requests: int = 3, **more: Any) -> Path:
+    path = tmp_path / "log.jsonl"
+    lines = []
+    for number in range(num_requests):
+        text = f"At {number:02d}:15:00. " + "Ships leave the harbour before the tide turns. " * 120
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "Which ship?"}]
+        answer = {
+            "object": "chat.completion",
+            "choices": [{"message": {"role": "assistant", "content": "The second."}}],
+            "usage": {
+                "prompt_tokens": 1500,
+                "completion_tokens": 4,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+        }
+        headers = {
+            "Authorization": f"Bearer {SECRET}",
+            "cookie": SECRET,
+            "x-api-key": SECRET,
+            "api-key": SECRET,
+        }
+        lines.append(
+            {
+                "time": 60.0 * number,
+                "url": f"https://a.example/v1/chat/completions?api-key={SECRET}",
+                "headers": headers,
+                "request": {"model": "gpt-x", "messages": messages},
+                "response": answer,
+                **more,
+            }
+        )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + f'{{"broken {SECRET}\n')
+    return path
+
+
+def test_no_output_holds_a_secret(tmp_path: Path) -> None:
+    path = log_of(tmp_path, key=SECRET)
+    output = audit(path, "--json", tmp_path / "r.json", "--html", tmp_path / "r.html", "--prices", "example")
+    for text in (output, (tmp_path / "r.json").read_text(), (tmp_path / "r.html").read_text()):
+        assert SECRET not in text
+        assert "very-secret" not in text
+    assert "log.jsonl:4" in output
+
+
+def test_prices_make_money_of_tokens(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.json"
+    models = {"gpt-*": {"input": 10.0, "cache_read": 1.0}}
+    prices.write_text(
+        json.dumps({"date": "2026-11-01", "per_tokens": 1000, "currency": "EUR", "models": models})
+    )
+    audit(log_of(tmp_path), "--rules", "vllm", "--prices", prices, "--json", tmp_path / "r.json")
+    report = json.loads((tmp_path / "r.json").read_text())
+    money, total = report["money"], report["total"]
+    assert (money["date"], money["currency"]) == ("2026-11-01", "EUR")
+    assert money["reported"] == pytest.approx(45.0)
+    assert money["rules"] == pytest.approx((4500 * 10 - total["cached_tokens"] * 9) / 1000)
+    assert money["lost"] == pytest.approx(report["lost_tokens"] * 9 / 1000)
+    assert report["lost_tokens"] > 2500
+
+
+def test_the_page_is_one_file_that_asks_nobody(tmp_path: Path) -> None:
+    audit("--example", "--html", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"']*|@import|url\((?!data:)""", page)
+    assert not re.findall(r"https?://", page)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    value = json.loads(data[1])
+    assert value["report"]["total"]["requests"] == 25
+    assert any("coding agent" in (node["text"] or "") for node in value["snapshot"]["nodes"])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "name files"),
+        (["/no/such/file.jsonl"], "no such file"),
+        (["--example", "--rules", "none"], "radixkv, vllm, sglang, anthropic, openai"),
+        (["--example", "--memory", "1K"], "--memory"),
+        (["--example", "--prices", "/no/such/prices.json"], "expected"),
+        (["--example", "--json", "/no/such/folder/x.json"], "no folder"),
+        (["--example", "--html", "/"], "a folder"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_do(args: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        audit(*args)
+
+
+def test_memory_is_a_number_with_a_unit() -> None:
+    assert memory_bytes("512M") == 512 << 20
+    assert memory_bytes("1.5g") == 3 << 29
+    assert memory_bytes(str(64 << 20)) == 64 << 20
