@@ -1,0 +1,1 @@
+"""Which replica gets a request: the one that is expected to answer soonest, by what each really holds."""
