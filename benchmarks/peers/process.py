@@ -76,9 +76,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(
-    command: Sequence[str], port: int, *, log: Path, timeout: float, environment: dict[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    *,
+    log: Path,
+    timeout: float,
+    environment: dict[str, str] | None = None,
+    ready_path: str = "/v1/models",
 ) -> Iterator[RunningServer]:
     """Start a server on `port` and yield it once it lists its models; ends it and its children afterwards.
+
+    Args:
+        ready_path: what it answers when it is ready.
 
     Raises:
         PeerUnavailable: it ended, or gave no answer within `timeout` seconds.
@@ -95,7 +104,7 @@ def running_server(
         )
     server = RunningServer(f"http://127.0.0.1:{port}", process)
     try:
-        _wait_until_ready(server, started + timeout, log)
+        _wait_until_ready(server, ready_path, started + timeout, log)
         server.start_s = time.perf_counter() - started
         server.idle_bytes = server.peak_bytes = memory_of_tree(process.pid)
         threading.Thread(target=server.watch_memory, daemon=True).start()
@@ -105,11 +114,11 @@ def running_server(
         _end(process)
 
 
-def _wait_until_ready(server: RunningServer, deadline: float, log: Path) -> None:
+def _wait_until_ready(server: RunningServer, ready_path: str, deadline: float, log: Path) -> None:
     process = server.process
     while time.perf_counter() < deadline:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(server.url + "/v1/models", timeout=5, trust_env=False).status_code == 200:
+            if httpx.get(server.url + ready_path, timeout=5, trust_env=False).status_code == 200:
                 return
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout=0.2)

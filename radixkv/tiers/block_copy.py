@@ -1,7 +1,9 @@
-"""BlockCopy: blocks whose contents are being copied out of the pool, perhaps by another thread."""
+"""BlockCopy: blocks whose contents are being copied out of the pool, by a thread and by who needs them."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol
@@ -14,32 +16,66 @@ if TYPE_CHECKING:
 
 
 class BlockCopy(Future["npt.NDArray[np.uint8]"]):
-    """The future of the blocks' contents, uint8 [blocks, bytes of a block].
+    """The future of the contents, uint8 [blocks, bytes of a block]; of the leading blocks if it was stopped.
 
-    Attributes:
-        is_stopped: who copies leaves off after the block at hand; the result is the blocks before.
+    Args:
+        rows: where the contents go, or are.
+        copy: copies the block of a row; None: all of them have been copied.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: npt.NDArray[np.uint8], copy: Callable[[int], None] | None = None) -> None:
         super().__init__()
-        self.is_stopped = False
+        self._rows = rows
+        self._copy = copy
+        self._lock = threading.Lock()  # around what follows
+        self._num_begun = len(rows) if copy is None else 0
+        self._num_copying = 0
+        self._end = len(rows)
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._end_if_over()
 
-    def run(self, copy: Callable[[], npt.NDArray[np.uint8]]) -> None:
-        """Copy, on any thread, and end with what that gives or raises."""
-        try:
-            copied = copy()
-        except BaseException as error:
-            self.set_exception(error)
-        else:
-            self.set_result(copied)
+    def run(self, until: float = float("inf")) -> None:
+        """Copy block after block, on any thread, to the last one, or until `time.monotonic` says so."""
+        while time.monotonic() < until:
+            with self._lock:
+                if self._num_begun >= self._end:
+                    break
+                row = self._num_begun
+                self._num_begun += 1
+                self._num_copying += 1
+            error: BaseException | None = None
+            try:
+                assert self._copy is not None
+                self._copy(row)
+            except BaseException as failure:
+                error = failure
+            with self._lock:
+                self._num_copying -= 1
+                if error is not None:
+                    self._error, self._end = error, self._num_begun
+            self._end_if_over()
 
-    def stop(self) -> None:
-        """Return when nobody reads the blocks any more, at most about one block's copy later.
+    def stop(self, help_s: float = 0.0) -> None:
+        """Help for so many seconds at most, then return when nobody reads the blocks any more.
 
-        It is done then, with the leading blocks that had been copied.
+        That is when the thread that copies has done the block at hand; what was copied is the result.
         """
-        self.is_stopped = True
+        self.run(time.monotonic() + help_s)
+        with self._lock:
+            self._end = self._num_begun
+        self._end_if_over()
         wait([self])
+
+    def _end_if_over(self) -> None:
+        with self._lock:
+            if self._is_over or self._num_copying or self._num_begun < self._end:
+                return
+            self._is_over = True
+        if self._error is not None:
+            self.set_exception(self._error)
+        else:
+            self.set_result(self._rows[: self._end])
 
 
 class BlockMemory(Protocol):

@@ -3,8 +3,8 @@
     hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tiers
                          |  can't be evicted               | evictable again
 
-A copy has a lease of its own: nobody gets its blocks, whatever becomes of requests. It is stopped for who
-needs them and would wait too long: they are free when the thread that copies has left the block at hand, what
+A copy has a lease of its own: nobody gets its blocks, whatever becomes of requests. Who needs them
+stops it: the engine's thread helps copying for as long as requests may wait, then the blocks are free. What
 was copied is saved, and the rest is copied later, if it is still cached then.
 """
 
@@ -58,7 +58,6 @@ class _Save(NamedTuple):
     piece: _Piece
     lease: Lease
     copy: BlockCopy
-    started: float
 
 
 class Saves:
@@ -166,53 +165,54 @@ class Saves:
             lease.release(used=False)
             self._failed(piece, error)
             return
-        self._save = _Save(self._ends.expect(copy), piece, lease, copy, self._clock())
+        self._save = _Save(self._ends.expect(copy), piece, lease, copy)
 
     # ------------------------------------------------------------------ stopping
 
     def make_room(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool) -> bool:
-        """Somebody needs blocks: stop the copy, for its blocks; False: wait, or there is none.
+        """Somebody needs blocks: end the copy, for its blocks; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.
-            at_once: nobody waits for the end of the copy, however soon that is.
+            at_once: nobody waits until all of them have been copied.
         """
-        save = self._save
-        if save is None or not is_rival(save.lease.namespace):
+        if self._save is None or not is_rival(self._save.lease.namespace):
             return False
-        if not at_once and self.patience.lasts(len(save.piece.run), save.started, self._clock()):
-            return False
-        self.stop_copy()
+        if at_once:
+            self.stop_copy()
+        else:
+            while self._save is not None and self.stop_copy(self.patience.left_s) and self._pieces:
+                self._start_copy(self._pieces.popleft())
         return True
 
-    def stop_if_late(self) -> None:
-        """Stop a copy that somebody has waited for long enough."""
-        deadline = self.patience.deadline
-        if deadline is not None and deadline <= self._clock():
-            self.stop_copy()
+    def stop_copy(self, help_s: float = 0.0) -> bool:
+        """End the copy under way: its blocks are free, what was copied is saved; whether that is all of them.
 
-    def stop_copy(self) -> None:
-        """End the copy under way, if there is one: its blocks are free, what was copied is saved."""
+        Args:
+            help_s: for so long this thread copies, too.
+        """
         save = self._save
-        if save is not None:
-            save.copy.stop()
-            self.ended(save.number, self._clock())
+        assert save is not None
+        started = self._clock()
+        num_stopped = self._log.counts.stopped_saves
+        save.copy.stop(help_s)
+        self.patience.spend(self._clock() - started)
+        self.ended(save.number)
+        return num_stopped == self._log.counts.stopped_saves
 
     # ------------------------------------------------------------------ ending
 
-    def ended(self, number: int, when: float) -> None:
+    def ended(self, number: int) -> None:
         """The copy of that number is done, if it is the one under way."""
         save = self._save
         if save is None or save.number != number:
             return
         self._save = None
         save.lease.release(used=False)
-        self.patience.end(when)
         data, error = result_of(save.copy)
         if error is not None:
             self._failed(save.piece, error)
             return
-        self.patience.copied(len(data), when - save.started)
         if len(data) < len(save.piece.run):
             self._log.counts.stopped_saves += 1
             self._pieces.appendleft(save.piece.part(len(data), len(save.piece.run)))

@@ -51,31 +51,24 @@ class Transfers:
 
     @property
     def hold_blocks(self) -> bool:
-        """Whether transfers are under way, at whose end there may be more room. O(1)."""
-        return bool(len(self.loads)) or self.saves.is_copying
+        """Whether loads are under way, at whose end there may be more room. O(1)."""
+        return bool(len(self.loads))
 
     @property
     def is_due(self) -> bool:
         """Whether `collect` or `saves.start` has something to do now. O(1), or O(loads)."""
         if self.ends or self.loads.is_due or self.saves.is_due:
             return True
-        deadline = self.next_deadline
+        deadline = self.loads.next_deadline
         return deadline is not None and deadline <= self._clock()
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When a load is given up, or a copy stopped, a reading of the clock; None: not so far. O(loads)."""
-        deadlines = (self.loads.next_deadline, self.saves.patience.deadline)
-        return min((when for when in deadlines if when is not None), default=None)
 
     def collect(self) -> None:
         """Between steps, when all that is committed has been computed: go on with what is under way."""
         for number, when in self.ends.take():
             self.loads.ended(number, when)
-            self.saves.ended(number, when)
+            self.saves.ended(number)
         self.loads.write()
         self.loads.give_up_late()
-        self.saves.stop_if_late()
 
     def close(self) -> None:
         """Give up what is under way, without a word to the cache, which is not used any more."""

@@ -192,9 +192,7 @@ class PagedHashModel:
         return np.concatenate([memory[slots] for memory in memories], axis=1).view(np.uint8)
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
-        copy = BlockCopy()
-        copy.run(lambda: self.contents(blocks))
-        return copy
+        return BlockCopy(self.contents(blocks))
 
     def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
         rows = [np.frombuffer(row, np.int64) for row in data]

@@ -150,20 +150,22 @@ class WildTier(ScriptedTier):
 
 
 class ScriptedCopy(BlockCopy):
-    """A copy that is made by the test, or ends when it is stopped."""
+    """A copy that is made by the test, or in part when it is stopped."""
 
     def __init__(self, model: SlowCopies, blocks: Sequence[int]) -> None:
-        super().__init__()
         self.model = model
         self.blocks = list(blocks)
+        rows = np.empty((len(blocks), model.bytes_per_block), np.uint8)
 
-    def finish(self, num_blocks: int | None = None) -> None:
-        """Make it, or its first blocks, unless it has ended."""
-        if not self.done():
-            self.run(lambda: self.model.contents(self.blocks[:num_blocks]))
+        def copy(row: int) -> None:
+            rows[row] = model.contents([self.blocks[row]])[0]
 
-    def stop(self) -> None:
-        self.finish(self.model.num_copied_at_stop)
+        super().__init__(rows, copy)
+
+    def stop(self, help_s: float = 0.0) -> None:
+        self.model.helped(help_s)
+        self._end = min(self._end, self._num_begun + self.model.num_copied_at_stop)
+        self.run()
         super().stop()
 
 
@@ -174,6 +176,7 @@ class SlowCopies(PagedHashModel):
         copies: those that the test has not made.
         copies_at_once: they are made when they are asked for.
         num_copied_at_stop: leading blocks that have been copied when a copy is stopped.
+        helped_s: seconds for which somebody would have helped, of each stop.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -181,6 +184,11 @@ class SlowCopies(PagedHashModel):
         self.copies: list[ScriptedCopy] = []
         self.copies_at_once = False
         self.num_copied_at_stop = 0
+        self.helped_s: list[float] = []
+
+    def helped(self, seconds: float) -> None:
+        """Somebody has waited so long for a copy."""
+        self.helped_s.append(seconds)
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         if self.copies_at_once:
@@ -192,7 +200,7 @@ class SlowCopies(PagedHashModel):
         """Make one; returns its blocks."""
         copy = self.copies.pop(which)
         if error is None:
-            copy.finish()
+            copy.run()
         elif not copy.done():
             copy.set_exception(error)
         return copy.blocks

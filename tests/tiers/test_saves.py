@@ -68,6 +68,10 @@ class TimedCopies(SlowCopies):
         self.clock.now += 0.01 * batch.num_tokens
         return super().execute(batch)
 
+    def helped(self, seconds: float) -> None:
+        super().helped(seconds)
+        self.clock.now += seconds
+
 
 def timed(num_blocks: int, **options: Any) -> tuple[Engine, TimedCopies, ScriptedTier, Clock]:
     """The same as `saving`, where time passes: requests may wait a hundredth of half a second for copies."""
@@ -83,48 +87,40 @@ def timed(num_blocks: int, **options: Any) -> tuple[Engine, TimedCopies, Scripte
 NEEDS_ALL = [70 - i for i in range(60)]
 
 
-def test_a_request_without_room_waits_for_a_copy_that_is_soon_over():
-    engine, model, tier, clock = timed(8)
+def test_who_finds_no_room_helps_to_copy_for_a_hundredth_of_the_steps_time():
+    engine, model, tier, _ = timed(8)
+    model.num_copied_at_stop = 6  # as many as it had time for
     engine.add_request(NEEDS_ALL, GREEDY)
-    assert not steps(engine, 10)
-    assert engine.has_work
-    assert engine.idle_s == pytest.approx(0.0048)  # a hundredth of 45 + 3 tokens' time
-    clock.now += 0.004
-    model.finish_copy()
-    assert engine.idle_s == 0.0
     (output,) = run_all(engine).values()
     assert_right(output)
-    assert output.times.first_token == pytest.approx(0.604)
+    assert model.helped_s[0] == pytest.approx(0.0048)  # a hundredth of 45 + 3 tokens' time
+    assert output.times.first_token == pytest.approx(0.6048)
     assert engine.stats().transfers.stopped_saves == 0
+    assert not model.violations
     saved_prompt_is_right(tier)
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
-def test_a_copy_that_takes_its_time_is_given_up_for_who_needs_its_blocks(is_aborted):
-    engine, model, tier, clock = timed(8)
+def test_a_copy_that_takes_its_time_is_stopped_for_who_needs_its_blocks(is_aborted):
+    engine, model, tier, _ = timed(8)
     request_id = engine.add_request(NEEDS_ALL, GREEDY)
-    assert not steps(engine, 1)
+    steps(engine, 1)
     if is_aborted:
         engine.abort(request_id)
-    clock.now += engine.idle_s
     outputs = run_all(engine)
     if not is_aborted:
         assert_right(outputs[request_id])
-        assert outputs[request_id].times.first_token == pytest.approx(0.6048)
     assert engine.stats().transfers.stopped_saves == 1
-    model.finish_copy()  # of blocks that are others' now
-    steps(engine, 2)
+    assert model.copies[0].done()
     assert not [run for run, _, _ in tier.kept.values() if run.tokens[:4] == PROMPT[0].to_bytes(4, "little")]
     assert not model.violations
 
 
 def test_what_was_copied_before_it_was_stopped_is_saved_and_nobody_reads_on():
-    engine, model, tier, clock = timed(8)
+    engine, model, tier, _ = timed(8)
     model.num_copied_at_stop = 3
     engine.add_request(NEEDS_ALL, GREEDY)
-    assert not steps(engine, 1)
-    clock.now += engine.idle_s
-    assert not steps(engine, 1)
+    steps(engine, 1)
     assert model.copies[0].done()  # before its blocks are anybody's
     run_all(engine)
     assert len(tier.kept) == 3
@@ -165,30 +161,26 @@ def test_what_is_still_cached_after_a_copy_was_stopped_is_copied_later():
 def test_copies_make_requests_wait_for_a_hundredth_of_the_time_that_steps_take():
     """However slow they are, and however little room there is."""
     engine, model, _, clock = timed(8)
-    started, waited = clock.now, 0.0
+    started = clock.now
     for i in range(40):
-        request_id = engine.add_request([1 + i, *NEEDS_ALL], GREEDY)
-        for _ in range(100):
-            if request_id in {output.request_id for output in steps(engine, 1)}:
-                break
-            if engine.idle_s:
-                waited += engine.idle_s
-                clock.now += engine.idle_s
-    assert 0 < waited <= 0.011 * (clock.now - started)
+        engine.add_request([1 + i, *NEEDS_ALL], GREEDY)
+        run_all(engine)
+    assert 0 < sum(model.helped_s) <= 0.011 * (clock.now - started)
     assert engine.stats().transfers.stopped_saves >= 39
     assert len(model.copies) > 39
 
 
-def test_the_next_copy_does_not_take_what_the_last_one_let_go(monkeypatch):
-    monkeypatch.setattr("radixkv.tiers.saves.MAX_COPIED_BLOCKS", 2)  # a text is several copies
-    engine, model, _, clock = timed(8)
-    engine.add_request(NEEDS_ALL, GREEDY)
-    assert not steps(engine, 3)
-    clock.now += 0.001
-    model.finish_copy()
-    (output,) = run_all(engine).values()
-    assert_right(output)
-    assert output.times.first_token == pytest.approx(0.601)
+def test_a_text_of_several_copies_is_saved_as_far_as_there_is_time(monkeypatch):
+    monkeypatch.setattr("radixkv.tiers.saves.MAX_COPIED_BLOCKS", 2)
+    for num_copied, num_kept in ((2, 6), (1, 1)):
+        engine, model, tier, _ = timed(8)
+        model.num_copied_at_stop = num_copied
+        engine.add_request(NEEDS_ALL, SamplingParams(temperature=0.0, max_tokens=1))
+        (output,) = run_all(engine).values()
+        assert_right(output)
+        first = PROMPT[0].to_bytes(4, "little")
+        assert len([run for run, _, _ in tier.kept.values() if run.tokens[:4] == first]) == num_kept
+        assert not model.violations
 
 
 def test_a_request_at_its_tenants_ceiling_gets_the_blocks_of_a_copy():
