@@ -40,7 +40,8 @@ from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
 from radixkv.tools.replay.simulate import simulate
-from radixkv.tools.replay.trace import TraceBuilder
+from radixkv.tools.replay.token_prompts import scaled as scaled_trace
+from radixkv.tools.replay.token_prompts import token_prompts
 from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
 
 TARGET = 0.04
@@ -106,25 +107,15 @@ def scaled(load: Workload, requests: int, scale: int) -> Workload:
         raise SystemExit(
             f"--scale {scale} does not divide the trace's blocks of {load.trace.block_size} tokens"
         )
-    builder = TraceBuilder(name)
-    for request, length in enumerate(inputs.tolist()):
-        path = load.trace.path(request)[: -(-length // size)]
-        builder.add(path.tolist(), input_length=length, output_length=int(outputs[request]))
-    return Workload(name, inputs, outputs, builder.build(size))
+    return Workload(name, inputs, outputs, scaled_trace(load.trace.first(requests), size))
 
 
 def prompts(load: Workload, vocabulary: int) -> list[np.ndarray]:
     """Token ids: equal where the trace's blocks are, random elsewhere."""
+    if load.trace is not None:
+        return list(token_prompts(load.trace, range(vocabulary)))
     rng = np.random.default_rng(0)
-    if load.trace is None:
-        return [rng.integers(0, vocabulary, length) for length in load.input_lengths.tolist()]
-    size = load.trace.block_size
-    blocks = rng.integers(0, vocabulary, (load.trace.num_unique, size))
-    out = []
-    for request, length in enumerate(load.input_lengths.tolist()):
-        known = blocks[load.trace.path(request)].reshape(-1)[:length]
-        out.append(np.concatenate([known, rng.integers(0, vocabulary, length - len(known))]))
-    return out
+    return [rng.integers(0, vocabulary, length) for length in load.input_lengths.tolist()]
 
 
 def look(engine: Engine) -> tuple[PoolUsage, int]:

@@ -7,6 +7,7 @@ charged      tokens of these prompts that it has to compute, from the moment eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,10 @@ from radixkv.routing.prompt_blocks import PromptBlocks
 
 #: Prompt tokens a second, until some were measured.
 DEFAULT_PREFILL_RATE = 2000.0
-# A prompt of fewer tokens to compute says little of the rate; how much one prompt says of it.
+#: What was measured so many seconds ago, of those in which there was something to compute, counts 1 / e.
+RATE_WINDOW_S = 30.0
+# A prompt of fewer tokens to compute says little of the rate: what it takes is that of any step.
 _MIN_MEASURED_TOKENS = 64
-_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class Replica:
         self._charges: dict[Charge, None] = {}  # the oldest first
         self._charged_tokens = 0
         self._head_since = 0.0  # since when the oldest charge is being computed
+        self._counted_until = 0.0  # the latest moment that the next two count
+        self._busy_s = RATE_WINDOW_S / 4  # in which prompts were being computed; the first ones are a guess
+        self._computed_tokens = self._busy_s * prefill_rate
 
     def __repr__(self) -> str:
         closed = "" if self.is_open else ", closed"
@@ -149,7 +154,7 @@ class Replica:
     def charge(self, prompt: PromptBlocks, found: Found, now: float) -> Charge:
         """A prompt is sent there now. O(its blocks that are not there)."""
         if not self._charges:
-            self._head_since = now
+            self._head_since = self._counted_until = now
         count = prompt.count(self.block_size)
         links = prompt.links(self.block_size, min(-(-found.tokens // self.block_size), count), count)
         charge = Charge(prompt.num_tokens - found.tokens, prompt.owner, links)
@@ -161,13 +166,18 @@ class Replica:
         return charge
 
     def computed(self, charge: Charge, now: float) -> None:
-        """A prompt's first token has come: it is computed, and its blocks are known from events."""
+        """A prompt's first token has come: it is computed, and its blocks are known from events.
+
+        Several may be computed at once, so the rate is that of all, over the time in which there were any.
+        """
         if charge not in self._charges:
             return
-        if charge.tokens >= _MIN_MEASURED_TOKENS and charge is next(iter(self._charges)):
-            took = now - self._head_since
-            if took > 0:
-                self.prefill_rate += _WEIGHT * (charge.tokens / took - self.prefill_rate)
+        if charge.tokens >= _MIN_MEASURED_TOKENS:
+            took = max(0.0, now - self._counted_until)
+            fades = math.exp(-took / RATE_WINDOW_S)
+            self._busy_s = self._busy_s * fades + took
+            self._computed_tokens = self._computed_tokens * fades + charge.tokens
+            self.prefill_rate = self._computed_tokens / self._busy_s
         self._discharge(charge, now)
 
     def ended(self, charge: Charge, now: float) -> None:
@@ -179,6 +189,7 @@ class Replica:
     def _discharge(self, charge: Charge, now: float) -> None:
         if charge is next(iter(self._charges)):
             self._head_since = now
+        self._counted_until = now
         del self._charges[charge]
         self._charged_tokens -= charge.tokens
         coming = self._expected.get(charge.owner)

@@ -1,14 +1,36 @@
-"""The commands of this package, mounted on the main application."""
+"""The commands `radixkv replay` and `radixkv simulate`, mounted on the main application."""
 
 from __future__ import annotations
 
-import typer
+from typing import Any
 
+import typer
+from typer.core import TyperGroup
+
+from radixkv.tools.cluster import cli as cluster
 from radixkv.tools.replay.replay_command import replay_command
 from radixkv.tools.replay.simulate_command import simulate_command
 
+_DEFAULT = "memory"
+
+
+class _WithDefault(TyperGroup):
+    """A group whose command `memory` need not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name it where no command is."""
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
 
 def add_commands(app: typer.Typer) -> None:
-    """Mount both commands on the main application."""
+    """Mount both on the main application."""
     app.command("replay")(replay_command)
-    app.command("simulate")(simulate_command)
+    simulate = typer.Typer(
+        cls=_WithDefault,
+        help="Simulate memory (the default), a cluster of replicas, or measure what the latter needs.",
+    )
+    simulate.command(_DEFAULT)(simulate_command)
+    cluster.add_commands(simulate)
+    app.add_typer(simulate, name="simulate")

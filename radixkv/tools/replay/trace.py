@@ -8,7 +8,7 @@ apart, and it keeps private text out of the file.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,18 @@ class Trace:
     def path(self, request: int) -> Int64Array:
         """Block ids of one request (a view)."""
         return self.block_ids[self.offsets[request] : self.offsets[request + 1]]
+
+    def first(self, requests: int) -> Trace:
+        """The first requests alone; ids keep their numbers."""
+        end = self.offsets[: requests + 1][-1]
+        return replace(
+            self,
+            offsets=self.offsets[: requests + 1],
+            block_ids=self.block_ids[:end],
+            input_lengths=self.input_lengths[:requests],
+            output_lengths=self.output_lengths[:requests],
+            arrivals=self.arrivals[:requests],
+        )
 
     def hit_tokens(self, hit_blocks: npt.ArrayLike) -> int:
         """Prompt tokens inside the first `hit_blocks[r]` blocks of each request, the last block's padding

@@ -1,0 +1,1 @@
+"""Planning a cluster of replicas: what a trace would meet there, by discrete-event simulation."""

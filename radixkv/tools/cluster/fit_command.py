@@ -1,0 +1,150 @@
+"""The command `radixkv simulate fit`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.tools.cluster.measure import measure_steps, num_parts, replay_on_engine
+from radixkv.tools.cluster.replica import ReplicaConfig
+from radixkv.tools.cluster.routers import RoundRobin
+from radixkv.tools.cluster.simulation import ClusterConfig, ClusterSimulation
+from radixkv.tools.cluster.step_cost import Fit, fit
+from radixkv.tools.output_files import check_writable, write_json
+from radixkv.tools.replay.options import JsonOption, LimitOption, TokenizerOption, read_options
+from radixkv.tools.replay.readers import read_trace
+from radixkv.tools.replay.token_prompts import scaled
+from radixkv.tools.replay.trace import Trace
+
+
+def fit_command(
+    model: Annotated[
+        str, typer.Argument(help="Embedded model, folder, hub id or GGUF file.")
+    ] = EMBEDDED_MODEL,
+    json_file: JsonOption = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Also let this trace arrive at the engine, and compare with the simulation."),
+    ] = None,
+    limit: LimitOption = 60,
+    speed: Annotated[
+        float, typer.Option(min=1e-6, help="With --check: requests arrive so many times as fast as recorded.")
+    ] = 1.0,
+    trace_block_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --check: tokens that stand for a block of the trace, for small models."
+        ),
+    ] = 16,
+    max_answer: Annotated[int, typer.Option(min=1, help="With --check: cut answers to so many tokens.")] = 64,
+    max_model_len: Annotated[int | None, typer.Option(min=64, help="Longest prompt + output.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(min=8, help="KV blocks. Default: from memory.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    tokenizer: TokenizerOption = "bytes",
+) -> None:
+    """Measure what steps of this engine take on this machine, for `radixkv simulate cluster --cost FILE`.
+
+    With --check the simulation is put to the test: a trace arrives at the real engine in real time, and at a
+    simulated one, and both times to first token are printed.
+    """
+    from radixkv.engine.builder import build_engine
+
+    check_writable("--json", json_file)
+    trace = None
+    if check is not None:
+        trace = read_trace(check, read_options(None, "auto", None, None, tokenizer, limit))
+    console = Console()
+    with console.status("loading the model"):
+        config = EngineConfig(
+            model=model,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            threads=threads,
+            speculation="off",
+            seed=0,
+        )
+        engine = build_engine(config)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring steps", total=num_parts(engine))
+        found = fit(*measure_steps(engine, on_part=lambda: progress.advance(bar)))
+    console.print(_fit_table(found))
+    figures: dict[str, Any] = {"model": model, "cost": asdict(found.cost), "fit": asdict(found)}
+    if trace is not None:
+        small = scaled(trace, trace_block_size, engine.limits.max_model_len, max_answer)
+        engine.cache.reset()
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task(f"{trace.name} arrives", total=small.num_requests)
+            measured, hit_rate = replay_on_engine(engine, small, speed, lambda: progress.advance(bar))
+        replica = ReplicaConfig(
+            engine.cache.num_blocks * engine.cache.block_size // trace_block_size,
+            trace_block_size,
+            engine.scheduler.max_num_batched_tokens,
+            engine.scheduler.max_num_seqs,
+        )
+        checked = _check(small, ClusterConfig(1, replica, found.cost, speed), measured, hit_rate)
+        figures["check"] = checked
+        console.print(_check_table(trace.name, checked))
+    write_json(json_file, figures)
+
+
+def _check(
+    trace: Trace, config: ClusterConfig, measured: list[float], hit_rate: float
+) -> dict[str, dict[str, float]]:
+    """Measured and predicted figures of one replica."""
+    run = ClusterSimulation(trace, config, RoundRobin).run()
+    predicted = [request.ttft_s for request in run.requests]
+    prompt = sum(request.prompt_tokens for request in run.requests)
+    cached = sum(request.cached_tokens for request in run.requests)
+    rows = {}
+    for name, share in (("TTFT p50 (s)", 0.5), ("TTFT p90 (s)", 0.9)):
+        rows[name] = {
+            "measured": float(np.quantile(measured, share)),
+            "predicted": float(np.quantile(predicted, share)),
+        }
+    rows["hit rate"] = {"measured": hit_rate, "predicted": cached / prompt}
+    return rows
+
+
+def _fit_table(found: Fit) -> Table:
+    cost = found.cost
+    table = Table(
+        title=f"what a step costs: fitted to {found.num_steps} steps, median error {found.median_error:.1%}, "
+        f"p90 {found.p90_error:.1%}",
+        title_justify="left",
+    )
+    for name, unit in (
+        ("a step", "ms"),
+        ("a token", "us"),
+        ("a sequence", "us"),
+        ("1,000 tokens read", "us"),
+    ):
+        table.add_column(f"{name} ({unit})", justify="right")
+    table.add_column("1,000 query-key pairs (us)", justify="right")
+    table.add_column("prefill tokens/s", justify="right")
+    table.add_row(
+        f"{1e3 * cost.step_s:.3f}",
+        f"{1e6 * cost.token_s:.2f}",
+        f"{1e6 * cost.sequence_s:.2f}",
+        f"{1e9 * cost.context_s:.2f}",
+        f"{1e9 * cost.attention_s:.3f}",
+        f"{cost.prefill_tokens_per_s:,.0f}",
+    )
+    return table
+
+
+def _check_table(name: str, rows: dict[str, dict[str, float]]) -> Table:
+    table = Table(title=f"{name}: the engine and its simulation", title_justify="left")
+    for column in ("", "measured", "predicted", "predicted/measured"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, row in rows.items():
+        ratio = row["predicted"] / row["measured"] if row["measured"] else float("nan")
+        table.add_row(label, f"{row['measured']:.3f}", f"{row['predicted']:.3f}", f"{ratio:.2f}")
+    return table

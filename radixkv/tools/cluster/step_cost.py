@@ -1,0 +1,171 @@
+"""StepCost: how long a step takes, from what is in it; fitted to measured steps.
+
+The time is a sum of what a step's work is proportional to (as in Vidur, MLSys 2024, in its simplest form):
+
+    step       + tokens          + sequences    + context tokens + attention
+    launches     dense products,   sampling,      K and V read     products of queries
+    and host     rows that move    block tables   once a sequence  and keys
+
+Every factor is at least 0: more work never takes less time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.errors import ConfigError
+from radixkv.scheduling.batch import Batch
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step.
+
+    Attributes:
+        step_s: of every step.
+        token_s: for each token computed.
+        sequence_s: for each sequence in it.
+        context_s: for each token that a sequence attends to, once a sequence.
+        attention_s: for each pair of a query and a key.
+    """
+
+    step_s: float
+    token_s: float
+    sequence_s: float = 0.0
+    context_s: float = 0.0
+    attention_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+                raise ConfigError(
+                    f"a step cost's {name} must be a number of seconds, at least 0; not {value!r}"
+                )
+        if self.step_s + self.token_s + self.sequence_s <= 0:
+            raise ConfigError("a step must take time: its step_s, token_s and sequence_s are all 0")
+
+    def seconds(self, work: FloatArray) -> float:
+        """Of one step with this work, see `work_of`."""
+        factors = (self.step_s, self.token_s, self.sequence_s, self.context_s, self.attention_s)
+        return sum(factor * float(amount) for factor, amount in zip(factors, work, strict=True))
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens per second in a long chunk without context."""
+        chunk = 2048.0
+        return chunk / self.seconds(np.array([1.0, chunk, 1.0, chunk, chunk * chunk / 2]))
+
+
+#: Rough figures of an 8B model in bfloat16 on one H100, from its memory and matmul rates: not measured.
+ESTIMATES = {"h100-8b": StepCost(8e-3, 3.2e-5, 2e-5, 4.4e-8, 1.1e-10)}
+
+
+def work_of(batch: Batch) -> FloatArray:
+    """What a step has to do, float64 [5]: 1, tokens, sequences, context tokens, query-key pairs."""
+    counts = np.diff(batch.query_starts).astype(np.float64)
+    contexts = batch.context_lengths.astype(np.float64)
+    pairs = float((counts * (contexts - (counts - 1) / 2)).sum())
+    return np.array([1.0, float(counts.sum()), float(len(counts)), float(contexts.sum()), pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A `StepCost` and how well it tells the steps it was fitted to.
+
+    Attributes:
+        median_error: of |predicted / measured - 1|.
+        p90_error: the same, exceeded by one step in ten.
+        total_error: predicted over measured seconds of all steps, less 1.
+    """
+
+    cost: StepCost
+    num_steps: int
+    median_error: float
+    p90_error: float
+    total_error: float
+
+
+def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
+    """The factors with the least squared relative error, none of them negative.
+
+    The active set method of Lawson and Hanson for non-negative least squares (Solving Least Squares
+    Problems, 1974, chapter 23).
+
+    Raises:
+        ConfigError: too few steps to tell the factors from.
+    """
+    if len(work) < 10:
+        raise ConfigError(f"{len(work)} steps are too few to fit a cost to; measure at least 10")
+    features, times = np.array(work), np.array(seconds)
+    weighted = features / times[:, None]
+    scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
+    factors = _non_negative(weighted / scale, np.ones(len(times))) / scale
+    predicted = features @ factors
+    errors = np.abs(predicted / times - 1)
+    return Fit(
+        cost=StepCost(*(float(factor) for factor in factors)),
+        num_steps=len(times),
+        median_error=float(np.median(errors)),
+        p90_error=float(np.quantile(errors, 0.9)),
+        total_error=float(predicted.sum() / times.sum() - 1),
+    )
+
+
+def _non_negative(a: FloatArray, b: FloatArray) -> FloatArray:
+    """x >= 0 with the least |a x - b|."""
+    count = a.shape[1]
+    x, passive = np.zeros(count), np.zeros(count, dtype=bool)
+    while not passive.all():
+        gradient = a.T @ (b - a @ x)
+        gradient[passive] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= 1e-9:
+            break
+        passive[best] = True
+        while True:
+            trial = np.zeros(count)
+            trial[passive] = np.linalg.lstsq(a[:, passive], b, rcond=None)[0]
+            if (trial[passive] > 0).all():
+                x = trial
+                break
+            blocking = passive & (trial <= 0)
+            x = x + np.min(x[blocking] / (x[blocking] - trial[blocking])) * (trial - x)
+            passive &= x > 1e-12
+    return x
+
+
+def read_cost(name: str) -> StepCost:
+    """A cost by the name of an estimate, or from a file that `radixkv simulate fit --json` has written.
+
+    Raises:
+        ConfigError: neither; or the file is none.
+    """
+    if name in ESTIMATES:
+        return ESTIMATES[name]
+    path = Path(name)
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        cost = data["cost"]
+        known = {field.name for field in fields(StepCost)}
+        if set(cost) - known:
+            raise ConfigError(f"{path}: unknown {', '.join(sorted(set(cost) - known))} in its cost")
+        return StepCost(**cost)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--cost: {name!r} is neither a file nor one of {', '.join(ESTIMATES)}; "
+            "`radixkv simulate fit --json FILE` measures this machine"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--cost: {path} is no file that `radixkv simulate fit` wrote ({error!r})"
+        ) from None
