@@ -71,6 +71,8 @@ class EngineConfig:
             them in the same step; answers stay the same. `off` computes one token a step.
         max_draft_tokens: most guesses for a request in a step.
         share_prefix_attention: attend shared prefixes once per group of requests.
+        async_scheduling: plan and launch the next step while one runs, where that needs none of its tokens;
+            answers stay the same. None: on a GPU.
         warm_up: before the first request, `full` compiles all kernels and records a GPU's steps as CUDA
             graphs, `quick` runs one small step, `off` none: the first requests wait for what is missing.
         request_timeout_s: a request older than this is aborted; None: never.
@@ -117,6 +119,7 @@ class EngineConfig:
     speculation: str = "auto"
     max_draft_tokens: int = 16
     share_prefix_attention: bool = True
+    async_scheduling: bool | None = None
     warm_up: str = "full"
     request_timeout_s: float | None = None
     seed: int | None = None

@@ -101,16 +101,16 @@ class _Patched(AbstractContextManager[None]):
     """The sampler of a step, timed."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        self._original = radixkv.engine.model_step.sample_runs
+        self._original = radixkv.engine.model_step.Sampling
         self._timed = watch.wrap("sampling", self._original)
 
     def __enter__(self) -> None:
-        radixkv.engine.model_step.sample_runs = self._timed
+        radixkv.engine.model_step.Sampling = self._timed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        radixkv.engine.model_step.sample_runs = self._original
+        radixkv.engine.model_step.Sampling = self._original
 
 
 def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:

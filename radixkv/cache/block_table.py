@@ -39,7 +39,7 @@ class BlockTable:
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
-        """Block ids, int32 [ceil(num_tokens / block_size)]: a view, to be fetched after each call. O(1).
+        """Block ids, int32: of all tokens, and reserved ones. A view, to be fetched after each call. O(1).
 
         A memoryview where numpy is not installed.
         """

@@ -191,7 +191,7 @@ class Lease(LeasePath):
         size = self.tree.block_size
         is_own = self.tree_tokens == old and self.node.holders == 1  # the usual case, without a call
         copies = bool(not is_own and old % size and data) and self._must_copy_tail()
-        missing = -(-new // size) - self.num_blocks
+        missing = max(0, -(-new // size) - self.num_blocks)
         if missing or copies:
             blocks = self._grow(missing + copies)
             if copies:
@@ -210,7 +210,8 @@ class Lease(LeasePath):
         if self.tree_tokens > self.num_tokens - self.num_tokens % size:
             return self.node.holders > 1 or self.tree_tokens > self.num_tokens
         extra = self.capacity.pool.extra_holders
-        return bool(extra) and self.blocks(self.num_blocks - 1, self.num_blocks)[0] in extra
+        last = self.num_tokens // size
+        return bool(extra) and self.blocks(last, last + 1)[0] in extra
 
     def _replace_tail(self, target: int) -> None:
         """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
@@ -218,7 +219,7 @@ class Lease(LeasePath):
         What is computed of it is listed to be copied.
         """
         start = self.num_tokens - self.num_tokens % self.tree.block_size
-        last = self.num_blocks - 1
+        last = self.num_tokens // self.tree.block_size
         source = self.blocks(last, last + 1)[0]
         slots = min(self.num_committed, self.num_tokens) - start
         if self.tree_tokens > start:
@@ -237,6 +238,18 @@ class Lease(LeasePath):
         else:
             self.capacity.pool.drop_holder(source)
         self.replace_blocks(last, array("i", [target]))
+
+    def reserve(self, num_tokens: int) -> None:
+        """Have blocks for so many tokens in all: those that come next find their slots there. O(new blocks).
+
+        Raises:
+            OutOfBlocks: nothing was changed.
+        """
+        if self._is_released:
+            raise self._error("reserve blocks for")
+        missing = -(-num_tokens // self.tree.block_size) - self.num_blocks
+        if missing > 0:
+            self.add_blocks(self._grow(missing))
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from `num_tokens` on, which must not be committed, and their whole blocks.

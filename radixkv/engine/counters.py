@@ -18,6 +18,7 @@ class EngineStats:
 
     Attributes:
         cache: the prefix cache's own snapshot.
+        steps_ahead: of the steps, those that were launched before the tokens of the one before were known.
         model_time_s: time in the model, sampling included.
         gap_time_s: time between two model calls while work was waiting.
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
@@ -39,6 +40,7 @@ class EngineStats:
     failed_requests: int
     aborted_requests: int
     steps: int
+    steps_ahead: int
     model_time_s: float
     gap_time_s: float
     num_rebuilds: int
@@ -61,12 +63,14 @@ class Counters:
     gap_time_s: float = 0.0
     _last_model_end: float | None = None
 
-    def model_called(self, started: float, ended: float) -> None:
-        """A model call came through, at these clock readings."""
+    def model_called(self, started: float, ended: float) -> float:
+        """A model call came through, at these clock readings; its seconds since the one before it ended."""
         if self._last_model_end is not None:
+            started = max(started, self._last_model_end)
             self.gap_time_s += started - self._last_model_end
         self.model_time_s += ended - started
         self._last_model_end = ended
+        return ended - started
 
     def snapshot(
         self,
@@ -93,6 +97,7 @@ class Counters:
             failed_requests=self.failed,
             aborted_requests=self.aborted,
             steps=scheduled.num_steps,
+            steps_ahead=scheduled.num_steps_ahead,
             model_time_s=self.model_time_s,
             gap_time_s=self.gap_time_s,
             num_rebuilds=self.num_rebuilds,

@@ -34,13 +34,14 @@ from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import InputProcessor
-from radixkv.engine.model_step import StepOutcome, run_step
+from radixkv.engine.model_step import StepOutcome
 from radixkv.engine.output_processor import OutputProcessor, StepResult
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
 from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
+from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
 from radixkv.engine.tier_use import TierUse
 from radixkv.errors import (
     ENDS_PROCESS,
@@ -55,6 +56,7 @@ from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.scheduling.step_plan import SchedulerStats
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.stack import TierStack
@@ -169,6 +171,10 @@ class Engine:
         )
         self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
         self.scheduler = self._make_scheduler()
+        looks_ahead = config.async_scheduling
+        if looks_ahead is None:
+            looks_ahead = runner.device_name.startswith("cuda")
+        self._steps = StepPipeline(runner, clock, self.input_processor.forks, looks_ahead=looks_ahead)
         self._events = events
         if events is not None:
             events.attach(cache)
@@ -177,8 +183,8 @@ class Engine:
         self._faults = FaultRecovery()
         self._counters = Counters()
 
-    def _make_scheduler(self) -> Scheduler:
-        return self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache))
+    def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
+        return self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache), stats=stats)
 
     # ------------------------------------------------------------------ requests in
 
@@ -311,32 +317,32 @@ class Engine:
     # ------------------------------------------------------------------ one step
 
     def step(self) -> StepResult:
-        """Schedule, run, process: one model call at most.
+        """Schedule, run, process the tokens of one step; the next one may run meanwhile.
 
         Raises:
             KeyboardInterrupt, SystemExit: what the step had begun was taken back; the next one goes on.
         """
-        outcome = None
+        error: BaseException | None = None
         with self._repairing():
             self._tier.begin_step()
-            batch = self._schedule()
-            if batch is not None:
-                started = self.clock()
-                outcome = run_step(self.runner, batch, self.input_processor.forks)
-                if outcome.error is None:
-                    ended = self.clock()
-                    self._counters.model_called(started, ended)
-                    self._tier.computed(batch, ended - started)
-                    self._process(batch, outcome)
+            self._expire()
+            step = self._steps.next(self._schedule, self._schedule_ahead)
+            if step is not None:
+                error = step.outcome.error
+                if error is None:
+                    seconds = self._counters.model_called(step.started, self.clock())
+                    self._tier.computed(step.batch, seconds)
+                    self._process(step.batch, step.outcome)
                 else:
-                    self._rollback(batch, outcome.error)
+                    self._rollback(step.batch, error)
             self._tier.end_step()
             if self._events is not None:
                 self._events.keep_up(self.cache)
         if self._tier.is_blocked or not self.has_work:
             self._counters.pause()
-        if outcome is not None and isinstance(outcome.error, ENDS_PROCESS):
-            raise outcome.error
+        error = self._steps.interruption or error
+        if isinstance(error, ENDS_PROCESS):
+            raise error
         return self.take_result()
 
     def take_result(self) -> StepResult:
@@ -344,7 +350,6 @@ class Engine:
         return self._output.take_result()
 
     def _schedule(self) -> Batch | None:
-        self._expire()
         alone = self._faults.next_alone
         result = self.scheduler.schedule(only=alone)
         if self._checks_steps and result.batch is not None:
@@ -355,6 +360,18 @@ class Engine:
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
         return result.batch
+
+    def _schedule_ahead(self, batch: Batch) -> Batch | None:
+        """The step after that of a batch whose tokens are not known; None where they must be known first."""
+        if self._faults.next_alone is not None:
+            return None
+        going_on = decodes_that_go_on(batch.entries)
+        if not going_on or (self._speculation is not None and self._speculation.would_guess(going_on)):
+            return None
+        ahead = self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on))
+        if self._checks_steps and ahead is not None:
+            check_batch(ahead, self.cache.block_size)
+        return ahead
 
     def _end_stuck(self, request: Sample) -> None:
         """End a request for which no block can be had: an answer that has begun is as long as it can be."""
@@ -408,6 +425,8 @@ class Engine:
                 self._fail(request, failure)
             elif request.output.finish_reason is not None:
                 self._finish(request, request.output.finish_reason)
+        if self._steps.looks_ahead:
+            self.scheduler.settle(entry.request for entry in batch.entries)
 
     def _pin(self, request: Sample) -> None:
         """Its prompt has been computed: pin what its user wants to be kept, as far as the budget goes."""
@@ -541,8 +560,8 @@ class Engine:
         self.cache = self.cache.rebuilt()
         if self._events is not None:
             self._events.attach(self.cache)
-        stats, self.scheduler = self.scheduler.stats, self._make_scheduler()
-        self.scheduler.stats = stats
+        self._steps.discard()
+        self.scheduler = self._make_scheduler(self.scheduler.stats)
         for request in unfinished:
             request.preempt()
             request.was_added = False

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.request_group import Sample, sample_of
+from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.drafter import Drafter
@@ -67,6 +68,11 @@ class Speculation:
             ends, stops = output.end_token_ids, sample.params.stop_token_ids
             tokens = list(takewhile(lambda token: token not in ends and token not in stops, tokens))
         return tokens
+
+    def would_guess(self, entries: Sequence[Entry]) -> bool:
+        """Whether one of these requests, of which a step runs, may get a draft in the step after it."""
+        self.begin(len(entries), len(entries))
+        return any(len(self.draft(entry.request, self._max_tokens)) > 1 for entry in entries)
 
     def checked(self, request: Sample, num_draft_tokens: int, num_accepted: int) -> None:
         """Of a draft of the request so many tokens were right."""

@@ -166,6 +166,8 @@ class StepGraphs:
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()
+        if batch.fed_tokens is not None:
+            self._inputs[0, :count] = batch.fed_tokens
 
     def _forward(self) -> torch.Tensor:
         token_ids, positions = self._inputs[:2, : len(self._step.slots)]

@@ -17,6 +17,7 @@ from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.warm_up import first_steps
+from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.thread_priority import yield_to_steps
 from radixkv.tiers.block_copy import BlockCopy
@@ -185,12 +186,14 @@ class ModelRunner:
             replayed = self.graphs.run(batch, plan)
             if replayed is not None:
                 return replayed
-        rows = None if batch.write_rows is None else self._to_device(batch.write_rows)
-        step = AttentionStep(self.backend, self.kv, plan, self._to_device(batch.write_slots), rows)
+        rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
+        step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
         token_ids, positions, logit_rows = (
-            self._to_device(self._pad(column))
+            to_device(self._pad(column), self.device)
             for column in (batch.token_ids, batch.positions, batch.logit_rows)
         )
+        if batch.fed_tokens is not None:
+            token_ids[: batch.num_tokens] = batch.fed_tokens
         output = self.model(**model_inputs(token_ids, positions, logit_rows, step))
         logits: torch.Tensor = output.logits[0, : len(batch.logit_rows)]
         return logits
@@ -199,7 +202,3 @@ class ModelRunner:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""
         padding = -len(array) % self.row_multiple
         return np.pad(array, (0, padding)) if padding else array
-
-    def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)

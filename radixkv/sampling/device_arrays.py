@@ -20,13 +20,27 @@ def to_device(array: np.ndarray[Any, Any] | Sequence[int], device: torch.device)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
-def fetch(columns: Sequence[torch.Tensor]) -> list[list[Any]]:
-    """The numbers of several tensors, flattened: one wait for a GPU, however many there are.
+class Fetch:
+    """The numbers of several tensors on their way to the host, one copy however many there are.
 
-    From there they travel as float64, which holds float32, bools and ids below 2^53 as they are.
+    From a GPU they travel as float64, which holds float32, bools and ids below 2^53 as they are. What is
+    launched after the copy is not waited for.
     """
-    flat = [column.reshape(-1) for column in columns]
-    if flat[0].device.type == "cpu":
-        return [column.tolist() for column in flat]
-    numbers = iter(torch.cat([column.double() for column in flat]).tolist())
-    return [list(itertools.islice(numbers, len(column))) for column in flat]
+
+    def __init__(self, columns: Sequence[torch.Tensor]) -> None:
+        self._flat = [column.reshape(-1) for column in columns]
+        self._copied: torch.cuda.Event | None = None
+        if self._flat[0].device.type == "cuda":
+            numbers = torch.cat([column.double() for column in self._flat])
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def wait(self) -> list[list[Any]]:
+        """The numbers of each tensor, flattened."""
+        if self._copied is None:
+            return [column.tolist() for column in self._flat]
+        self._copied.synchronize()
+        numbers = iter(self._numbers.tolist())
+        return [list(itertools.islice(numbers, len(column))) for column in self._flat]

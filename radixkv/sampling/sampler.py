@@ -9,9 +9,9 @@ What is done to a row, in this order:
 A draw takes one number from the request's own Philox stream (Salmon et al., SC 2011), so a seed gives the
 same sample whatever else is in the batch. Reported logprobs are the model's own, before any of this.
 
-A step waits for its device once, when all of this has been launched: until then, nobody knows which rows are
-broken or which guesses of a draft are right, so every row is worked on. It waits once more only if the
-candidates of some draws did not suffice (see `draws`).
+A step waits for its device once, when all of this has been launched (`Sampling`): until then, nobody knows
+which rows are broken or which guesses of a draft are right, so every row is worked on. It waits once more
+only if the candidates of some draws did not suffice (see `draws`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 
 from radixkv.request import SamplingParams
-from radixkv.sampling.device_arrays import fetch, to_device
+from radixkv.sampling.device_arrays import Fetch, to_device
 from radixkv.sampling.draws import draw
 from radixkv.sampling.logits_processors import apply_processors, prepare_processors
 from radixkv.sampling.sampling_state import SamplingState
@@ -91,19 +91,25 @@ def sample_runs(
         For each request the accepted tokens of its draft, then one more, unless its row is broken (below 0,
         where it is the first). Nothing of the requests is changed.
     """
-    if not rows:
-        return []
-    return _Step(logits, rows, requests, drafts).runs()
+    return Sampling(logits, rows, requests, drafts).runs() if rows else []
 
 
-class _Step:
-    """The rows to sample: those of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
+class Sampling:
+    """A step whose tokens are being chosen; see `sample_runs` for the arguments.
+
+    The rows of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
+
+    Args:
+        ahead: so many tokens come before, which no request has got yet. Where there are some, no request
+            has processors.
 
     Attributes:
+        tokens: int64 [R], on the logits' device, the token of each row unless its candidates did not suffice.
+        first_chosen: the same on the host, once `runs` has been called.
         raw: the model's float32 logits [R, V] of all rows.
         processed: the rows that processors have changed, as they have left them.
         places: row -> its place in `processed`.
-        drawing: (row, request, tokens before it that the request has not got yet) of all rows to draw.
+        drawing: (row, parameters, random number) of all rows to draw.
         reported: (row, most likely tokens wanted) of all rows whose logprobs may be wanted.
         chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
         broken: rows that are no numbers.
@@ -116,6 +122,7 @@ class _Step:
         rows: Sequence[int],
         requests: Sequence[Sampled],
         drafts: Sequence[Sequence[int]],
+        ahead: int = 0,
     ) -> None:
         self.requests, self.drafts = requests, drafts
         # Before anything waits for a GPU's logits.
@@ -129,14 +136,16 @@ class _Step:
         self.raw = _rows(logits, wanted).float()
         self.places: dict[int, int] = {}
         self.processed = self._process()
-        self.drawing: list[tuple[int, Sampled, int]] = []
+        self.drawing: list[tuple[int, SamplingParams, float]] = []
         self.reported: list[tuple[int, int]] = []
         for request, start, size in zip(requests, self.starts, sizes, strict=True):
             if not request.params.is_greedy:
-                self.drawing.extend((start + ahead, request, ahead) for ahead in range(size))
+                draw_at = request.sampling_state.draw
+                self.drawing += [(start + i, request.params, draw_at(ahead + i)) for i in range(size)]
             if request.params.logprobs is not None:
-                self.reported.extend((start + ahead, request.params.logprobs) for ahead in range(size))
+                self.reported.extend((start + i, request.params.logprobs) for i in range(size))
         self.chosen: list[int]
+        self.first_chosen: list[int] = []
         self.broken: list[bool]
         self.logprobs: dict[int, RawLogprobs] = {}
         self._choose()
@@ -189,14 +198,19 @@ class _Step:
         else:
             order = to_device([self.places[row] for row in range(len(self.raw))], device)
             best, tokens = (column.index_select(0, order) for column in self.processed.max(dim=1))
-        tokens, missing = self._draw(tokens, self.drawing)
-        columns = [tokens, torch.isfinite(best)] + ([] if missing is None else [missing])
-        fetched = fetch([*columns, *self._logprobs(tokens, self.reported)])
-        self.chosen = [int(token) for token in fetched[0]]
+        self.tokens, missing = self._draw(tokens, self.drawing)
+        columns = [self.tokens, torch.isfinite(best)] + ([] if missing is None else [missing])
+        self._num_columns = len(columns)
+        self._fetch = Fetch([*columns, *self._logprobs(self.tokens, self.reported)])
+
+    def _wait(self) -> None:
+        """Wait for what was launched, and read it."""
+        fetched = self._fetch.wait()
+        self.chosen = self.first_chosen = [int(token) for token in fetched[0]]
         self.broken = [not is_finite for is_finite in fetched[1]]
-        self._read_logprobs(self.reported, fetched[len(columns) :])
-        if missing is not None and any(fetched[2]):
-            self._choose_again(tokens, [flag > 0 for flag in fetched[2]])
+        self._read_logprobs(self.reported, fetched[self._num_columns :])
+        if self._num_columns > 2 and any(fetched[2]):
+            self._choose_again(self.tokens, [flag > 0 for flag in fetched[2]])
 
     def _choose_again(self, tokens: torch.Tensor, missing: Sequence[bool]) -> None:
         """Draw rows anew whose candidates did not suffice."""
@@ -204,25 +218,33 @@ class _Step:
         rows = {row for row, _, _ in drawing}
         reported = [own for own in self.reported if own[0] in rows]
         tokens, _ = self._draw(tokens, drawing, whole=True)
-        chosen, *columns = fetch([tokens, *self._logprobs(tokens, reported)])
+        chosen, *columns = Fetch([tokens, *self._logprobs(tokens, reported)]).wait()
         self.chosen = [int(token) for token in chosen]
         self._read_logprobs(reported, columns)
 
     def _draw(
-        self, tokens: torch.Tensor, drawing: Sequence[tuple[int, Sampled, int]], *, whole: bool = False
+        self,
+        tokens: torch.Tensor,
+        drawing: Sequence[tuple[int, SamplingParams, float]],
+        *,
+        whole: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """All tokens, those of rows to draw anew; of these, whether the candidates did not suffice."""
         if not drawing:
             return tokens, None
         rows = [row for row, _, _ in drawing]
-        numbers = [request.sampling_state.draw(ahead) for _, request, ahead in drawing]
-        drawn = draw(self._logits(rows), [request.params for _, request, _ in drawing], numbers, whole=whole)
+        params, numbers = [own[1] for own in drawing], [own[2] for own in drawing]
+        drawn = draw(self._logits(rows), params, numbers, whole=whole)
         if len(rows) == len(tokens):
             return drawn.tokens, drawn.missing
-        return tokens.index_copy_(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
+        return tokens.index_copy(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
 
     def runs(self) -> list[list[SampledToken]]:
-        """The tokens of each request: those of its draft as far as they are the ones chosen, and one more."""
+        """The tokens of each request: those of its draft as far as they are the ones chosen, and one more.
+
+        Waits for the device; to be called once.
+        """
+        self._wait()
         broken, chosen = self.broken, self.chosen
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(self.starts):
@@ -283,7 +305,7 @@ def _copy(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[RawLogprobs]:
     """Log-softmax of float rows [R, V], read at one token per row and at the `num_top` likeliest."""
     columns = _logprob_columns(logits, to_device(tokens, logits.device), num_top)
-    return _read_columns(tokens, fetch(columns))
+    return _read_columns(tokens, Fetch(columns).wait())
 
 
 def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,8 @@ class Batch:
         logit_rows: int64 [S], rows whose logits are needed, ascending.
         copy_groups: copies to run before the step, group after group; inside a group no source is a target,
             and no block is a target twice. Nothing that they read or write is written by the step.
+        fed_tokens: a tensor int64 [T] on the runner's device that takes the place of `token_ids`, where the
+            host does not know these yet; None: it does.
     """
 
     entries: list[Entry]
@@ -84,6 +87,7 @@ class Batch:
     write_rows: npt.NDArray[np.int64] | None
     logit_rows: npt.NDArray[np.int64]
     copy_groups: list[list[Copy]]
+    fed_tokens: Any = None
 
     @property
     def num_tokens(self) -> int:

@@ -115,34 +115,47 @@ class RunningRequests:
 
         None of them shares blocks with forks, so no other lease's operation changes its block table.
         """
-        size = self._block_size
         for entry in entries:
-            request, lease = entry.request, entry.request.lease
-            end = request.tokens.length
-            if (
-                entry.samples
-                and not entry.draft
-                and end % size
-                and not request.shares_blocks
-                and request.num_sequence_slots == 1
-            ):
-                assert lease is not None
-                table, start = lease.block_table, end - end % size
-                key = prefix_key(request, *lease.cached_identity, end)
-                order = request.arrival_order
-                del self._others[order]
-                self._by_committed.setdefault(key, {})[order] = request
-                self._rows[order] = Row(
-                    request,
-                    start=end,
-                    count=1,
-                    samples=True,
-                    num_logits=1,
-                    block_table=table,
-                    slot_offset=int(table[-1]) * size - start,
-                    block_end=start + size,
-                    committed=key,
-                )
+            if entry.samples and not entry.draft:
+                self._make_row(entry.request, entry.request.tokens.length)
+
+    def _make_row(self, request: SequenceState, end: int) -> None:
+        """Make a row of a request whose lease has `end` tokens, and room for one more in its last block."""
+        size, lease = self._block_size, request.lease
+        if not end % size or request.shares_blocks or request.num_sequence_slots > 1:
+            return
+        assert lease is not None
+        table, start = lease.block_table, end - end % size
+        key = prefix_key(request, *lease.cached_identity, end)
+        order = request.arrival_order
+        del self._others[order]
+        self._by_committed.setdefault(key, {})[order] = request
+        self._rows[order] = Row(
+            request,
+            start=end,
+            count=1,
+            samples=True,
+            num_logits=1,
+            block_table=table,
+            slot_offset=int(table[-1]) * size - start,
+            block_end=start + size,
+            committed=key,
+        )
+
+    def settle(self, request: SequenceState) -> None:
+        """A running request has got its token while the next step runs already. O(1).
+
+        Its lease gets what a step that was planned ahead has computed in a new block, of which it is a row
+        then; a row that has filled its block is none any more.
+        """
+        row, lease = self._rows.get(request.arrival_order), request.lease
+        assert lease is not None
+        if row is not None:
+            if request.num_computed >= row.block_end:
+                self.leave_rows(request, flush=True)
+        elif lease.num_tokens < request.num_computed:
+            flush_tokens(request)
+            self._make_row(request, request.num_computed)
 
     def leave_rows(self, request: SequenceState, *, flush: bool = False) -> bool:
         """Make a request no row any more; whether it was one. O(1).
@@ -255,7 +268,7 @@ class RunningRequests:
 def flush_tokens(request: SequenceState) -> None:
     """Give the lease all tokens that were computed without it. O(those tokens), at most a block.
 
-    They lie in its last block, so this never needs another one.
+    They lie in its last block, or one that is reserved, so this never needs another one.
     """
     lease = request.lease
     if lease is not None and lease.num_tokens < request.num_computed:

@@ -22,7 +22,7 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from radixkv.cache.prefix_cache import PrefixCache
@@ -30,6 +30,7 @@ from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
 from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies, join_batches
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
@@ -71,6 +72,7 @@ class Scheduler:
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
         tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
+        stats: counters that are gone on with.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Scheduler:
         max_overtake: int = 32,
         drafter: DraftProposer | None = None,
         tier_waits: TierWaits | None = None,
+        stats: SchedulerStats | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -91,13 +94,14 @@ class Scheduler:
         self.max_tokens_per_request = max_tokens_per_request
         self.policy = policy = make_policy(policy) if isinstance(policy, str) else policy
         self.max_overtake = max_overtake
-        self.stats = stats = SchedulerStats()
+        self.stats = stats = stats or SchedulerStats()
         self._next_arrival = 0
         self._drafter = drafter
         self._tier_waits = tier_waits
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
         self._in_flight = InFlightPrefixes(cache)
+        self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._admission = AdmissionControl(
             cache,
             self._waiting,
@@ -203,6 +207,23 @@ class Scheduler:
         if not plan.is_empty:
             plan.batch = self._build_batch(plan)
         return plan
+
+    def schedule_ahead(self, entries: Sequence[Entry], num_ending: int) -> Batch | None:
+        """The step after one that still runs; None: what that one gives must be known first.
+
+        Args:
+            entries: decodes of the running step that go on.
+            num_ending: requests of it that are at their end.
+        """
+        running, waiting = self._running, self._waiting
+        if not entries or len(entries) + num_ending != len(running):
+            return None
+        if len(waiting):  # it must be certain that nobody could be admitted
+            if num_ending or len(running) < self.max_num_seqs:
+                return None
+            if self.policy.entitled(waiting.firsts(), running.num_of) is not None:
+                return None
+        return self._look_ahead.plan(entries)
 
     def _fill(self, plan: StepPlan) -> None:
         """Who gets what: decodes, prompts in progress, waiting requests, longer chunks, and last drafts."""
@@ -373,6 +394,12 @@ class Scheduler:
             lease = request.lease
             if lease is not None and lease.has_pending_copies:
                 lease.copies_done()
+
+    def settle(self, requests: Iterable[SequenceState]) -> None:
+        """The step's tokens have been given out, while the next one runs already. O(requests)."""
+        for request in requests:
+            if request.lease is not None:
+                self._running.settle(request)
 
     def accept(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.

@@ -28,6 +28,7 @@ class SchedulerStats:
     """Counters since the start, in tokens and requests."""
 
     num_steps: int = 0
+    num_steps_ahead: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0

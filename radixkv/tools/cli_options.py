@@ -22,6 +22,7 @@ _NOT_OPTIONS = ("model",)
 _RENAMED = {
     "enable_prefix_caching": "--prefix-caching/--no-prefix-caching",
     "share_prefix_attention": "--share-prefix-attention/--no-share-prefix-attention",
+    "async_scheduling": "--async-scheduling/--no-async-scheduling",
     "deterministic": "--deterministic/--no-deterministic",
     "allow_download": "--download/--no-download",
     "trust_remote_code": "--trust-remote-code",

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="a step in a hundred fails")
     parser.add_argument("--tier", action="store_true", help="with a tier that fails, hangs and lies")
     parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
+    parser.add_argument("--ahead", action="store_true", help="steps are launched ahead")
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
                     faults=options.faults,
                     tier=options.tier,
                     controls=options.controls,
+                    ahead=options.ahead,
                     folder=options.folder,
                 )
             )

@@ -57,11 +57,11 @@ def test_the_sampler_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled: list[int] = []
     from radixkv.engine import model_step
 
-    real = model_step.sample_runs
+    real = model_step.Sampling
     monkeypatch.setattr(
         model_step,
-        "sample_runs",
-        lambda logits, rows, *rest: sampled.append(len(rows)) or real(logits, rows, *rest),
+        "Sampling",
+        lambda logits, rows, *rest, **other: sampled.append(len(rows)) or real(logits, rows, *rest, **other),
     )
     engine, _ = make_engine(num_blocks=40, block_size=8)
     llm = LLM.from_engine(engine)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv.request import SamplingParams
 from radixkv.sampling import sampler
+from radixkv.sampling.device_arrays import Fetch
 from radixkv.sampling.draws import draw
 from radixkv.sampling.sampler import sample
 
@@ -171,8 +172,8 @@ def test_a_step_waits_once_and_its_operations_do_not_grow_with_its_rows(
         "greedy": SamplingParams(temperature=0.0),
     }
     waits: list[int] = []
-    fetched = sampler.fetch
-    monkeypatch.setattr(sampler, "fetch", lambda columns: waits.append(1) or fetched(columns))
+    wait = Fetch.wait
+    monkeypatch.setattr(Fetch, "wait", lambda fetch: waits.append(1) or wait(fetch))
     # As it is done on a GPU.
     monkeypatch.setattr(sampler, "draw", functools.partial(draw, on_host=False))
     counts = []

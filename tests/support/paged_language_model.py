@@ -206,6 +206,8 @@ class PagedHashModel:
     def execute(self, batch: Batch) -> torch.Tensor:
         for group in batch.copy_groups:
             self.copy_blocks(group)
+        if batch.fed_tokens is not None:
+            batch.token_ids[:] = batch.fed_tokens.numpy()
         rows = np.arange(batch.num_tokens) if batch.write_rows is None else batch.write_rows
         if self.fail_if is not None and self.fail_if(batch):
             half = len(rows) // 2
@@ -246,7 +248,9 @@ class PagedHashModel:
     def _expected(batch: Batch, r: int) -> np.ndarray[Any, Any]:
         """The tokens of an entry's context, those that it computes in this step included."""
         entry = batch.entries[r]
-        known = np.append(entry.request.tokens.view(0, entry.end), entry.draft).astype(np.int64)
+        fed = () if batch.fed_tokens is None else batch.token_ids[r : r + 1]
+        own = entry.request.tokens.view(0, entry.end - len(fed))
+        known = np.concatenate([own, entry.draft, fed]).astype(np.int64)
         return known[: entry.start + entry.count]
 
     def _compare(self, batch: Batch, r: int, tokens: np.ndarray[Any, Any]) -> None:

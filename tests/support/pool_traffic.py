@@ -87,6 +87,7 @@ class Outcome:
     failed_saves: int = 0
     prewarmed: int = 0
     forgotten: int = 0
+    steps_ahead: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
@@ -164,13 +165,13 @@ class Oracle:
         )
         self._known: dict[Any, Any] = {}
 
-    def answer(self, ask: Ask) -> list[list[int]]:
-        """The tokens of all samples."""
+    def answer(self, ask: Ask) -> list[tuple[list[int], Any]]:
+        """The tokens and logprobs of all samples."""
         key = (tuple(ask.prompt), ask.params)
         if key not in self._known:
             request_id = self._engine.add_request(ask.prompt, ask.params)
             output = run_all(self._engine, check=False)[request_id]
-            self._known[key] = [sample.token_ids for sample in output.outputs]
+            self._known[key] = [(sample.token_ids, sample.logprobs) for sample in output.outputs]
         return self._known[key]
 
 
@@ -228,6 +229,26 @@ class _Controls:
         return ask
 
 
+class _PlainDecodes:
+    """Requests that steps can be launched ahead for, mostly, with many ways to end."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed + 4 * 10**6)
+
+    def add_to(self, ask: Ask) -> Ask:
+        """The same request, rather plain."""
+        random, params = self.random, ask.params
+        if random.random() < 0.9:
+            params = replace(params, n=1, repetition_penalty=1.0)
+        if random.random() < 0.4:
+            params = replace(params, stop_token_ids=tuple(random.integers(1, VOCAB, 6).tolist()))
+        if random.random() < 0.3:
+            params = replace(params, logprobs=2)
+        if not params.is_greedy and random.random() < 0.5:
+            params = replace(params, top_p=0.9, top_k=int(random.integers(0, 9)))
+        return replace(ask, params=params)
+
+
 class _DiskAndHost:
     """A host tier over a disk tier, both with hardly any room; the folder is as the last run left it.
 
@@ -283,6 +304,7 @@ def run(
     faults: bool = False,
     tier: bool = False,
     controls: bool = False,
+    ahead: bool = False,
     folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
@@ -290,12 +312,13 @@ def run(
     Args:
         tier: there is a tier below the pool, of which everything is to be expected.
         controls: requests prewarm, pin what leads to their breakpoints, and leave no more than they want.
+        ahead: steps are launched ahead, mostly without guesses, which need the tokens first.
         folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
     below = _DiskAndHost(seed, folder) if folder is not None else _Tier(seed) if tier else None
-    wishes = _Controls(seed) if controls else None
-    engine, model = _small_engine(setup, below, faults=faults)
+    wishes = [kind(seed) for kind, wanted in ((_PlainDecodes, ahead), (_Controls, controls)) if wanted]
+    engine, model = _small_engine(setup, below, faults=faults, ahead=ahead)
     block_size = engine.cache.block_size
     traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
     at_once = int(setup.choice([2, 6, 16]))
@@ -303,8 +326,8 @@ def run(
     while outcome.requests < num_requests or engine.has_work:
         while outcome.requests < num_requests and len(running) < at_once:
             ask = traffic.next()
-            if wishes is not None:
-                ask = wishes.add_to(ask)
+            for wish in wishes:
+                ask = wish.add_to(ask)
             request_id = engine.add_request(
                 ask.prompt,
                 ask.params,
@@ -344,12 +367,13 @@ def run(
     stats = engine.stats()
     outcome.preemptions = stats.num_preemptions
     outcome.evicted_blocks = stats.cache.evicted_blocks
+    outcome.steps_ahead = stats.steps_ahead
     _check_end(seed, engine, model)
     return outcome
 
 
 def _small_engine(
-    setup: np.random.Generator, below: _Tier | _DiskAndHost | None, *, faults: bool
+    setup: np.random.Generator, below: _Tier | _DiskAndHost | None, *, faults: bool, ahead: bool
 ) -> tuple[Engine, Parrot]:
     """An engine of few blocks, with settings that are drawn."""
     block_size = int(setup.choice([8, 16]))
@@ -371,6 +395,7 @@ def _small_engine(
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
         **({} if below is None else below.options(block_size)),
+        **({"async_scheduling": True, "speculation": setup.choice(["off", "off", "auto"])} if ahead else {}),
     )
     return engine, model
 
@@ -411,9 +436,11 @@ def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_fail: bool
     if may_fail and "error" in reasons:
         return
     expected = oracle.answer(ask)
-    for sample, tokens in zip(output.outputs, expected, strict="abort" not in reasons):
+    for sample, (tokens, logprobs) in zip(output.outputs, expected, strict="abort" not in reasons):
         if sample.finish_reason == "abort":
             tokens = tokens[: len(sample.token_ids)]
+        else:
+            assert sample.logprobs == logprobs, f"seed {seed}: other logprobs of {output.request_id}"
         assert sample.token_ids == tokens, (
             f"seed {seed}: {output.request_id} in {ask.namespace!r} with {ask.params}: "
             f"{sample.token_ids} instead of {tokens}"

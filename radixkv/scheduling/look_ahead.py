@@ -1,0 +1,93 @@
+"""LookAhead: plans the step after one that still runs. Decodes go on by one token each, whichever they get.
+
+    step n        computes position p of a request and chooses its token p + 1; the host does not know it yet
+    step n + 1    computes position p + 1, in a slot of the request's lease: of its last block, or of one that
+                  is reserved for it
+
+No lease hears of what step n + 1 computes before its request has got the token and the step has run. If step
+n chose the request's last token, the slot is beyond what its lease counts when it is released: it is in
+nobody's prefix, and whoever gets the block writes to it in a later step than n + 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.policy import AdmissionPolicy, tenant_of
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.step_plan import SchedulerStats
+
+
+class LookAhead:
+    """Plans steps ahead for one scheduler; the arguments are its parts."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        running: RunningRequests,
+        policy: AdmissionPolicy,
+        stats: SchedulerStats,
+    ) -> None:
+        self._cache, self._running, self._policy, self._stats = cache, running, policy, stats
+
+    def plan(self, entries: Sequence[Entry]) -> Batch | None:
+        """The step after one with these entries; None: somebody has no room, or shares it with forks.
+
+        Its token ids are not known, and are to be fed. O(entries).
+        """
+        requests = [entry.request for entry in entries]
+        ends = (entry.start + entry.count for entry in entries)
+        positions = np.fromiter(ends, dtype=np.int64, count=len(entries))
+        for request, position in zip(requests, positions.tolist(), strict=True):
+            if request.shares_blocks or not self._reserve(request, position + 1):
+                return None
+        size, slots, tables = self._cache.block_size, positions % self._cache.block_size, []
+        for i, request in enumerate(requests):
+            assert request.lease is not None
+            tables.append(request.lease.block_table)
+            slots[i] += int(tables[i][positions[i] // size]) * size
+            request.last_scheduled_step = self._stats.num_steps
+        for tenant, count in Counter([tenant_of(request.namespace) for request in requests]).items():
+            self._policy.on_served(tenant, count)
+        self._stats.num_steps += 1
+        self._stats.num_steps_ahead += 1
+        self._stats.computed_tokens += len(entries)
+        rows = np.arange(len(entries) + 1)
+        return Batch(
+            entries=[
+                Entry(request, start=position, count=1, samples=True, num_logits=1)
+                for request, position in zip(requests, positions.tolist(), strict=True)
+            ],
+            token_ids=np.zeros(len(entries), dtype=np.int64),
+            positions=positions,
+            query_starts=rows.astype(np.int32),
+            context_lengths=(positions + 1).astype(np.int32),
+            block_tables=tables,
+            write_slots=slots,
+            write_rows=None,
+            logit_rows=rows[:-1],
+            copy_groups=[],
+        )
+
+    def _reserve(self, request: SequenceState, num_tokens: int) -> bool:
+        """Make sure that the request has slots for so many tokens; nobody is preempted for it."""
+        lease = request.lease
+        assert lease is not None
+        if len(lease.block_table) * self._cache.block_size >= num_tokens:
+            return True
+        # A block for each running request's next token stays.
+        if self._cache.available_blocks(request.namespace) <= len(self._running):
+            return False
+        self._running.leave_rows(request, flush=True)
+        try:
+            lease.reserve(num_tokens)
+        except OutOfBlocks:
+            return False
+        return True

@@ -1,0 +1,301 @@
+"""Steps launched before the tokens of the one before are known: what that hides, and that it shows nowhere.
+
+`tests/engine/fuzz_small_pools.py --ahead` does the same with seeded traffic in pools with hardly enough
+blocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paged_language_model import (
+    VOCAB,
+    LetterGrammarSource,
+    LetterTokenizer,
+    PagedHashModel,
+    make_engine,
+    run_all,
+)
+from pool_traffic import Parrot
+from pool_traffic import run as run_traffic
+from tiny_models import VOCAB_SIZE, save_tiny_model
+
+from radixkv import LLM
+from radixkv.engine.engine import Engine
+from radixkv.model.cuda_graphs import StepGraphs
+from radixkv.model.runner import ModelRunner
+from radixkv.request import SamplingParams
+from radixkv.sampling.device_arrays import Fetch
+from radixkv.scheduling.batch import Batch
+from radixkv.structured import StructuredOutputs
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+def prompt(seed: int, length: int = 20) -> list[int]:
+    """Some tokens."""
+    return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
+
+
+def engines(**options: Any) -> tuple[Engine, Engine]:
+    """One that launches steps ahead, and one that does not."""
+    ahead, _ = make_engine(async_scheduling=True, **options)
+    other, _ = make_engine(async_scheduling=False, **options)
+    return ahead, other
+
+
+def answers(engine: Engine, asks: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+    """Tokens, texts, logprobs and ends of all samples."""
+    ids = [engine.add_request(*ask) for ask in asks]
+    outputs = run_all(engine)
+    return [
+        [(o.token_ids, o.text, o.logprobs, o.finish_reason, o.stop_reason) for o in outputs[one].outputs]
+        for one in ids
+    ]
+
+
+# ---------------------------------------------------------------------- what it hides
+
+
+class Device(PagedHashModel):
+    """A device beside the host, on a clock of the test's: a step takes 10 ms there from when it is free."""
+
+    STEP_S = 0.010
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
+        super().__init__(num_blocks, 8)
+        self.now = self.free_at = 0.0
+        device, wait, init = self, Fetch.wait, Fetch.__init__
+
+        def begin(fetch: Any, columns: Any) -> None:
+            init(fetch, columns)
+            fetch.done_at = device.free_at
+
+        def wait_for(fetch: Any) -> Any:
+            device.now = max(device.now, fetch.done_at)
+            return wait(fetch)
+
+        monkeypatch.setattr(Fetch, "__init__", begin)
+        monkeypatch.setattr(Fetch, "wait", wait_for)
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        self.free_at = max(self.now, self.free_at) + self.STEP_S
+        return super().execute(batch)
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_the_hosts_work_is_hidden_while_the_device_runs(
+    looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch, 64)
+
+    def work(token: int) -> None:  # 1 ms for each token's text
+        device.now += 0.001
+
+    engine, _ = make_engine(
+        model=device,
+        tokenizer=LetterTokenizer(on_decode=work),
+        clock=lambda: device.now,
+        async_scheduling=looks_ahead,
+        speculation="off",
+    )
+    for i in range(4):
+        engine.add_request(prompt(i), SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+    run_all(engine)
+    stats = engine.stats()
+    assert 100 <= stats.steps <= 103
+    assert stats.model_time_s + stats.gap_time_s == pytest.approx(device.now, abs=0.005)
+    if looks_ahead:
+        assert stats.steps_ahead >= 97
+        # Every step's 4 ms but those of the first ones and the last.
+        assert device.now == pytest.approx(stats.steps * 0.010, abs=0.020)
+        assert stats.gap_time_s <= 0.013
+    else:
+        assert stats.steps_ahead == 0
+        assert device.now == pytest.approx(stats.steps * 0.010 + 400 * 0.001)
+        assert stats.gap_time_s == pytest.approx(0.4, abs=0.02)
+
+
+# ---------------------------------------------------------------------- that it shows nowhere
+
+
+def test_what_ran_after_the_last_token_is_in_nobodys_prefix() -> None:
+    """A stop token ends the answer while the next step runs already, at every place of a block."""
+    [[(full, *_)]] = answers(engines(speculation="off")[1], [(prompt(3), GREEDY)])
+    for place in range(1, 18):
+        ahead, other = engines(speculation="off")
+        stop = SamplingParams(max_tokens=24, temperature=0.0, stop_token_ids=(full[place],), ignore_eos=True)
+        end = full.index(full[place]) + 1
+        for engine in (ahead, other):
+            [[(tokens, _, _, reason, _)]] = answers(engine, [(prompt(3), stop)])
+            assert (tokens, reason) == (full[:end], "stop")
+        assert ahead.stats().steps_ahead >= min(end - 2, 1)
+        known = prompt(3) + full
+        for engine in (ahead, other):
+            assert engine.cache.explain(known).num_hit_tokens == len(prompt(3)) + end - 1
+        assert ahead.cache.stats.free_blocks == other.cache.stats.free_blocks
+        assert answers(ahead, [(known, GREEDY)]) == answers(other, [(known, GREEDY)])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=20, temperature=0.0, repetition_penalty=1.3),
+        SamplingParams(max_tokens=20, temperature=0.8, seed=4, logit_bias={5: 3.0}),
+        SamplingParams(max_tokens=20, temperature=0.0, structured=StructuredOutputs(regex="[a-e]{3,15}")),
+        SamplingParams(max_tokens=20, temperature=0.7, seed=3, n=3),
+    ],
+    ids=["penalty", "bias", "grammar", "samples"],
+)
+def test_steps_that_need_the_tokens_wait_for_them(params: SamplingParams) -> None:
+    class Letters(LetterTokenizer):
+        def grammar_source(self) -> Any:
+            return LetterGrammarSource()
+
+    ahead, other = engines(speculation="off", tokenizer=Letters())
+    asks = [(prompt(1), params), (prompt(2), GREEDY)]
+    assert answers(ahead, asks) == answers(other, asks)
+    # While both run nothing runs ahead; the other one goes on alone.
+    assert 0 < ahead.stats().steps_ahead < 24
+
+
+def test_guesses_come_before_steps_ahead() -> None:
+    ahead, _ = make_engine(model=Parrot(64, 8), async_scheduling=True)
+    other, _ = make_engine(model=Parrot(64, 8), speculation="off", async_scheduling=False)
+    for _ in range(2):
+        assert answers(ahead, [(prompt(7), GREEDY)]) == answers(other, [(prompt(7), GREEDY)])
+    stats = ahead.stats()
+    assert stats.steps_ahead > 0
+    assert stats.speculation.num_accepted_tokens > 10  # the second time all is known
+
+
+def test_random_tokens_stop_strings_and_logprobs_are_those_of_steps_one_by_one() -> None:
+    rng = np.random.default_rng(5)
+    ahead, other = engines(speculation="off", tokenizer=LetterTokenizer(), num_blocks=200)
+    asks = []
+    for i in range(40):
+        params = SamplingParams(
+            max_tokens=int(rng.integers(1, 40)),
+            temperature=float(rng.choice([0.0, 0.8, 3.0])),
+            top_p=float(rng.choice([0.5, 1.0])),
+            top_k=int(rng.choice([0, 7])),
+            seed=i,
+            logprobs=int(rng.integers(0, 3)) if i % 3 else None,
+            stop=tuple(chr(33 + int(t)) for t in rng.integers(0, VOCAB, 2)) if i % 2 else None,
+        )
+        asks.append((prompt(i % 7, 5 + i), params))
+    assert answers(ahead, asks) == answers(other, asks)
+    assert ahead.stats().steps_ahead > 10
+
+
+def test_a_step_ahead_that_fails_harms_nobody() -> None:
+    for failing in range(1, 12):
+        calls = iter(range(1000))
+        model = PagedHashModel(64, 8, fail_if=lambda batch: next(calls) == failing)  # noqa: B023
+        engine, _ = make_engine(model=model, async_scheduling=True, speculation="off")
+        other, _ = make_engine(async_scheduling=False, speculation="off")
+        asks = [(prompt(1), GREEDY), (prompt(2), GREEDY)]
+        assert answers(engine, asks) == answers(other, asks)
+        assert not model.violations
+        assert engine.stats().steps_ahead > 5
+
+
+def test_an_interruption_while_a_step_is_launched_ahead_ends_the_step() -> None:
+    class Interrupted(PagedHashModel):
+        def execute(self, batch: Batch) -> torch.Tensor:
+            if batch.fed_tokens is not None and self.num_computed == 25:
+                self.num_computed += 1
+                raise KeyboardInterrupt
+            return super().execute(batch)
+
+    engine, _ = make_engine(model=Interrupted(64, 8), async_scheduling=True, speculation="off")
+    other, _ = make_engine(async_scheduling=False, speculation="off")
+    request_id = engine.add_request(prompt(1), GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(engine)
+    assert engine.has_work
+    outputs = run_all(engine)
+    [[(tokens, *_)]] = answers(other, [(prompt(1), GREEDY)])
+    assert outputs[request_id].outputs[0].token_ids == tokens
+
+
+def test_requests_end_by_abort_and_by_time_while_a_step_runs_ahead() -> None:
+    now = [0.0]
+    engine, model = make_engine(
+        async_scheduling=True, speculation="off", clock=lambda: now[0], request_timeout_s=5.0
+    )
+    long = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+    aborted, late = engine.add_request(prompt(1), long), engine.add_request(prompt(2), long)
+    outputs: dict[str, Any] = {}
+    for step in range(60):
+        if step == 9:
+            engine.abort(aborted)
+        now[0] += 0.3 if step < 40 else 0.0
+        if not engine.has_work:
+            break
+        outputs.update({output.request_id: output for output in engine.step().finished})
+        engine.check()
+    assert outputs[aborted].outputs[0].finish_reason == "abort"
+    assert outputs[late].error_code == "timeout"
+    assert engine.cache.stats.held_blocks == 0
+    assert not model.violations
+    # What was left in the air is nobody's: the next request is served as ever.
+    other, _ = make_engine(async_scheduling=False, speculation="off")
+    assert answers(engine, [(prompt(1), GREEDY)]) == answers(other, [(prompt(1), GREEDY)])
+
+
+def run_again(step: Any) -> Any:
+    """Stands for CUDA's recording."""
+    result = step().clone()
+    return lambda: result.copy_(step()), result
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"kv_cache_dtype": "int8"}])
+def test_a_model_gives_the_same_texts(options: dict[str, Any], recorded: bool, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    prompts = [np.random.default_rng(i).integers(3, VOCAB_SIZE, 5 + 7 * i).tolist() for i in range(5)]
+    params = [
+        SamplingParams(max_tokens=30, temperature=0.9 * (i % 2), top_p=0.9, seed=i, logprobs=1)
+        for i in range(5)
+    ]
+    texts = []
+    for looks_ahead in (False, True):
+        llm = LLM(
+            str(folder),
+            device="cpu",
+            num_blocks=60,
+            block_size=8,
+            speculation="off",
+            async_scheduling=looks_ahead,
+            **options,
+        )
+        runner = llm.engine.runner
+        assert isinstance(runner, ModelRunner)
+        if recorded and not options.get("deterministic"):
+            runner.graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=64, record=run_again)
+        outputs = llm.generate(prompts, params)
+        texts.append([(o.outputs[0].token_ids, o.outputs[0].text) for o in outputs])
+        assert (llm.engine.stats().steps_ahead > 20) is looks_ahead
+    assert texts[0] == texts[1]
+
+
+def test_small_pools_tenants_and_cancels_with_steps_ahead() -> None:
+    for seed in range(3):
+        outcome = run_traffic(seed, 30, ahead=True, check_every=3)
+        assert outcome.steps_ahead > 10
+    run_traffic(1000, 30, ahead=True, faults=True, check_every=4)
+    run_traffic(2000, 30, ahead=True, tier=True, controls=True, check_every=4)
+
+
+@pytest.mark.parametrize("policy", ["prefix", "fcfs", "fair", "priority"])
+def test_requests_that_wait_for_a_place_stop_no_step_ahead(policy: str) -> None:
+    """All places are taken: nobody could be admitted, unless the policy displaces somebody."""
+    ahead, other = engines(max_num_seqs=2, speculation="off", scheduling_policy=policy, num_blocks=80)
+    asks = [(prompt(i, 9 + i), GREEDY) for i in range(8)]
+    assert answers(ahead, asks) == answers(other, asks)
+    assert (ahead.stats().steps_ahead > 60) is (policy != "priority")
