@@ -29,7 +29,7 @@ class Part:
 
 #: One stage after the other; the parts of a stage run at the same time. 10 minutes in all.
 STAGES: tuple[tuple[Part, ...], ...] = (
-    (Part("machine", "gpu_machine:machine", 40),),
+    (Part("machine", "gpu_machine:machine", 25),),
     (
         Part("numbers bfloat16", "gpu_numbers:numbers", 130, ("bfloat16",)),
         Part("numbers float16", "gpu_numbers:numbers", 130, ("float16",)),
@@ -37,12 +37,13 @@ STAGES: tuple[tuple[Part, ...], ...] = (
         Part("edges", "gpu_edges:edges", 130),
         Part("bit identity", "gpu_numbers:identity", 130),
     ),
-    (Part("kernels", "gpu_kernels:table", 100),),
+    (Part("kernels", "gpu_kernels:table", 95),),
     (Part("steps", "gpu_steps:steps", 110),),
     (Part("sampler", "gpu_sampler:sampler", 30),),
-    (Part("throughput radixkv", "gpu_throughput:throughput", 75, ("radixkv",)),),
-    (Part("throughput transformers", "gpu_throughput:throughput", 75, ("transformers",)),),
-    (Part("sanitizer", "gpu_edges:sanitized", 40),),
+    (Part("overlap", "gpu_overlap:overlap", 45),),
+    (Part("throughput radixkv", "gpu_throughput:throughput", 65, ("radixkv",)),),
+    (Part("throughput transformers", "gpu_throughput:throughput", 65, ("transformers",)),),
+    (Part("sanitizer", "gpu_edges:sanitized", 35),),
 )
 #: Not in the list: what the sanitizer watches.
 TOY = Part("toy", "gpu_edges:toy", 40)
