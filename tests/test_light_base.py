@@ -7,9 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 from blocked_imports import without_extras
 from packaging.requirements import Requirement
+from running_proxy import running_proxy
+from scripted_upstream import scripted_upstream
 from source_graph import ROOT
 
 from radixkv.extras import SERVING
@@ -139,6 +142,15 @@ def test_the_wheel_alone_is_small_and_works(bare: Path, tmp_path: Path) -> None:
         assert not (packages / name).exists(), f"{name} is in the base"
     done = run(bare, "-I", "-c", LIBRARY, folder=tmp_path)
     assert done.stdout.strip() == "the library works", done.stderr
+    record = tmp_path / "record.jsonl"
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+    with scripted_upstream() as upstream:
+        command = (str(bare), "-I", "-m", "radixkv", "proxy")
+        address = f"http://127.0.0.1:{upstream.port}"
+        with running_proxy(address, "--record", str(record), command=command) as proxy:
+            answer = httpx.post(f"{proxy.url}/v1/chat/completions/length", content=body)
+            assert answer.content == b"hello"
+    assert "hello" in record.read_text()
     done = run(bare, "-I", "-m", "radixkv", "serve", folder=tmp_path)
     assert done.returncode == 2
     assert "pip install 'radixkv[cpu]'" in done.stderr

@@ -40,6 +40,9 @@ ENGINE = {
     "radixkv.audit.record",
     "radixkv.audit.request_bodies",
     "radixkv.audit.response_bodies",
+    "radixkv.audit.rule_sets",
+    "radixkv.audit.rules",
+    "radixkv.cache.cache_stats",  # the type of a tree's figures
     "radixkv",  # its version
     "radixkv.audit.prompt_units",  # what counts the prompts of a log
     "radixkv.insight.advisor",  # the type of a hint

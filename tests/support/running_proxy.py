@@ -7,14 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass
 class RunningProxy:
     """Attributes:
-    port: that clients are given; console_port: of its page, 0: none.
+    port: that clients are given.
+    lines: that it wrote.
     """
 
     process: subprocess.Popen[str]
@@ -27,16 +28,20 @@ class RunningProxy:
 
 
 @contextlib.contextmanager
-def running_proxy(upstream: str, *options: str) -> Iterator[RunningProxy]:
+def running_proxy(
+    upstream: str,
+    *options: str,
+    command: Sequence[str] = (sys.executable, "-m", "radixkv", "proxy"),
+) -> Iterator[RunningProxy]:
     """One before `upstream`, stopped at the end; what it wrote is in `lines` then."""
-    command = [sys.executable, "-m", "radixkv", "proxy", "--upstream", upstream, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = [*command, "--upstream", upstream, "--port", "0", *options]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()
-        found = re.match(r"http://.*:(\d+) hands on", line)
-        assert found, line + process.stdout.read()
-        proxy = RunningProxy(process, int(found[1]), [line])
+        first = process.stdout.readline()
+        found = re.match(r"http://.*:(\d+) hands on", first)
+        assert found, first + process.stdout.read()
+        proxy = RunningProxy(process, int(found[1]), [first])
         yield proxy
         process.send_signal(signal.SIGTERM)
         proxy.lines += process.stdout.read().splitlines()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from radixkv.audit.rule_sets import rule_set
 from radixkv.config import parse_size
 from radixkv.errors import ConfigError
 from radixkv.tools.output_files import check_writable
@@ -41,6 +43,19 @@ def proxy(
         str, typer.Option(metavar="SIZE", help="A longer record becomes FILE.1, and another one begins.")
     ] = "256MiB",
     record_files: Annotated[int, typer.Option(min=1, help="So many of them are kept.")] = 8,
+    console_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Show the console there: the tree of prompts, and each request."),
+    ] = None,
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="What should be found: radixkv, vllm, sglang, anthropic or openai; auto: by the name."
+        ),
+    ] = "auto",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="For what the console remembers of prompts.")
+    ] = "512MiB",
     max_body: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Refuse longer request bodies; default: any length.")
     ] = None,
@@ -49,7 +64,7 @@ def proxy(
         typer.Option(metavar="SIZE", help="Of a request or answer above this nothing is recorded or shown."),
     ] = "32MiB",
 ) -> None:
-    """Stand before any model API, hand everything on unchanged, and record what is asked.
+    """Stand before any model API, hand everything on unchanged, and show and record what is asked.
 
     Clients are given http://HOST:PORT in the place of the API's own address. Keys go through and are kept
     nowhere.
@@ -58,6 +73,8 @@ def proxy(
     from radixkv_server.proxy.serve import ProxySettings, serve
     from radixkv_server.proxy.upstream import Upstream
 
+    if console_port is not None:
+        _check_port(host, console_port)
     if redact and record is None:
         raise ConfigError("--redact is for what --record writes: give its FILE")
     check_writable("--record", record)
@@ -75,12 +92,38 @@ def proxy(
         record_bytes=parse_size(record_size),
         record_files=record_files,
         redaction_key=secrets.token_bytes(32),
+        rules=rule_set(_rules_of(settings.upstream.host) if rules == "auto" else rules).name,
+        host=host,
+        console_port=console_port,
+        memory_bytes=parse_size(memory),
     )
 
     def ready(opened: int) -> None:
         shown = f"[{host}]" if ":" in host else host
         print(f"http://{shown}:{opened} hands on to {settings.upstream}", flush=True)
+        if console_port is not None:
+            print(f"  console  http://{shown}:{console_port}/ ({observing.rules} rules)", flush=True)
         if record is not None:
             print(f"  record   {record}{', texts as hashes' if redact else ''}", flush=True)
 
     asyncio.run(serve(settings, observing, ready))
+
+
+def _rules_of(host: str) -> str:
+    """The rules of a provider by its name; those of a prefix cache for all others."""
+    return next((name for name in ("anthropic", "openai") if name in host.lower()), "radixkv")
+
+
+def _check_port(host: str, port: int) -> None:
+    """The observer, which opens it, is a process of its own and can't tell.
+
+    Raises:
+        ConfigError: it can't be had.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--console-port: can't listen on {host}:{port}: {error.strerror or error}"
+        ) from error

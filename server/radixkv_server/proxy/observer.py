@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.audit.request_bodies import NoRequest
+from radixkv.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
 from radixkv_server.proxy.record_file import RecordFile
 from radixkv_server.proxy.redaction import Redaction
+from radixkv_server.proxy.watched import Watched
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ class ObserverSettings:
         redact: its texts are replaced by hashes.
         record_bytes, record_files: of one file, and how many are kept.
         redaction_key: for equal texts to have equal hashes in all files of one proxy.
+        rules: name of the rules that say what is expected to be found.
+        console_port: of the console on `host`; None: there is none.
+        memory_bytes: for what is remembered of prompts.
     """
 
     record: Path | None
@@ -35,6 +40,10 @@ class ObserverSettings:
     record_bytes: int
     record_files: int
     redaction_key: bytes
+    rules: str
+    host: str
+    console_port: int | None
+    memory_bytes: int
 
 
 class Observer:
@@ -45,6 +54,12 @@ class Observer:
         if settings.record is not None:
             redaction = Redaction(settings.redaction_key) if settings.redact else None
             self._file = RecordFile(settings.record, settings.record_bytes, settings.record_files, redaction)
+        self._watched: Watched | None = None
+        if settings.console_port is not None:
+            from radixkv_server.proxy.console import start_console
+
+            self._watched = Watched(rule_set(settings.rules), settings.memory_bytes)
+            start_console(self._watched, settings.host, settings.console_port)
 
     def take(self, seen: Seen) -> None:
         """A request whose answer has ended; what is no request to a model is passed over."""
@@ -57,6 +72,8 @@ class Observer:
                 self._file.write(seen, record)
             except OSError as error:
                 logger.warning("--record: %s", error.strerror or error)
+        if self._watched is not None:
+            self._watched.take(seen, record)
 
     def close(self) -> None:
         """Nothing more comes."""

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from radixkv.insight.tree_walk import CachedNode, TreeSnapshot
-from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.dialect import Json
 from radixkv_server.insight.node_names import NodeNames
 
 SNIPPET_CHARS = 60  # on each side of a text that was found
+
+
+class Reader(Protocol):
+    """Who looks at a tree."""
+
+    @property
+    def is_admin(self) -> bool:
+        """May see all tenants' counts."""
+        ...
+
+    def may_read(self, tenant: str | None, salt: str | None) -> bool:
+        """Whether text cached there may be shown."""
+        ...
+
+
+class Texts(Protocol):
+    """What the tree's units are in words."""
+
+    def text(self, token_ids: Sequence[int], /) -> str:
+        """As text."""
+        ...
 
 
 class TreeJson:
@@ -18,7 +40,7 @@ class TreeJson:
     hangs below, and only their size.
     """
 
-    def __init__(self, snapshot: TreeSnapshot, caller: Caller, names: NodeNames, texts: TokenTexts) -> None:
+    def __init__(self, snapshot: TreeSnapshot, caller: Reader, names: NodeNames, texts: Texts) -> None:
         self._caller = caller
         self._names = names
         self._texts = texts

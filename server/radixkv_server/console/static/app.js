@@ -9,6 +9,9 @@ import * as playground from "./playground.js";
 import * as requests from "./requests.js";
 import * as tree from "./tree.js";
 
+// A proxy's page has those that need no model.
+const shownViews = document.body.dataset.views?.split(" ");
+
 // A view is there as soon as its module can mount it:
 // mount(root, {api, navigate, announce, route}) -> unmount().
 const VIEWS = new Map(
@@ -20,7 +23,7 @@ const VIEWS = new Map(
     ["explain", "Explain", explain],
     ["keys", "Keys", keys],
   ]
-    .filter(([, , module]) => module.mount)
+    .filter(([id, , module]) => module.mount && (!shownViews || shownViews.includes(id)))
     .map(([id, label, module]) => [id, { label, mount: module.mount }]),
 );
 

@@ -44,7 +44,8 @@ function showList(root, api, signal) {
     }
     const hasTenants = shown.some((request) => request.tenant);
     if (list?.hasTenants !== hasTenants) {
-      const headings = ["#Time", ...(hasTenants ? ["Tenant"] : []), "Prompt", "#Tokens", "#Cached", "Reason", "#First token", "#Tokens/s", "State"];
+      const isExpected = shown.some((request) => request.expected_tokens !== undefined);
+      const headings = ["#Time", ...(hasTenants ? ["Tenant"] : []), "Prompt", "#Tokens", ...(isExpected ? ["#Expected"] : []), "#Cached", "Reason", "#First token", "#Tokens/s", "State"];
       list = { hasTenants, ...table("Latest requests", headings, []) };
       place.replaceChildren(list.node);
     }
@@ -71,6 +72,7 @@ function row(request, hasTenants) {
       el("a", { href: `#/requests/${encodeURIComponent(id)}` }, text?.replace(/\s+/g, " ").trim() || id),
       said ? el("span", { class: "muted small" }, said) : ""),
     el("td", { class: "figure" }, number(size)),
+    request.expected_tokens === undefined ? null : el("td", { class: "figure" }, number(request.expected_tokens)),
     el("td", { class: "figure cached-share" }, share === null ? "–" : el("span", null, meter(share), el("span", null, number(cached)), el("span", null, percent(share)))),
     el("td", null, reasonName(reason)),
     el("td", { class: "figure" }, duration(request.ttft_s)),
@@ -107,6 +109,7 @@ function details(request) {
     ...(request.cache_salt ? [["cache_salt", request.cache_salt]] : []),
     ["Prompt", `${number(size)} tokens`],
     ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
+    ...(request.expected_tokens === undefined ? [] : [["Expected", number(request.expected_tokens)], ["Upstream", request.upstream]]),
     ...compared(request.comparison),
     ["Answer", `${number(request.completion_tokens)} tokens`],
     ["First token", duration(request.ttft_s)],

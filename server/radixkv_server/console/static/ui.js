@@ -65,6 +65,10 @@ export const REASONS = {
   namespace: ["Other tenant", "Another tenant has it. Make it public if all may share it."],
   load_too_slow: ["Load too slow", "A tier has it, but it was quicker to compute, or did not come in time."],
   checksum: ["Checksum", "What a tier had kept was damaged: it was dropped, and computed."],
+  upstream_missed: ["Upstream missed", "The prompt was steady and its time not over: the upstream did not find it all the same."],
+  too_short: ["Too short", "What it shares is shorter than the upstream caches."],
+  no_breakpoint: ["No breakpoint", "Nothing says that it is to be cached. Set a breakpoint at the end of what stays the same."],
+  concurrent: ["Concurrent", "What it shares was being computed for another request."],
   skipped: ["Skipped", "The request asked not to look it up, or for logprobs of its prompt."],
 };
 

@@ -1,0 +1,239 @@
+"""What was watched as JSON, in the forms that a server's `/v1/cache` routes have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from radixkv.audit.record import Record
+from radixkv.insight.breaker import Breaker
+from radixkv_server.apis.cache.tree import TreeJson
+from radixkv_server.dialect import Json
+from radixkv_server.insight.node_names import NodeNames
+from radixkv_server.proxy.watched import SHOWN_CHARS, Sums, Watched, WatchedRequest
+
+#: The console's names of reasons, where rules have others.
+_REASONS = {"first": "first_seen", "broken": "diverged"}
+#: What to do, where nothing in the prompt breaks it.
+_ADVICE = {
+    "upstream_missed": "The prompt begins as an earlier one whose time was not over: the upstream missed.",
+    "expired": "What was cached had run out: use it again in time, or ask for a longer time to live.",
+    "too_short": "What it shares is shorter than the upstream caches.",
+    "no_breakpoint": "Nothing says that this is to be cached: set a breakpoint where it ends.",
+    "concurrent": "What it shares was being computed for another request: let one begin before the others.",
+    "evicted": "What was cached had to make room.",
+}
+
+
+class Viewer:
+    """Who looks at the console: the one who runs the proxy, who may see all that goes through it."""
+
+    tenant, salt, is_admin = "", "", True
+
+    def may_read(self, tenant: str | None, salt: str | None) -> bool:
+        """Whether a text may be shown."""
+        return True
+
+
+class CharacterTexts:
+    """Texts of a tree whose units are characters."""
+
+    def text(self, units: Sequence[int]) -> str:
+        """The characters; marks that part messages as lines."""
+        return _shown("".join(map(chr, units)))
+
+
+def _shown(text: str) -> str:
+    return text.replace("\x1e", "\n").replace("\x1f", ": ").strip("\n")
+
+
+class Views:
+    """JSON of everything that is read."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._names = NodeNames()
+
+    def overview(self) -> Json:
+        """As GET /v1/cache."""
+        watched, stats = self._watched, self._watched.stats()
+        missed: dict[str, int] = {}
+        for reason, tokens in watched.missed.items():
+            missed[_REASONS.get(reason, reason)] = tokens
+        return {
+            "object": "cache",
+            "role": "admin",
+            "tenant": "",
+            "cache_salt": None,
+            "enabled": True,
+            "rules": watched.rule_set.name,
+            "requests_not_seen": watched.num_dropped,
+            "block_size": watched.rule_set.block_tokens,
+            "windows": {name: _rates(sums) for name, sums in watched.windows().items()},
+            "history": [
+                {
+                    "age_s": round(age, 1),
+                    "prompt_tokens": one.prompt_tokens,
+                    "cached_tokens": one.cached_tokens,
+                }
+                for age, one in watched.history()
+            ],
+            "missed_tokens": missed,
+            "running_requests": 0,
+            "pool": {
+                "cached_blocks": stats.cached_blocks,
+                "held_blocks": stats.held_blocks,
+                "pinned_blocks": stats.pinned_blocks,
+            },
+        }
+
+    def requests(self, limit: int, after: int = 0) -> list[Json]:
+        """As the data of GET /v1/cache/requests."""
+        return [self._summary(one) for one in self._watched.latest(limit, after)]
+
+    def request(self, name: str) -> Json | None:
+        """As GET /v1/cache/requests/NAME; None: it is not among the latest."""
+        one = self._watched.find(name)
+        if one is None:
+            return None
+        observed = one.observation
+        around = None
+        if observed.reason == "broken":
+            position = observed.shared_tokens
+            around = {"position": position, "before": _shown(observed.before)}
+            around |= {"prompt": _shown(observed.new), "cached": _shown(observed.old)}
+        explanation = {
+            "prompt_tokens": observed.prompt_tokens,
+            "cached_tokens": one.cached_tokens,
+            "expected_tokens": observed.cached_tokens,
+            "reason": _REASONS.get(one.reason, one.reason),
+            "position": None if around is None else observed.shared_tokens,
+            "detail": _detail(one),
+            "around": around,
+            "breaker": None if observed.breaker is None else _breaker(observed.breaker),
+            "recoverable_tokens": observed.lost_tokens,
+            "advice": _advice(one),
+        }
+        return {"object": "cache.request", **self._summary(one), "nodes": [], "explanation": explanation}
+
+    def tree(self, limit: int, depth: int) -> Json:
+        """As GET /v1/cache/tree; counts in tokens, as far as they are known."""
+        found = self._tree(SHOWN_CHARS).heaviest(limit, depth)
+        rate = self._watched.tokens_per_unit
+        for node in found["nodes"]:
+            for name in ("start", "tokens", "subtree_tokens"):
+                node[name] = round(node[name] * rate)
+        found["totals"]["tokens"] = round(found["totals"]["tokens"] * rate)
+        return found
+
+    def search(self, text: str, limit: int) -> Json:
+        """As GET /v1/cache/tree?search=TEXT."""
+        return self._tree(-1).search(text, limit)
+
+    def _tree(self, shown: int) -> TreeJson:
+        return TreeJson(self._watched.snapshot(shown), Viewer(), self._names, CharacterTexts())
+
+    def advice(self, limit: int) -> list[Json]:
+        """What broke prompts lately, what cost most first."""
+        costs: dict[tuple[str, str], list[WatchedRequest]] = {}
+        for one in self._watched.latest(1000):
+            breaker = one.observation.breaker
+            if one.observation.reason == "broken" and breaker is not None:
+                costs.setdefault((breaker.kind, breaker.place), []).append(one)
+        groups = sorted(costs.values(), key=lambda group: -sum(one.observation.lost_tokens for one in group))
+        found = []
+        for group in groups[:limit]:
+            lost, latest = sum(one.observation.lost_tokens for one in group), group[0].observation
+            found.append(
+                {
+                    "count": len(group),
+                    "recoverable_tokens": lost,
+                    "advice": f"{len(group)} prompts, {lost:,} tokens: {_advice(group[0])}",
+                    "example": {"before": _shown(latest.before), "prompt": _shown(latest.new)},
+                }
+            )
+        return found
+
+    def metrics(self) -> str:
+        """Times to the first byte, as Prometheus reads them."""
+        name, (bounds, counts, total) = "radixkv_time_to_first_token_seconds", self._watched.first_bytes()
+        lines = [f"# TYPE {name} histogram"]
+        for bound, count in zip(bounds, counts, strict=True):
+            lines.append(f'{name}_bucket{{le="{"+Inf" if bound == inf else bound}"}} {count}')
+        return "\n".join([*lines, f"{name}_count {counts[-1]}", f"{name}_sum {total}", ""])
+
+    def _summary(self, one: WatchedRequest) -> Json:
+        record, observed = one.record, one.observation
+        exchange = one.seen.exchange
+        failed = record.failed or not one.seen.is_whole
+        return {
+            "id": one.name,
+            "operation": exchange.path,
+            "upstream": one.seen.upstream,
+            "model": record.model,
+            "conversation": observed.conversation,
+            "state": "failed" if failed else "finished",
+            "error_code": (str(exchange.status) if exchange.status >= 400 else "cut off") if failed else None,
+            "started_at": round(exchange.time or 0.0, 3),
+            "prompt_tokens": observed.prompt_tokens,
+            "estimated": record.usage.prompt is None,
+            "cached_tokens": one.cached_tokens,
+            "expected_tokens": observed.cached_tokens,
+            "reported_tokens": observed.reported_tokens,
+            "completion_tokens": record.usage.output or 0,
+            "reason": _REASONS.get(one.reason, one.reason),
+            "fault": observed.fault,
+            "comparison": None,
+            "ttft_s": _rounded(record.first_seconds),
+            "duration_s": _rounded(record.seconds),
+            "tokens_per_s": _speed(record),
+            "text": _shown(record.blocks[0].text[:SHOWN_CHARS]) if record.blocks else "",
+            "last_message": _shown(record.blocks[-1].text[:SHOWN_CHARS]) if len(record.blocks) > 1 else None,
+            "tenant": record.key or None,
+            "cache_salt": record.salt or None,
+        }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _speed(record: Record) -> float | None:
+    if not record.usage.output or record.seconds is None or record.first_seconds is None:
+        return None
+    spent = record.seconds - record.first_seconds
+    return round(record.usage.output / spent, 1) if spent > 0 else None
+
+
+def _rates(sums: Sums) -> Json:
+    def rate(part: int, whole: int) -> float | None:
+        return round(part / whole, 4) if whole else None
+
+    return {
+        "requests": sums.requests,
+        "hit_requests": sums.hit_requests,
+        "request_hit_rate": rate(sums.hit_requests, sums.requests),
+        "prompt_tokens": sums.prompt_tokens,
+        "cached_tokens": sums.cached_tokens,
+        "token_hit_rate": rate(sums.cached_tokens, sums.prompt_tokens),
+    }
+
+
+def _detail(one: WatchedRequest) -> str:
+    observed = one.observation
+    told = "did not say" if observed.reported_tokens is None else f"reported {observed.reported_tokens:,}"
+    expected = f"Of {observed.prompt_tokens:,} tokens {observed.cached_tokens:,} were to be found"
+    return f"{expected}; the upstream {told}."
+
+
+def _advice(one: WatchedRequest) -> str | None:
+    breaker = one.observation.breaker
+    if one.reason == "broken" and breaker is not None:
+        where = f" in {breaker.place}" if breaker.place else ""
+        return f"{breaker.what}{where}: {breaker.remedy}."
+    return _ADVICE.get(one.reason)
+
+
+def _breaker(found: Breaker) -> Json:
+    told = {"kind": found.kind, "what": found.what, "place": found.place, "remedy": found.remedy}
+    return {**told, "earlier": found.old or None, "now": found.new or None}

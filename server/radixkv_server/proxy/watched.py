@@ -1,0 +1,170 @@
+"""Watched: the latest requests that went by, what these rules expect of each, and sums over all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from radixkv.audit.record import Record
+from radixkv.audit.rule_sets import RuleSet
+from radixkv.audit.rules import Observation, Rules
+from radixkv.cache.cache_stats import CacheStats
+from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv_server.proxy.feed import Seen
+
+KEPT_REQUESTS = 500
+WINDOWS_S = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
+SHOWN_CHARS = 600  # of a node, and of a prompt
+MAX_SEEN_NODES = 20_000
+FIRST_BYTE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
+_STEP_S = 10.0
+_STEPS = 360
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRequest:
+    """A request whose answer has ended.
+
+    Attributes:
+        version: of everything that was watched, when it came.
+    """
+
+    name: str
+    seen: Seen
+    record: Record
+    observation: Observation
+    version: int
+
+    @property
+    def cached_tokens(self) -> int:
+        """As the answer told, else as these rules expect."""
+        told = self.observation.reported_tokens
+        return self.observation.cached_tokens if told is None else told
+
+    @property
+    def reason(self) -> str:
+        """Why no more was found; `upstream_missed`: the prompt was steady, and its time was not over."""
+        return "upstream_missed" if self.observation.fault == "provider" else self.observation.reason
+
+
+@dataclass(slots=True)
+class Sums:
+    """Over requests."""
+
+    requests: int = 0
+    hit_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, one: WatchedRequest) -> None:
+        total, cached = one.observation.prompt_tokens, one.cached_tokens
+        self.requests += 1
+        self.hit_requests += 2 * cached >= total > 0
+        self.prompt_tokens += total
+        self.cached_tokens += cached
+
+
+class Watched:
+    """Takes requests in one thread, is read in others."""
+
+    def __init__(self, rule_set: RuleSet, memory_bytes: int) -> None:
+        self.rule_set = rule_set
+        self.version = 0
+        self.total = Sums()
+        self.missed: Counter[str] = Counter()  # reason -> tokens
+        self._first_bytes = [0] * len(FIRST_BYTE_BOUNDS)
+        self._first_seconds = 0.0
+        self.num_dropped = 0
+        self._rules = Rules(rule_set, memory_bytes=memory_bytes)
+        self._latest: OrderedDict[str, WatchedRequest] = OrderedDict()
+        self._steps: deque[tuple[float, Sums]] = deque(maxlen=_STEPS)
+        self._chars = self._tokens = 1
+        self._lock = threading.Lock()
+
+    def take(self, seen: Seen, record: Record) -> None:
+        """A request; later ones can find it. O(its size)."""
+        with self._lock:
+            observation = self._rules.observe(record)
+            self.version += 1
+            one = WatchedRequest(f"r{self.version}", seen, record, observation, self.version)
+            self._latest[one.name] = one
+            if len(self._latest) > KEPT_REQUESTS:
+                self._latest.popitem(last=False)
+            self.total.add(one)
+            self.missed[one.reason] += max(0, observation.prompt_tokens - one.cached_tokens)
+            self.num_dropped = seen.num_dropped
+            self._chars += sum(len(block.text) for block in record.blocks)
+            self._tokens += observation.prompt_tokens
+            if record.first_seconds is not None:
+                self._first_seconds += record.first_seconds
+                for at, bound in enumerate(FIRST_BYTE_BOUNDS):
+                    self._first_bytes[at] += record.first_seconds <= bound
+            self._step(one)
+
+    def _step(self, one: WatchedRequest) -> None:
+        now = time.monotonic()
+        if not self._steps or now - self._steps[-1][0] > _STEP_S:
+            self._steps.append((now, Sums()))
+        self._steps[-1][1].add(one)
+
+    @property
+    def tokens_per_unit(self) -> float:
+        """Tokens of the prompts for each unit of the tree."""
+        return self._tokens / self._chars
+
+    def latest(self, limit: int, after: int = 0) -> list[WatchedRequest]:
+        """The newest requests first, those above a version."""
+        with self._lock:
+            found = [one for one in reversed(self._latest.values()) if one.version > after]
+        return found[:limit]
+
+    def find(self, name: str) -> WatchedRequest | None:
+        """One of the latest, by its name."""
+        return self._latest.get(name)
+
+    def windows(self) -> dict[str, Sums]:
+        """Sums over the latest minutes, about, and over all."""
+        now = time.monotonic()
+        with self._lock:
+            steps = list(self._steps)
+            return {
+                **{name: _sum(s for at, s in steps if now - at <= span) for name, span in WINDOWS_S.items()},
+                "total": _sum([self.total]),
+            }
+
+    def history(self) -> list[tuple[float, Sums]]:
+        """Sums over ten seconds each, with their age, the oldest first."""
+        now = time.monotonic()
+        with self._lock:
+            return [(now - at, _sum([sums])) for at, sums in self._steps]
+
+    def first_bytes(self) -> tuple[tuple[float, ...], list[int], float]:
+        """Bounds of seconds to the first byte of an answer, how many were within each, and their sum."""
+        with self._lock:
+            return FIRST_BYTE_BOUNDS, list(self._first_bytes), self._first_seconds
+
+    def stats(self) -> CacheStats:
+        """Of the tree."""
+        with self._lock:
+            return self._rules.cache.stats
+
+    def snapshot(self, shown: int = SHOWN_CHARS) -> TreeSnapshot:
+        """The tree, with the first units of each node; -1: all of them. O(nodes)."""
+        with self._lock:
+            walk = TreeWalk(self._rules.cache.tree, shown_tokens=shown, most_nodes=MAX_SEEN_NODES)
+            while walk.advance():
+                pass
+            return TreeSnapshot(walk.nodes(), walk.is_complete, ranks_are_exact=False)
+
+
+def _sum(parts: Iterable[Sums]) -> Sums:
+    total = Sums()
+    for part in parts:
+        total.requests += part.requests
+        total.hit_requests += part.hit_requests
+        total.prompt_tokens += part.prompt_tokens
+        total.cached_tokens += part.cached_tokens
+    return total
