@@ -138,6 +138,22 @@ def test_mistakes_are_told_with_what_to_do(args: list[str], said: str) -> None:
         audit(*args)
 
 
+def test_the_size_of_blocks_is_as_reported(tmp_path: Path) -> None:
+    def block_size(cached: list[int], *args: object) -> int:
+        path = log_of(tmp_path, len(cached))
+        lines = [json.loads(line) for line in path.read_text().splitlines()[: len(cached)]]
+        for line, tokens in zip(lines, cached, strict=True):
+            line["response"]["usage"]["prompt_tokens_details"] = {"cached_tokens": tokens}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        audit(path, "--rules", "vllm", "--json", tmp_path / "r.json", *args)
+        return int(json.loads((tmp_path / "r.json").read_text())["block_size"])
+
+    assert block_size([0, 128, 640, 384]) == 128
+    assert block_size([0, 48, 640, 384]) == 16
+    assert block_size([0, 128, 128, 128]) == 16  # too few that differ to tell
+    assert block_size([0, 128, 640, 384], "--block-size", 32) == 32
+
+
 def test_memory_is_a_number_with_a_unit() -> None:
     assert memory_bytes("512M") == 512 << 20
     assert memory_bytes("1.5g") == 3 << 29

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +18,7 @@ from rich.console import Console
 from radixkv.audit.prices import read_prices
 from radixkv.audit.prompt_units import PromptCoding
 from radixkv.audit.readers.recording import Recording
-from radixkv.audit.record import Json
+from radixkv.audit.record import Json, Record
 from radixkv.audit.report import Report
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
@@ -28,6 +32,7 @@ from radixkv.tools.output_files import check_writable, write_json
 
 EXAMPLE = "example_log.jsonl.gz"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_ASKED_RECORDS, _LEAST_TOLD = 500, 3
 _MIN_MEMORY = 16 << 20
 _SHOWN_TOKENS = 400  # of each node of the tree
 
@@ -55,6 +60,13 @@ def audit_command(
     ] = "radixkv",
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the cache holds. Default: as many as come.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a block or page of the engine. Default: as reported, else its own.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -91,6 +103,10 @@ def audit_command(
     for flag, path in (("--json", json_file), ("--html", html_file)):
         check_writable(flag, path)
     size, chosen = memory_bytes(memory), rule_set(rules)
+    if chosen.block_tokens > 1 and block_size is None:
+        block_size = reported_block_size(Recording(paths, size // 4), chosen.block_tokens)
+    if block_size is not None:
+        chosen = replace(chosen, block_tokens=block_size)
     report = Report(chosen, prefill_rate, None if prices is None else read_prices(prices))
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
     observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
@@ -137,12 +153,25 @@ def _tree_of(observer: Rules) -> TreeSnapshot:
     return TreeSnapshot(walk.nodes(), walk.is_complete, True)
 
 
+def reported_block_size(records: Iterable[Record], usual: int) -> int:
+    """The size of an engine's blocks, in tokens, by what the first answers of a log reported.
+
+    Args:
+        usual: taken where they don't tell.
+    """
+    told = [record.usage.cached for record in islice(records, _ASKED_RECORDS) if record.usage.cached]
+    common = math.gcd(*told)
+    power = common & -common
+    return power if len(set(told)) >= _LEAST_TOLD and power > usual else usual
+
+
 def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:
     """What is said of the log itself."""
     problems = recording.problems
     return {
         "files": [path.name for path in paths],
         "bytes": recording.num_bytes,
+        "block_size": observer.rule_set.block_tokens,
         "tokens_are": "exact" if observer.coding.is_exact else "estimated",
         "broken": {
             "count": problems.count,
