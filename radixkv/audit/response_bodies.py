@@ -40,7 +40,7 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
     if isinstance(details, dict) or prompt is not None:
         details = details if isinstance(details, dict) else {}
         cached = _count(details, "cached_tokens")
-        told = _count(details, "cache_write_tokens", "cache_creation_tokens")
+        told = _count(details, "cache_write_tokens", "cache_creation_tokens", "created_cache_tokens")
         return Usage(
             _count(usage, "input_tokens") if prompt is None else prompt,
             read if cached is None else cached,

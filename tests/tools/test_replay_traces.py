@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,28 @@ def test_arrivals(tmp_path: Path) -> None:
     write(path, "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,many,44")
     with pytest.raises(TraceError, match="line 2: not a number"):
         read(path)
+
+
+def test_what_an_audit_reads_is_a_trace_too(tmp_path: Path) -> None:
+    example = Path(str(resources.files("radixkv.audit") / "example_log.jsonl.gz"))
+    trace = read_trace(example)
+    assert trace.num_requests == 25
+    assert trace.num_unique < trace.num_blocks / 2
+    assert trace.arrivals[0] == 0.0
+    assert (trace.output_lengths > 0).all()
+    with gzip.open(example, "rt") as lines:
+        bodies = [json.loads(line)["request"] for line in lines]
+    har = tmp_path / "log.har"
+    entries = [
+        {
+            "startedDateTime": "2026-11-20T10:00:00Z",
+            "request": {
+                "method": "POST",
+                "url": "https://a/v1/messages",
+                "postData": {"text": json.dumps(body)},
+            },
+        }
+        for body in bodies
+    ]
+    har.write_text(json.dumps({"log": {"entries": entries}}))
+    assert (read_trace(har).block_ids == trace.block_ids).all()

@@ -8,6 +8,7 @@ The kind of a file is known by its first line, not from its name:
 | `{"messages": ...}` | OpenAI messages; with a schedule beside it, one request per schedule line |
 | `{"session": ..., "upto": ...}` | such a schedule; its message log lies beside it |
 | `TIMESTAMP,ContextTokens,GeneratedTokens` | arrivals without any prefix information |
+| of what `radixkv audit` reads: a request with its answer, a HAR | requests as they were sent |
 
 All may be gzipped.
 """
@@ -15,10 +16,8 @@ All may be gzipped.
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,13 +26,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from radixkv.audit.prompt_units import prompt_text
+from radixkv.audit.readers.lines import DamagedFile, numbered_lines
+from radixkv.audit.readers.recording import Recording
+from radixkv.audit.record import Record
 from radixkv.tools.replay.message_log import MessageLog, load_tokenizer
 from radixkv.tools.replay.trace import FloatArray, Int64Array, Trace, TraceBuilder, TraceError
 
 BlockIds = Literal["auto", "prefix", "content"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _SCHEDULE = "_schedule"
+MAX_FIRST_LINE = 64 * 1024 * 1024  # bytes; of a longer one it is no use to know the kind
+#: What a request to a model has beside its messages, and a line of a message log has not.
+_OF_REQUESTS = frozenset({"model", "system", "call_type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def trace_name(path: Path) -> str:
     return name
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, text) of the non-empty lines of a plain or gzipped UTF-8 file.
 
     Raises:
@@ -91,26 +96,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == _GZIP_MAGIC
-        with gzip.open(path, "rb") if zipped else path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if text:
-                    yield number, text
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise TraceError(f"{path}: a folder, not a trace file; name the files in it") from None
+        for number, line in numbered_lines(path, max_bytes):
+            yield number, line.decode("utf-8")
     except UnicodeDecodeError:
         raise TraceError(f"{path}, line {number}: not UTF-8 text; is it a trace?") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(
-            f"{path}, after line {number}: the gzip stream is damaged or cut short ({error}); "
-            "fetch the file again"
-        ) from None
-    except OSError as error:
-        raise TraceError(f"{path}: can't be read ({error.strerror or error})") from None
+    except DamagedFile as error:
+        raise TraceError(str(error)) from None
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -150,7 +141,7 @@ def read(path: Path, options: ReadOptions | None = None) -> Trace | Arrivals:
                 "log and pass this file as --schedule"
             )
         return read_messages(log, replace(options, schedule=path))
-    return read_messages(path, options)
+    return read_recording(path, options) if kind == "recording" else read_messages(path, options)
 
 
 def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
@@ -172,8 +163,8 @@ def _clip(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "...")
 
 
-def _kind_of(path: Path) -> Literal["csv", "hash_ids", "schedule", "messages"]:
-    for number, text in read_lines(path):
+def _kind_of(path: Path) -> Literal["csv", "hash_ids", "schedule", "messages", "recording"]:
+    for number, text in read_lines(path, MAX_FIRST_LINE):
         if not text.startswith(("{", "[", '"')):
             columns = {column.strip().lower() for column in text.split(",")}
             if {"contexttokens", "generatedtokens"} <= columns:
@@ -181,6 +172,8 @@ def _kind_of(path: Path) -> Literal["csv", "hash_ids", "schedule", "messages"]:
         try:
             value = json.loads(text)
         except (json.JSONDecodeError, RecursionError):
+            if text.startswith(("{", "[")) and next(iter(Recording([path])), None) is not None:
+                return "recording"
             raise TraceError(
                 f"{path}, line {number}: neither a JSON line nor a CSV header with ContextTokens and "
                 f"GeneratedTokens: {_clip(text)}"
@@ -188,10 +181,12 @@ def _kind_of(path: Path) -> Literal["csv", "hash_ids", "schedule", "messages"]:
         if isinstance(value, dict):
             if "hash_ids" in value:
                 return "hash_ids"
-            if "messages" in value:
+            if "messages" in value and not value.keys() & _OF_REQUESTS:
                 return "messages"
             if "upto" in value and "session" in value:
                 return "schedule"
+            if next(iter(Recording([path])), None) is not None:
+                return "recording"
         raise TraceError(
             f"{path}, line {number}: a trace line is an object with hash_ids or messages; found {_clip(text)}"
         )
@@ -282,6 +277,55 @@ def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
         if options.limit is not None and len(builder) >= options.limit:
             break
     return builder.build(block_size)
+
+
+def read_recording(path: Path, options: ReadOptions | None = None) -> Trace:
+    """Read recorded requests, in the forms that `radixkv audit` reads, through a tokenizer; full blocks only.
+
+    Raises:
+        TraceError: something in it is no request, or there is no such tokenizer.
+    """
+    options = options or ReadOptions()
+    block_size = options.block_size or 16
+    builder = TraceBuilder(trace_name(path), ids_are_prefixes=False)
+    recording = Recording([path])
+    prompt_tokens = None if options.tokenizer == "bytes" else load_tokenizer(options.tokenizer)
+    start: float | None = None
+    for number, record in enumerate(recording, start=1):
+        if recording.problems.count:
+            break
+        if prompt_tokens is None:
+            data, width = prompt_text(record.blocks)[0].encode("utf-8", "surrogatepass"), block_size
+        else:
+            tokens = prompt_tokens(_messages_of(record), list(record.tools) or None)
+            data, width = tokens.tobytes(), block_size * tokens.itemsize
+        start = record.time if start is None else start
+        builder.add(
+            [data[at : at + width] for at in range(0, len(data) - width + 1, width)],
+            input_length=len(data) * block_size // width,
+            output_length=record.usage.output or 0,
+            arrival=max(0.0, (record.time or 0.0) - (start or 0.0)),
+            line=number,
+        )
+        if options.limit is not None and len(builder) >= options.limit:
+            break
+    if recording.problems.count:
+        raise TraceError(f"{path.parent / recording.problems.named[0]}")
+    return builder.build(block_size)
+
+
+def _messages_of(record: Record) -> list[dict[str, Any]]:
+    """The messages of a recorded request in OpenAI's form."""
+    messages = []
+    for parts in record.parts.messages:
+        message: dict[str, Any] = {"role": parts.role or "user", "content": parts.text}
+        if parts.calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": name, "arguments": text}}
+                for name, text in parts.calls
+            ]
+        messages.append(message)
+    return messages
 
 
 def _beside(path: Path, *names: str) -> Path | None:
