@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,18 @@ def take_tree(page: Page, url: str) -> None:
     page.screenshot(path=HERE / "console_tree.png")
 
 
+def take_audit(page: Page) -> None:
+    """The page of an audit of the example log."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.html"
+        command = [sys.executable, "-m", "radixkv", "audit", "--example", "--prefill-rate", "500"]
+        subprocess.run([*command, "--html", str(report)], check=True, stdout=subprocess.DEVNULL)
+        page.goto(report.as_uri())
+        page.get_by_role("heading", name="Radix tree").wait_for()
+        page.wait_for_timeout(1000)  # the chart has its width
+        page.screenshot(path=HERE / "audit.png")
+
+
 def main() -> None:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "the pictures need chromium"
@@ -172,6 +185,7 @@ def main() -> None:
             page = browser.new_context(**options).new_page()
             page.set_default_timeout(120_000)
             pictures(page, url)
+        take_audit(browser.new_context(viewport=SIZE, color_scheme="light").new_page())
         browser.close()
 
 
