@@ -9,6 +9,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.startup import EngineSummary, StartupPhases, resident_memory
 from radixkv.errors import ConfigError
+from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams
 
 
@@ -51,3 +52,19 @@ def test_memory_at_rest_is_more_than_nothing():
     held[::4096] = b"x" * len(held[::4096])
     assert before > 1024**2
     assert resident_memory() - before > 32 * 1024**2
+
+
+@pytest.mark.parametrize("warm_up", ["full", "quick", "off"])
+def test_a_start_warms_up_as_much_as_it_is_told(warm_up, tmp_path, monkeypatch):
+    called = []
+    warm = ModelRunner.warm_up
+    monkeypatch.setattr(
+        ModelRunner,
+        "warm_up",
+        lambda runner, *, thorough: called.append(thorough) or warm(runner, thorough=thorough),
+    )
+    folder = str(save_tiny_model(tmp_path, "llama"))
+    build_engine(EngineConfig(model=folder, num_blocks=40, threads=1, warm_up=warm_up))
+    assert called == {"full": [True], "quick": [False], "off": []}[warm_up]
+    with pytest.raises(ConfigError, match="warm_up must be one of full, quick, off"):
+        EngineConfig(warm_up="never")

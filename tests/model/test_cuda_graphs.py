@@ -230,3 +230,25 @@ def test_a_capture_that_fails_leaves_no_stream_current(monkeypatch: pytest.Monke
     assert current == [main]
     assert result.sum() == 2
     replay()
+
+
+def test_a_thorough_warm_up_runs_every_kind_of_step_and_shows_what_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU, where kernels are compiled at their first launch: chunk, split decodes, copies, rows."""
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    llm = make_llm(folder, max_num_batched_tokens=100)
+    graphs = graphs_of(llm, max_rows=max_padded_rows(100, 6))
+    runner = llm.engine.runner
+    steps: list[Batch] = []
+    execute = ModelRunner.execute
+    monkeypatch.setattr(ModelRunner, "execute", lambda own, batch: steps.append(batch) or execute(own, batch))
+    runner.warm_up(thorough=False)
+    assert [batch.num_tokens for batch in steps] == [16]
+    assert graphs.captured == 0
+    steps.clear()
+    runner.warm_up(thorough=True)
+    assert graphs.captured == 15
+    assert "Recording steps" in capsys.readouterr().err
+    expected = generate(make_llm(folder), 2)
+    assert generate(llm, 2) == expected

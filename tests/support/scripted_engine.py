@@ -169,6 +169,7 @@ def scripted_stats(cache: PrefixCache) -> EngineStats:
         failed_requests=0,
         aborted_requests=0,
         steps=40,
+        steps_ahead=0,
         model_time_s=2.0,
         gap_time_s=0.05,
         num_rebuilds=0,
