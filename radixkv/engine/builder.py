@@ -166,6 +166,7 @@ def _block_kind(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner) 
         block_size=runner.block_size,
         block_bytes=runner.bytes_per_block,
         computed_by=computed_by(loaded.device, runner.backend_name) if config.deterministic else "",
+        model_name=loaded.name,
     )
 
 

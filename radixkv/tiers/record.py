@@ -51,6 +51,7 @@ class BlockKind:
         block_bytes: bytes of a block.
         tensor_parallel: processes that compute it together.
         computed_by: what the last bits depend on, such as the processor; empty: these do not matter.
+        model_name: for people; it means nothing, and stands last.
     """
 
     model: str
@@ -59,6 +60,7 @@ class BlockKind:
     block_bytes: int
     tensor_parallel: int = 1
     computed_by: str = ""
+    model_name: str = ""
 
 
 class BlockName(NamedTuple):
@@ -82,7 +84,7 @@ class BlockNames:
 
     def __init__(self, kind: BlockKind, secret: bytes = b"") -> None:
         self._kind = kind
-        parts = (str(FORMAT_VERSION), *map(str, astuple(kind)))
+        parts = (str(FORMAT_VERSION), *map(str, astuple(kind)[:-1]))
         self._begun = hashlib.blake2b(
             framed(parts), digest_size=KEY_BYTES + _DIGEST_BYTES, key=secret, person=b"radixkv block"
         )
@@ -105,7 +107,7 @@ class RecordError(Exception):
     """A record that is not believed.
 
     Attributes:
-        reason: `header`, `version` (a header of another version, undamaged), `checksum`, or `other text`.
+        reason: `header`, `version` (a header of another version), `checksum`, or `other text`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -152,10 +154,14 @@ def read_header(data: Bytes) -> RecordHeader:
         raise RecordError("header")
     header, (checksum,) = start[: _HEADER.size], _CHECKSUM.unpack(start[_HEADER.size :])
     magic, version, *fields = _HEADER.unpack(header)
-    if xxhash.xxh3_64_intdigest(header) != checksum or magic != _MAGIC:
+    is_ours = (magic, version) == (_MAGIC, FORMAT_VERSION)
+    if not is_ours and magic.startswith(_MAGIC[:-1]):
+        # A later version may have other fields after these two. Ours with damage there is whole but for it.
+        ours = _HEADER.pack(_MAGIC, FORMAT_VERSION, *fields)
+        if xxhash.xxh3_64_intdigest(ours) != checksum:
+            raise RecordError("version")
+    if not is_ours or xxhash.xxh3_64_intdigest(header) != checksum:
         raise RecordError("header")
-    if version != FORMAT_VERSION:
-        raise RecordError("version")
     token_bytes, block_bytes, key, digest, of_contents = fields
     return RecordHeader(key, digest, token_bytes, block_bytes, of_contents)
 

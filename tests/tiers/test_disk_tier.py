@@ -8,6 +8,7 @@ import random
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +283,44 @@ def test_bits_that_flip_and_ends_that_are_cut_off(tmp_path):
         assert (is_whole and not len(damaged)) or again.start == place % 5
         tier.close()
         assert segments(tmp_path) in ([path], [])
+
+
+@pytest.mark.parametrize("start", [b"radixkv\x01\x02\0\0\0", b"radixkv\x02\x09\0\0\0"])
+def test_what_a_later_version_wrote_in_its_own_way_is_no_damage(tmp_path, caplog, start):
+    """Of its header only the beginning is known."""
+    caplog.set_level("INFO", "radixkv")
+    theirs = tmp_path / "00000003.seg"
+    theirs.write_bytes(start + random.Random(4).randbytes(5000))
+    content = theirs.read_bytes()
+    for _ in range(2):
+        saved(tmp_path, run_of(3, 5))
+        tier = DiskTier(tmp_path, CAP, KIND)
+        assert loaded(tier, run_of(3, 5)) == 5
+        assert tier.counts.damaged == 0
+        tier.close()
+        assert theirs.read_bytes() == content
+    assert "of another version of the format" in caplog.text
+
+
+def test_a_damaged_version_is_damage(tmp_path):
+    saved(tmp_path, run_of(1, 3))
+    (path,) = segments(tmp_path)
+    for place in (7, 8, 9, 11):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 4
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / path.name).write_bytes(content)
+        tier = DiskTier(tmp_path / "other", CAP, KIND)
+        assert tier.counts.damaged == 1
+        assert tier.lookup(run_of(1, 3)) == (TierState.MISS, 0)
+        tier.close()
+
+
+def test_the_models_name_is_no_part_of_a_blocks_name(tmp_path):
+    saved(tmp_path, run_of(1, 3))
+    tier = DiskTier(tmp_path, CAP, replace(KIND, model_name="what people call it"))
+    assert loaded(tier, run_of(1, 3)) == 3
+    tier.close()
 
 
 def test_what_another_version_wrote_stays_until_its_room_is_needed(tmp_path, monkeypatch, caplog):

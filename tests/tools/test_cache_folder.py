@@ -17,7 +17,7 @@ from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tools.cli import command_tree
 
-KIND = BlockKind("m", "float32", 8, 500)
+KIND = BlockKind("0123456789abcdef", "float32", 8, 500, model_name="smol-model")
 
 
 def tier_in(folder: Path, blocks: int = 0) -> DiskTier:
@@ -55,6 +55,9 @@ def test_ls_lists_what_is_there(folder):
     assert told["summary"]["records"] == told["files"][0]["num_records"] == 6
     assert told["summary"]["bytes"] == (folder / "00000001.seg").stat().st_size
     assert told["summary"]["process"] is None
+    assert (told["files"][0]["model"], told["files"][0]["fingerprint"]) == ("smol-model", "0123456789abcdef")
+    assert "smol-model 01234567" in result.stdout
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
 def test_verify_finds_damage_that_ls_does_not_look_for(folder):

@@ -100,7 +100,8 @@ class DiskTier:
         self._lock = FolderLock(folder)
         try:
             segment_bytes = max(min(max_bytes // _SEGMENTS, _MAX_SEGMENT_BYTES), 2 * record)
-            self._store = SegmentStore(folder, max_bytes, segment_bytes, system=system)
+            about = f"{kind.model_name}\n{kind.model}\n".encode() if kind.model_name else b""
+            self._store = SegmentStore(folder, max_bytes, segment_bytes, about=about, system=system)
         except OSError as error:
             self._lock.release()
             raise ConfigError(f"the K/V tier's folder {folder}: {error.strerror or error}") from error

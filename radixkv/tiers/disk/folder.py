@@ -2,6 +2,7 @@
 
 lock            held by the process that writes; its number is in it
 00000007.seg    records, one after the other; never changed once they are written
+00000007.txt    the model that they are of: its name, and its fingerprint; for people
 00000007.used   a byte for each of its records: whether it was read since it was written; a hint
 """
 
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from radixkv.errors import ConfigError
 
-SEGMENT, USED, LOCK = ".seg", ".used", "lock"
-_NAME = re.compile(rf"(\d{{8}})({re.escape(SEGMENT)}|{re.escape(USED)})")
+SEGMENT, ABOUT, USED, LOCK = ".seg", ".txt", ".used", "lock"
+_NAME = re.compile(rf"(\d{{8}})({re.escape(SEGMENT)}|{re.escape(ABOUT)}|{re.escape(USED)})")
 
 _locked: set[Path] = set()  # by this process, which the system's lock does not keep from locking twice
 _locked_lock = threading.Lock()

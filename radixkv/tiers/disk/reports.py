@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.tiers.disk.folder import SEGMENT, USED, file_name, files_in
+from radixkv.tiers.disk.folder import ABOUT, SEGMENT, USED, file_name, files_in
 from radixkv.tiers.disk.segments import read_bytes, scan
 from radixkv.tiers.record import RecordError, verify_record
 
@@ -26,6 +26,7 @@ class SegmentReport:
         damaged: offsets of records whose contents are not what was written; empty where they were not read.
         lost_bytes: at the end, after the last whole record.
         is_foreign: another version of the format wrote it: nothing is known of its records.
+        model, fingerprint: what the records are of; empty: not known.
     """
 
     file: str
@@ -37,6 +38,8 @@ class SegmentReport:
     damaged: list[int]
     lost_bytes: int
     is_foreign: bool
+    model: str
+    fingerprint: str
 
     @property
     def is_sound(self) -> bool:
@@ -82,6 +85,11 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
         used = bytes(read_bytes(file_name(folder, number, USED), 0, num_records))
     except FileNotFoundError:
         used = b""
+    try:
+        about = Path(file_name(folder, number, ABOUT)).read_text("utf-8", "replace")
+    except FileNotFoundError:
+        about = ""
+    model, fingerprint = (*about.splitlines(), "", "")[:2]
     return SegmentReport(
         file=os.path.basename(path),
         num_bytes=status.st_size,
@@ -92,6 +100,8 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
         damaged=damaged,
         lost_bytes=0 if is_foreign else max(0, status.st_size - end),
         is_foreign=is_foreign,
+        model=model,
+        fingerprint=fingerprint,
     )
 
 

@@ -13,6 +13,7 @@ and in the order of writing to 35 to 82 %. It costs up to twice the writing.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from radixkv.tiers.disk.folder import SEGMENT, USED, file_name, files_in
+from radixkv.tiers.disk.folder import ABOUT, SEGMENT, USED, file_name, files_in
 from radixkv.tiers.record import (
     HEADER_BYTES,
     BlockName,
@@ -64,6 +65,7 @@ class Segment:
 
     Attributes:
         num_bytes: of the file.
+        about_bytes: of what is written beside it, for people.
         is_foreign: another version of the format wrote it: it stays, unread, until its room is needed.
         keys: of its records, in order.
         used: a byte for each: whether it was read since it was written.
@@ -72,6 +74,7 @@ class Segment:
 
     number: int
     num_bytes: int = 0
+    about_bytes: int = 0
     is_foreign: bool = False
     keys: list[bytes] = field(default_factory=list)
     used: bytearray = field(default_factory=bytearray)
@@ -80,7 +83,7 @@ class Segment:
     @property
     def disk_bytes(self) -> int:
         """What it takes up, its uses included."""
-        return self.num_bytes + len(self.used)
+        return self.num_bytes + self.about_bytes + len(self.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +144,18 @@ class SegmentStore:
     Args:
         max_bytes: most that its files take up.
         segment_bytes: of a file; a small part of the former, and several records.
+        about: what to write beside each new file, for people.
         system: the operating system's calls, as the module `os` has them.
 
     Raises:
         OSError: of every method that touches files.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, segment_bytes: int, *, system: Any = os) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int, segment_bytes: int, *, about: bytes = b"", system: Any = os
+    ) -> None:
         self.folder = folder
+        self._about = about
         self.max_bytes = max_bytes
         self.segment_bytes = segment_bytes
         self.counts = DiskCounts()
@@ -207,6 +214,8 @@ class SegmentStore:
             segment.is_foreign = error.reason == "version" and not segment.keys
             self.counts.damaged += not segment.is_foreign
         segment.num_bytes = self._system.stat(path).st_size
+        with contextlib.suppress(FileNotFoundError):
+            segment.about_bytes = self._system.stat(file_name(self.folder, number, ABOUT)).st_size
         try:
             used = bytes(read_bytes(file_name(self.folder, number, USED), 0, len(segment.keys), self._system))
         except FileNotFoundError:
@@ -274,7 +283,7 @@ class SegmentStore:
         for segment in self._segments:
             if segment.used_changed:
                 segment.used_changed = False
-                self._write_used(segment)
+                self._write_beside(segment, USED, bytes(segment.used))
 
     def close(self) -> None:
         """Sync, and let go of the files. May be called again."""
@@ -323,15 +332,19 @@ class SegmentStore:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._file = self._system.open(file_name(self.folder, segment.number, SEGMENT), flags, 0o600)
         self._is_new = True
+        if self._about:
+            self._write_beside(segment, ABOUT, self._about)
+            segment.about_bytes = len(self._about)
+            self._num_bytes += len(self._about)
         self._grows = segment
         self._segments.append(segment)
 
-    def _write_used(self, segment: Segment) -> None:
-        """A hint: neither synced nor missed."""
+    def _write_beside(self, segment: Segment, ending: str, content: bytes) -> None:
+        """What is neither synced nor missed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-        file = self._system.open(file_name(self.folder, segment.number, USED), flags, 0o600)
+        file = self._system.open(file_name(self.folder, segment.number, ending), flags, 0o600)
         try:
-            self._system.pwrite(file, bytes(segment.used), 0)
+            self._system.pwrite(file, content, 0)
         finally:
             self._system.close(file)
 
@@ -368,7 +381,7 @@ class SegmentStore:
         self._num_bytes -= segment.disk_bytes
         self.counts.kept += kept
         self.counts.evicted += len(gone)
-        for ending in (SEGMENT, USED):
+        for ending in (SEGMENT, ABOUT, USED):
             try:
                 self._system.unlink(file_name(self.folder, segment.number, ending))
             except FileNotFoundError:

@@ -31,7 +31,7 @@ app = typer.Typer(
 
 @app.command("ls")
 def list_files(folder: FolderArgument, json_file: JsonOption = None) -> None:
-    """List the files, the oldest first: their blocks, tokens and bytes, and how many blocks were used.
+    """List the files, the oldest first: their blocks, tokens, bytes and model, and how many blocks were used.
 
     The blocks' contents are not read. The folder may be in use.
     """
@@ -98,12 +98,13 @@ def _reports(folder: Path, *, verify: bool) -> list[SegmentReport]:
 
 
 def _print(folder: Path, reports: Sequence[SegmentReport], json_file: Path | None) -> None:
-    table = Table("file", "blocks", "tokens", "bytes", "used", "written", "damage", box=None)
+    table = Table("file", "blocks", "tokens", "bytes", "used", "written", "model", "damage", box=None)
     for report in reports:
         written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.modified))
         figures = (report.num_records, report.num_tokens, report.num_bytes, report.num_used)
-        table.add_row(report.file, *(f"{figure:,}" for figure in figures), written, _damage(report))
-    Console(width=120).print(table, highlight=False)
+        model = f"{report.model} {report.fingerprint[:8]}".strip()
+        table.add_row(report.file, *(f"{figure:,}" for figure in figures), written, model, _damage(report))
+    Console(width=160).print(table, highlight=False)
     total = _total(folder, reports)
     print(
         f"{total['records']:,} blocks of {total['tokens']:,} tokens, {total['bytes']:,} bytes; "
