@@ -68,12 +68,14 @@ class Follower:
         incarnation: of the stream; empty: its messages name none.
         wanted: the sequence number from which a replay is needed; None: nothing is missing.
         num_forgotten: how often all was forgotten because something was lost.
+        block_size: of the blocks that were stored last, in tokens; 0: none were.
     """
 
     def __init__(self, keys: BlockKeys, watcher: Watcher | None = None) -> None:
         self.incarnation: str | None = None
         self.wanted: int | None = 0  # what was before is missing
         self.num_forgotten = 0
+        self.block_size = 0
         self._keys = keys
         self._watcher = watcher
         self._next = 0
@@ -210,6 +212,7 @@ class Follower:
                 self._remove(event)
 
     def _store(self, event: BlockStored) -> None:
+        self.block_size = event.block_size
         stored = []
         for block_hash, block in zip(event.block_hashes, self._name(event), strict=True):
             if block_hash in self._blocks:

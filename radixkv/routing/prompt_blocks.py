@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import xxhash
+
 from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
 from radixkv.cache.keys import NamespaceName, TokenIds, encode_tokens, frame_namespace
 from radixkv.events.block_keys import NO_CHAIN, PUBLIC, BlockKeys, block_key, chains
@@ -28,6 +30,11 @@ class PromptBlocks:
         self._chains: dict[int, bytearray] = {}  # by block size
         self._all_keys: dict[int, list[tuple[int, ...]]] = {}
         self._keys: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    @property
+    def digest(self) -> int:
+        """Of all its tokens, 32 bits."""
+        return xxhash.xxh32_intdigest(self._data)
 
     def count(self, block_size: int) -> int:
         """Its whole blocks."""

@@ -113,7 +113,7 @@ class Router:
             raise EngineOverloadedError("no replica takes requests now; try again later")
         enough = min(candidate.cost_s for candidate in candidates) + SAME_S
         stays = None if session is None else self._sessions.get(session)
-        seed = xxhash.xxh32_intdigest((session or "").encode())
+        seed = xxhash.xxh32_intdigest(session.encode("utf-8", "replace")) if session else prompt.digest
 
         def rank(candidate: _Candidate) -> tuple[float, ...]:
             replica = candidate.replica

@@ -78,7 +78,15 @@ ENGINE = {
     "radixkv.sampling.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics
+    "radixkv.events.block_keys",  # of several upstreams what each holds, and which one gets a request
     "radixkv.events.counts",
+    "radixkv.events.follower",
+    "radixkv.events.spec",
+    "radixkv.events.subscriber",
+    "radixkv.routing.learned_blocks",
+    "radixkv.routing.prompt_blocks",
+    "radixkv.routing.replica",
+    "radixkv.routing.router",
     "radixkv.structured",
     "radixkv.text.ebnf",  # a second notation of grammars
     "radixkv.text.escaped_lark",  # the grammar of a tool whose input is written as a JSON string

@@ -24,7 +24,12 @@ def add_commands(app: typer.Typer) -> None:
 
 def proxy(
     upstream: Annotated[
-        str, typer.Option(metavar="URL", help="The server behind, as https://api.openai.com.")
+        list[str],
+        typer.Option(
+            metavar="URL[,events=tcp://HOST:PORT]",
+            help="The server behind, as https://api.openai.com. Of several, each request goes to the one "
+            "that is expected to answer soonest, by the block events it publishes or by what was sent there.",
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")] = (
         "127.0.0.1"
@@ -69,6 +74,7 @@ def proxy(
     Clients are given http://HOST:PORT in the place of the API's own address. Keys go through and are kept
     nowhere.
     """
+    from radixkv_server.proxy.fleet import Fleet, FleetMember
     from radixkv_server.proxy.observer import ObserverSettings
     from radixkv_server.proxy.serve import ProxySettings, serve
     from radixkv_server.proxy.upstream import Upstream
@@ -79,8 +85,13 @@ def proxy(
         raise ConfigError("--redact is for what --record writes: give its FILE")
     check_writable("--record", record)
     logging.getLogger("radixkv_server").setLevel(logging.INFO)
+    behind: Upstream | Fleet
+    if len(upstream) == 1 and ",events=" not in upstream[0]:
+        behind = Upstream.parse(upstream[0])
+    else:
+        behind = Fleet([FleetMember.parse(text) for text in upstream])
     settings = ProxySettings(
-        Upstream.parse(upstream),
+        behind,
         host,
         port,
         None if max_body is None else parse_size(max_body),

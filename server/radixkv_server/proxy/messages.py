@@ -72,6 +72,11 @@ class RequestStream:
         if self.is_opaque and (self._head or data):
             yield self.give_up() or data
 
+    @property
+    def is_between(self) -> bool:
+        """Whether what was fed ended with a whole request."""
+        return self._parser is None
+
     def give_up(self) -> bytes:
         """Look no more; what was held back, to be handed on."""
         self.is_opaque = True
@@ -134,7 +139,7 @@ class AnswerWatch:
             head, passage = self._open[0]
             try:
                 if self._parser is None:
-                    self._parser = _parser_of(head)
+                    self._parser = answer_parser(head)
                 self._parser.receive_data(data)
                 if not self._read_answer(passage):
                     return
@@ -174,7 +179,7 @@ class AnswerWatch:
                 return False
 
 
-def _parser_of(head: RequestHead) -> h11.Connection:
+def answer_parser(head: RequestHead) -> h11.Connection:
     """A parser for the answer to a request: that decides where it ends."""
     parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     parser.send(h11.Request(method=head.method, target=head.target, headers=list(head.headers)))

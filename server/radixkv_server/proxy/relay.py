@@ -65,7 +65,7 @@ class Relay:
             await asyncio.wait([sending])  # it ends the other one, or is ended by it
             error = None if sending.cancelled() else sending.exception()
             if error is not None:
-                _reset(self._to_client)
+                reset(self._to_client)
                 if not isinstance(error, OSError):
                     logger.error("a connection failed: %s", type(error).__name__)
         finally:
@@ -139,7 +139,7 @@ class Relay:
                 await self._to_client.drain()
             self._answers.feed(b"")
         except OSError:  # either side was reset: so is the client, if it is still there
-            _reset(self._to_client)
+            reset(self._to_client)
         finally:
             assert sending is not None
             sending.cancel()
@@ -155,7 +155,7 @@ class Relay:
         self._on_passage(passage)
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: asyncio.StreamWriter) -> None:
     """Close a connection as a fault does: the other side sees a reset, and no end."""
     connection = writer.get_extra_info("socket")
     with contextlib.suppress(OSError, AttributeError):

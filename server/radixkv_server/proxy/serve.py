@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from radixkv.errors import ConfigError
 from radixkv_server.proxy.feed import Feed
+from radixkv_server.proxy.fleet import Fleet
 from radixkv_server.proxy.observer import ObserverSettings
 from radixkv_server.proxy.relay import Relay
+from radixkv_server.proxy.routed_relay import RoutedRelay
 from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # for the observer
@@ -23,11 +25,12 @@ class ProxySettings:
     """What the proxy does with the traffic.
 
     Attributes:
+        upstream: where requests go; several are a fleet, which chooses.
         max_body_bytes: longer request bodies are refused; None: any length.
         max_kept_bytes: of each body, for the observer; of longer ones it is told nothing.
     """
 
-    upstream: Upstream
+    upstream: Upstream | Fleet
     host: str
     port: int
     max_body_bytes: int | None
@@ -53,13 +56,13 @@ async def serve(
         assert task is not None
         connections.add(task)
         task.add_done_callback(connections.discard)
-        relay = Relay(
-            settings.upstream,
-            (reader, writer),
-            feed.put,
-            max_body_bytes=settings.max_body_bytes,
-            max_kept_bytes=settings.max_kept_bytes,
-        )
+        client = (reader, writer)
+        most, kept, upstream = settings.max_body_bytes, settings.max_kept_bytes, settings.upstream
+        relay: Relay | RoutedRelay
+        if isinstance(upstream, Fleet):
+            relay = RoutedRelay(upstream, client, feed.put, max_body_bytes=most, max_kept_bytes=kept)
+        else:
+            relay = Relay(upstream, client, feed.put, max_body_bytes=most, max_kept_bytes=kept)
         await relay.run()
 
     stopped = asyncio.Event()
@@ -73,7 +76,9 @@ async def serve(
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {reason}") from error
-    observer = asyncio.create_task(feed.run())
+    beside = [asyncio.create_task(feed.run())]
+    if isinstance(settings.upstream, Fleet):
+        beside.append(asyncio.create_task(settings.upstream.run()))
     on_ready(server.sockets[0].getsockname()[1])
     try:
         await stopped.wait()
@@ -82,6 +87,6 @@ async def serve(
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-        observer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await observer
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)

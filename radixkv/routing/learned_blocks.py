@@ -1,0 +1,49 @@
+"""LearnedBlocks: what a replica without events probably holds, by what was sent there and what it told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from radixkv.routing.prompt_blocks import PromptBlocks
+from radixkv.routing.replica import Replica
+
+#: Blocks of which a replica is believed to hold the latest, where nothing is known of its size.
+MAX_BLOCKS = 1 << 16
+
+
+class LearnedBlocks:
+    """A guess at one replica's blocks: the latest that were used there.
+
+    Args:
+        max_blocks: the replica is believed to hold no more.
+    """
+
+    def __init__(self, replica: Replica, max_blocks: int = MAX_BLOCKS) -> None:
+        self._replica = replica
+        self._max_blocks = max_blocks
+        self._keys: OrderedDict[int, None] = OrderedDict()  # the latest used last; of a prompt its beginning
+
+    def answered(self, prompt: PromptBlocks, expected_tokens: int, reported_share: float | None) -> None:
+        """A prompt was computed there. O(its blocks).
+
+        Args:
+            expected_tokens: of it that were believed to be there.
+            reported_share: of it that was there, as usage says; None: it does not say.
+        """
+        size = self._replica.block_size
+        keys = [keys[0] for keys in prompt.all_keys(size)]
+        if reported_share is not None and reported_share * prompt.num_tokens < expected_tokens / 2:
+            # Much of what was believed was gone: so are probably others that were used before this prompt.
+            gone = [self._keys.popitem(last=False)[0] for _ in range(len(self._keys) // 4)]
+            self._replica.removed(gone)
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        self._replica.stored(keys)
+        evicted = [self._keys.popitem(last=False)[0] for _ in range(len(self._keys) - self._max_blocks)]
+        self._replica.removed(evicted)
+
+    def forget(self) -> None:
+        """The replica may have been restarted."""
+        self._keys.clear()
+        self._replica.cleared()

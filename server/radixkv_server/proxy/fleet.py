@@ -1,0 +1,228 @@
+"""Fleet: several upstreams behind one proxy: which one gets a request, how each is, and what each holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import httpx
+
+from radixkv.errors import ConfigError
+from radixkv.events.block_keys import BlockKeys
+from radixkv.events.spec import EventsSpec, parse_events
+from radixkv.routing.learned_blocks import LearnedBlocks
+from radixkv.routing.prompt_blocks import PromptBlocks
+from radixkv.routing.replica import Replica
+from radixkv.routing.router import Route, Router
+from radixkv_server.proxy.routed_prompt import RoutedPrompt, read_prompt
+from radixkv_server.proxy.upstream import Upstream
+
+if TYPE_CHECKING:
+    from radixkv.events.follower import Follower
+    from radixkv.events.subscriber import Subscriber
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at an upstream's health, and that it may take to answer.
+HEALTH_S = 1.0
+_HEALTH_TIMEOUT_S = 2.0
+# Text pieces per block, where an upstream tells no events.
+_LEARNED_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """One `--upstream` of several."""
+
+    upstream: Upstream
+    events: EventsSpec | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> FleetMember:
+        """From `URL[,events=tcp://HOST:PORT[,OPTION=VALUE...]]`.
+
+        Raises:
+            ConfigError: not of that form.
+        """
+        url, separator, events = text.partition(",events=")
+        if "," in url:
+            raise ConfigError(
+                f"--upstream {text[:200]!r}: after the URL only ,events=tcp://HOST:PORT can follow"
+            )
+        return cls(Upstream.parse(url), parse_events(events, reads=True) if separator else None)
+
+
+class _Member:
+    """An upstream while the proxy runs."""
+
+    def __init__(self, member: FleetMember) -> None:
+        self.upstream = member.upstream
+        self.events = member.events
+        self.address = str(member.upstream)
+        self.replica = Replica(self.address, block_size=_LEARNED_BLOCK)
+        self.follower: Follower | None = None
+        self.learned = LearnedBlocks(self.replica) if member.events is None else None
+
+
+class Sent:
+    """A request on its way: where it goes, and the books that are kept of it."""
+
+    def __init__(
+        self, member: _Member, prompt: RoutedPrompt | None, route: Route | None, blocks: PromptBlocks | None
+    ) -> None:
+        self.upstream = member.upstream
+        self.member = member
+        self.prompt = prompt
+        self._route = route
+        self._blocks = blocks
+
+    def begun(self) -> None:
+        """The first byte of its answer's body has come."""
+        if self._route is not None and self.prompt is not None and self.prompt.streams:
+            Router.computed(self._route, time.monotonic())
+
+    def ended(self, share: float | None = None, *, worked: bool) -> None:
+        """Its answer has ended. Once.
+
+        Args:
+            share: of its prompt that was cached, as the answer says.
+            worked: it was an answer of the model.
+        """
+        if self._route is None:
+            return
+        Router.ended(self._route, time.monotonic())
+        if worked and self.member.learned is not None and self._blocks is not None:
+            self.member.learned.answered(self._blocks, self._route.found.resident, share)
+
+
+class Fleet:
+    """Chooses upstreams, follows their events and watches their health while it runs."""
+
+    def __init__(self, members: Sequence[FleetMember]) -> None:
+        told = [member.events.secret for member in members if member.events and member.events.secret]
+        if len(set(told)) > 1:
+            raise ConfigError("--upstream: the secrets of all events must be the same")
+        if any(member.events for member in members):
+            try:
+                import radixkv.events.subscriber  # noqa: F401
+            except ImportError as error:
+                raise ConfigError(f"--upstream ...,events=: {error}; pip install 'radixkv[events]'") from None
+        self._keys = BlockKeys(told[0] if told else secrets.token_bytes(32))
+        self._router = Router(self._keys)
+        self._members = {str(member.upstream): _Member(member) for member in members}
+        if len(self._members) < len(members):
+            raise ConfigError("--upstream: one of them is given twice")
+        for member in self._members.values():
+            self._router.add(member.replica)
+        self._client: httpx.AsyncClient | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(self._members)
+
+    @property
+    def host(self) -> str:
+        """Of the first upstream: all are of one kind."""
+        return next(iter(self._members.values())).upstream.host
+
+    async def run(self) -> None:
+        """Follow and watch until cancelled."""
+        subscriber = self._subscribe()
+        try:
+            async with httpx.AsyncClient(trust_env=False) as self._client, asyncio.TaskGroup() as group:
+                for member in self._members.values():
+                    group.create_task(self._watch(member))
+        finally:
+            self._client = None
+            if subscriber is not None:
+                subscriber.close()
+
+    def _subscribe(self) -> Subscriber | None:
+        streams = {}
+        for member in self._members.values():
+            if member.events is not None:
+                from radixkv.events.follower import Follower
+
+                member.follower = Follower(self._keys, member.replica)
+                streams[member.address] = (member.events, member.follower)
+        if not streams:
+            return None
+        from radixkv.events.subscriber import Subscriber
+
+        return Subscriber(streams)
+
+    async def _watch(self, member: _Member) -> None:
+        assert self._client is not None
+        while True:
+            try:
+                is_well = await self._is_well(member)
+            except Exception:  # of this look alone
+                logger.exception("the health of %s can't be seen", member.address)
+                is_well = False
+            if is_well != member.replica.is_open:
+                logger.warning("%s %s", member.address, "is back" if is_well else "takes no requests")
+                if is_well and member.learned is not None:
+                    member.learned.forget()
+                member.replica.is_open = is_well
+            await asyncio.sleep(HEALTH_S)
+
+    async def _is_well(self, member: _Member) -> bool:
+        """Whether it takes requests; one that is shutting down answers its health checks with 503."""
+        assert self._client is not None
+        for path in ("/health/ready", "/health"):
+            try:
+                answer = await self._client.get(member.address + path, timeout=_HEALTH_TIMEOUT_S)
+            except httpx.HTTPError:
+                return False
+            if answer.status_code not in (401, 403, 404, 405):
+                return answer.status_code < 500
+        return True  # it has no such route, and answers
+
+    # ------------------------------------------------------------------ requests
+
+    async def read(self, path: str, headers: dict[str, str], body: bytes) -> RoutedPrompt | None:
+        """What a request asks for; None: it is none to a model."""
+        if self._client is None or not body:
+            return None
+        tokenizers = [
+            member.address
+            for member in self._members.values()
+            if member.events is not None and member.replica.is_open
+        ]
+        with contextlib.suppress(RuntimeError):  # the client is being closed
+            return await read_prompt(path, headers, body, tokenizers, self._client)
+        return None
+
+    def send(self, prompt: RoutedPrompt | None, excluded: Collection[str]) -> Sent:
+        """Choose where a request goes.
+
+        Raises:
+            EngineOverloadedError: no upstream is left.
+        """
+        for member in self._members.values():
+            if member.follower is not None and member.follower.block_size:
+                member.replica.block_size = member.follower.block_size
+                member.replica.keeps_prefixes = member.follower.has_heartbeat
+        # What is no prompt goes to the upstream that has least to do.
+        units = [0] if prompt is None else prompt.units or [0]
+        session = None if prompt is None else prompt.session
+        route = self._router.route(units, time.monotonic(), session=session, excluded=excluded)
+        member = self._members[route.replica.name]
+        return Sent(member, prompt, route, PromptBlocks(self._keys, units) if prompt else None)
+
+    def has_others(self, tried: Collection[str]) -> bool:
+        """Whether there is an upstream beside these that takes requests."""
+        return any(
+            member.replica.is_open for address, member in self._members.items() if address not in tried
+        )
+
+    def failed(self, sent: Sent) -> None:
+        """It did not answer: nothing goes there until its health is seen to be good."""
+        if sent.member.replica.is_open:
+            logger.warning("%s failed at a request", sent.member.address)
+            sent.member.replica.is_open = False
