@@ -37,6 +37,7 @@ FLOORS = (
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
     "radixkv.audit.exchange",  # the proxy's requests, as an audit reads them
+    "radixkv.audit.prices",
     "radixkv.audit.record",
     "radixkv.audit.request_bodies",
     "radixkv.audit.response_bodies",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from radixkv.audit.prices import read_prices
 from radixkv.audit.rule_sets import rule_set
 from radixkv.config import parse_size
 from radixkv.errors import ConfigError
@@ -58,6 +59,10 @@ def proxy(
             help="What should be found: radixkv, vllm, sglang, anthropic or openai; auto: by the name."
         ),
     ] = "auto",
+    prices: Annotated[
+        str | None,
+        typer.Option(help="A file of prices, or 'example': the console says what prompts cost."),
+    ] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="For what the console remembers of prompts.")
     ] = "512MiB",
@@ -107,6 +112,7 @@ def proxy(
         host=host,
         console_port=console_port,
         memory_bytes=parse_size(memory),
+        prices=None if prices is None else read_prices(prices),
     )
 
     def ready(opened: int) -> None:

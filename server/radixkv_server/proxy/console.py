@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from radixkv.audit.prices import Prices
 from radixkv_server.console.routes import PAGE, StaticFile, static_files
 from radixkv_server.dialect import dump
 from radixkv_server.proxy.views import Views
@@ -35,13 +36,13 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
     return min(most, max(1, int(text))) if text.isdecimal() and len(text) < 10 else default
 
 
-def make_app(watched: Watched, host: str) -> FastAPI:
+def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
     """The routes. Other names than loopback's and the host's are refused: a page of others could use them."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(
         TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", host], www_redirect=False
     )
-    views = Views(watched)
+    views = Views(watched, prices)
     for file in _page_files():
         app.add_api_route(file.path, _sender(file), methods=["GET", "HEAD"])
 
@@ -112,7 +113,8 @@ def _error(status: int, message: str, code: str) -> Response:
     return JSONResponse({"error": {"message": message, "code": code}}, status)
 
 
-def start_console(watched: Watched, host: str, port: int) -> None:
+def start_console(watched: Watched, prices: Prices | None, host: str, port: int) -> None:
     """Serve it from a thread of its own, until the process ends."""
-    config = uvicorn.Config(make_app(watched, host), host=host, port=port, log_level="error", lifespan="off")
+    app = make_app(watched, prices, host)
+    config = uvicorn.Config(app, host=host, port=port, log_level="error", lifespan="off")
     threading.Thread(target=uvicorn.Server(config).run, name="console", daemon=True).start()

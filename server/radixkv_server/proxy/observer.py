@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixkv.audit.prices import Prices
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
@@ -33,6 +34,7 @@ class ObserverSettings:
         rules: name of the rules that say what is expected to be found.
         console_port: of the console on `host`; None: there is none.
         memory_bytes: for what is remembered of prompts.
+        prices: for saying what prompts cost.
     """
 
     record: Path | None
@@ -44,6 +46,7 @@ class ObserverSettings:
     host: str
     console_port: int | None
     memory_bytes: int
+    prices: Prices | None = None
 
 
 class Observer:
@@ -59,7 +62,7 @@ class Observer:
             from radixkv_server.proxy.console import start_console
 
             self._watched = Watched(rule_set(settings.rules), settings.memory_bytes)
-            start_console(self._watched, settings.host, settings.console_port)
+            start_console(self._watched, settings.prices, settings.host, settings.console_port)
 
     def take(self, seen: Seen) -> None:
         """A request whose answer has ended; what is no request to a model is passed over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from radixkv.audit.prices import Prices
 from radixkv.audit.record import Record
 from radixkv.insight.breaker import Breaker
 from radixkv_server.apis.cache.tree import TreeJson
@@ -50,8 +51,9 @@ def _shown(text: str) -> str:
 class Views:
     """JSON of everything that is read."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, prices: Prices | None = None) -> None:
         self._watched = watched
+        self._prices = prices
         self._names = NodeNames()
 
     def overview(self) -> Json:
@@ -183,6 +185,7 @@ class Views:
             "completion_tokens": record.usage.output or 0,
             "reason": _REASONS.get(one.reason, one.reason),
             "fault": observed.fault,
+            "cost": self._cost(one),
             "comparison": None,
             "ttft_s": _rounded(record.first_seconds),
             "duration_s": _rounded(record.seconds),
@@ -191,6 +194,20 @@ class Views:
             "last_message": _shown(record.blocks[-1].text[:SHOWN_CHARS]) if len(record.blocks) > 1 else None,
             "tenant": record.key or None,
             "cache_salt": record.salt or None,
+        }
+
+    def _cost(self, one: WatchedRequest) -> Json | None:
+        """What the prompt cost, and what it would have at best; None: no prices are known."""
+        told = None if self._prices is None else self._prices.of(one.record.model)
+        if self._prices is None or told is None:
+            return None
+        total, written = one.observation.prompt_tokens, one.record.usage.written or 0
+        best = min(total, max(one.cached_tokens, one.observation.best_tokens))
+        return {
+            "prompt": round(told.prompt(total, one.cached_tokens, written), 8),
+            "best": round(told.prompt(total, best, written), 8),
+            "currency": self._prices.currency,
+            "prices_of": self._prices.date,
         }
 
 

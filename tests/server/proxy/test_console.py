@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,9 @@ import pytest
 from live_server import LiveServer, live_server
 from running_proxy import running_proxy
 from scripted_engine import ScriptedEngine
+from typer.testing import CliRunner
+
+from radixkv.tools.cli import command_tree
 
 KEY = "sk-secret-0123456789abcdef"
 SYSTEM = "You are the harbour master of Bergen. " * 40
@@ -132,6 +136,40 @@ def test_an_upstream_that_misses_is_told_from_a_prompt_that_breaks(tmp_path: Pat
         assert second["reported_tokens"] == 0
         assert second["expected_tokens"] > 100
         assert second["reason"] == "upstream_missed"
+
+
+def test_prompts_have_their_price_and_the_audit_agrees(tmp_path: Path) -> None:
+    """The console, an audit of the record, and one of a record of hashes expect the same of each request."""
+    prices, expected = tmp_path / "prices.json", []
+    told = {"date": "2026-11-01", "models": {"*": {"input": 2.0, "cache_read": 0.5}}}
+    prices.write_text(json.dumps(told))
+    port = free_port()
+    for number, more in enumerate(([], ["--redact"])):
+        record, report = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.json"
+        console = ["--console-port", str(port), "--prices", str(prices)]
+        with (
+            live_server(ScriptedEngine(caches=True, num_blocks=2000)) as server,
+            running_proxy(server.url, "--record", str(record), *console, *more) as proxy,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        ):
+            for text in ("Where is it?", "Where is it now?", "Where is it?"):
+                ask(proxy.url, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}])
+            until(lambda client=client: reachable(client))
+            requests = seen(client, 3)
+            for one in requests:
+                rest = one["prompt_tokens"] - one["cached_tokens"]
+                assert one["cost"]["prompt"] == pytest.approx((rest * 2.0 + one["cached_tokens"] * 0.5) / 1e6)
+        result = CliRunner().invoke(command_tree(), ["audit", str(record), "--json", str(report)])
+        assert result.exit_code == 0, result.output
+        audited = json.loads(report.read_text())["requests"]
+        assert [one["reported_cached_tokens"] for one in audited] == [
+            one["reported_tokens"] for one in requests
+        ]
+        expected.append([one.get("predicted_cached_tokens", one.get("cached_tokens")) for one in audited])
+        if not more:
+            assert expected[0] == [one["expected_tokens"] for one in requests]
+    for plain, hashed in zip(*expected, strict=True):
+        assert abs(plain - hashed) <= 16, "within a word of sixteen characters"
 
 
 def test_the_page_is_the_servers(console: tuple[str, httpx.Client], server: LiveServer) -> None:

@@ -100,6 +100,13 @@ function compared(comparison) {
   return [["Compared with", [el("a", { href: `#/requests/${encodeURIComponent(earlier)}` }, earlier), `: ${found}`]]];
 }
 
+/** What a prompt cost, where prices are given. */
+function cost(told) {
+  if (!told) return [];
+  const money = (value) => `${value.toPrecision(3)} ${told.currency}`;
+  return [["Cost of the prompt", `${money(told.prompt)}${told.best < told.prompt ? `, could be ${money(told.best)}` : ""} (prices of ${told.prices_of})`]];
+}
+
 function details(request) {
   const { explanation, prompt_tokens: size, cached_tokens: cached } = request;
   const facts = [
@@ -111,6 +118,7 @@ function details(request) {
     ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
     ...(request.expected_tokens === undefined ? [] : [["Expected", number(request.expected_tokens)], ["Upstream", request.upstream]]),
     ...compared(request.comparison),
+    ...cost(request.cost),
     ["Answer", `${number(request.completion_tokens)} tokens`],
     ["First token", duration(request.ttft_s)],
     ["In all", duration(request.duration_s)],
