@@ -20,6 +20,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.insight.breaker import Breaker, make_breaker
 from radixkv.insight.prompt_difference import find_breaker
+from radixkv.insight.prompt_parts import PromptParts
 from radixkv.insight.similarity import same_later
 
 Reason = Literal[
@@ -39,6 +40,7 @@ TAIL_TOKENS = 16
 SHOWN_CHARS = 240
 _BEFORE_CHARS = 80
 _BLOCK_UNITS = 16
+_AROUND_CHARS = 600  # on each side of a difference
 _BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
 _COMPARED_UNITS = 400_000  # of each side, after a break
 _MAX_COMPARED = (
@@ -288,7 +290,8 @@ class Rules:
             return make_breaker("unknown", old=old[:SHOWN_CHARS], new=new[:SHOWN_CHARS])
         at = _block_at(units, place)
         in_tools = at < len(record.blocks) and record.blocks[at].kind == "tool"
-        return find_breaker(earlier.record.parts, record.parts, in_tools=in_tools)
+        one, other = _around_difference(earlier.record.parts, record.parts)
+        return find_breaker(one, other, in_tools=in_tools)
 
     def _lost(self, earlier: EarlierPrompt, units: PromptUnits, steady: int, place: int) -> int:
         """Tokens that both prompts share before the break and, in runs, after it."""
@@ -334,6 +337,26 @@ def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     rest = blocks[len(tools) :]
     system = list(itertools.takewhile(lambda block: block.role == "system", rest))
     return (*system, *tools, *rest[len(system) :])
+
+
+def _around_difference(one: PromptParts, other: PromptParts) -> tuple[PromptParts, PromptParts]:
+    """Two prompts whose first message that differs is cut to what is around the difference, if it is long."""
+    pairs = enumerate(zip(one.messages, other.messages, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), None)
+    if at is None:
+        return one, other
+    a, b = one.messages[at].text, other.messages[at].text
+    start = max(0, common_length(a, b) - _AROUND_CHARS)
+    a, b = a[start:], b[start:]
+    after = max(0, common_length(a[::-1], b[::-1]) - _AROUND_CHARS)
+    if start + after < _AROUND_CHARS:
+        return one, other
+    cut = []
+    for prompt, text in ((one, a[: len(a) - after]), (other, b[: len(b) - after])):
+        messages = list(prompt.messages)
+        messages[at] = replace(messages[at], text=text)
+        cut.append(replace(prompt, messages=tuple(messages)))
+    return cut[0], cut[1]
 
 
 def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:

@@ -141,6 +141,8 @@ def _har(entry: Json, place: str, num_bytes: int) -> Record:
     path = urlsplit(url)
     try:
         sent = _har_text(posted)
+        if not sent:
+            raise NoRequest("the recorder left its body out; record bodies, too")
         content = response.get("content")
         got = _har_text(content) if isinstance(content, dict) else b""
         timings = entry.get("timings")
