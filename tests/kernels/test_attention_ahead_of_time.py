@@ -91,20 +91,37 @@ def test_masked_and_unmasked_tiles_compute_alike(c: aot.Configuration) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["32:8 d128, short", "32:8 d128, long", "9:3 d64, short", "16:8 d256 window, softcap, long"]
+    "name",
+    [
+        "32:8 d128, short",
+        "32:8 d128, long",
+        "9:3 d64, short",
+        "16:8 d256 window, softcap, long",
+        "32:8 d128 deterministic, long",
+        "32:8 d128 fp8 e4m3 KV, short",
+        "32:8 d128 fp8 e4m3 KV, long",
+        "32:8 d128 fp8 deterministic, long",
+    ],
 )
 def test_keys_and_values_are_loaded_steps_ahead(name: str) -> None:
     """Several buffers for keys and for values in shared memory, filled by asynchronous copies."""
     c = next(c for c in aot.CONFIGURATIONS if c.name == name)
-    code = aot.compile_attention(c, "sm_90").asm["ttgir"]
+    kernel = aot.compile_attention(c, "sm_90")
+    code = kernel.asm["ttgir"]
     head, keys = c.head_size, c.tiles("sm_90")[1].keys
-    for shape in (f"{head}x{keys}", f"{keys}x{head}"):
-        buffers = [int(n) for n in re.findall(rf"local_alloc\b.*memdesc<(\d+)x{shape}xbf16", code)]
+    shapes = [f"{head}x{keys}xbf16", f"{keys}x{head}xbf16"]
+    if c.kv_dtype is not None:  # values in pairs
+        shapes = [f"{head}x{keys}xf8E4M3FN", f"{keys}x{head // 2}xi16"]
+    for shape in shapes:
+        buffers = [int(n) for n in re.findall(rf"local_alloc\b.*memdesc<(\d+)x{shape},", code)]
         assert len(buffers) >= 2, "a loop without buffers"
         assert min(buffers) >= 2
     assert "async_copy_global_to_local" in code
     # A step waits for its own copies alone: those of the next one go on.
     assert max(int(n) for n in re.findall(r"async_wait .*num = (\d+)", code)) >= 2
+    # Pieces of 16 bytes; scales are numbers of 4.
+    pieces = re.findall(r"cp\.async\.c[ag]\.shared\.global [^,]*, [^,]*, (\w+)", kernel.asm["ptx"])
+    assert {int(size, 0) for size in pieces} == ({4, 16} if c.kv_dtype else {16})
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -157,12 +174,14 @@ def test_gfx942(name: str) -> None:
 def test_a_tile_holds_a_whole_group(capability: int, head_size: int, group_size: int) -> None:
     for kind in ("short", "long"):
         planned = choose_tile(head_size, group_size, kind, 2, capability)
-        for block_size, featured, by_segment in itertools.product((16, 64), (False, True), (False, True)):
+        options = itertools.product((16, 64), (False, True), (False, True), (False, True))
+        for block_size, featured, quantized, by_segment in options:
             launched = launch_tile(
                 *(planned, head_size, 2, capability),
                 group_size=group_size,
                 block_size=block_size,
                 featured=featured,
+                quantized=quantized,
                 by_segment=by_segment,
             )
             assert group_size <= launched.rows <= planned.rows

@@ -25,7 +25,7 @@ from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
-from radixkv_kernels.triton.tiles import CDNA, SEGMENT, Tile, choose_tile, launch_tile
+from radixkv_kernels.triton.tiles import CDNA, MIN_SEGMENT, SEGMENT, Tile, choose_tile, launch_tile
 from radixkv_kernels.triton.unified_attention import attention_kernel
 from radixkv_kernels.triton.write import write_kernel
 
@@ -65,12 +65,12 @@ class Configuration:
         element = _BYTES[self.dtype]
         group = self.heads[0] // self.heads[1]
         planned = choose_tile(self.head_size, group, self.kind, element, capability)
-        featured = self.window or self.softcap or self.kv_dtype is not None
         launched = launch_tile(
             *(planned, self.head_size, element, capability),
             group_size=group,
             block_size=self.block_size,
-            featured=featured,
+            featured=self.window or self.softcap,
+            quantized=self.kv_dtype is not None,
             by_segment=self.deterministic,
         )
         return planned, launched
@@ -155,7 +155,8 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "*fp32",
     )
     types |= {"query_ptr": f"*{c.dtype}", "out_ptr": f"*{c.dtype}", "blob_ptr": "*i32"}
-    types |= {"key_ptr": f"*{stored}", "value_ptr": f"*{stored}", "scale": "fp32", "softcap": "fp32"}
+    pairs = "i16" if c.kv_dtype else stored
+    types |= {"key_ptr": f"*{stored}", "value_ptr": f"*{pairs}", "scale": "fp32", "softcap": "fp32"}
     types |= dict.fromkeys(("window", "query_token_stride", "query_head_stride", "num_slots"), "i32")
     constants = {
         "HQ": c.heads[0],
@@ -166,7 +167,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "SPLIT": -(-(planned.rows // group) // (tile.rows // group)),
         "BN": tile.keys,
         "BLOCK": c.block_size,
-        "SEGMENT": SEGMENT,
+        "SEGMENT": SEGMENT if c.deterministic else MIN_SEGMENT,
         "LONG": c.kind == "long",
         "WINDOW": c.window,
         "SOFTCAP": c.softcap,

@@ -41,6 +41,7 @@ class TritonBackend(AttentionBackend):
                 f"block_size {config.spec.block_size} does not divide the segment of {tiling.segment}"
             )
         self.settings = work_settings(config, tiling)
+        self._unit = tiling.unit
         self._partials = Partials(config, self.settings)
         self._launcher = KernelLauncher(config, tiling, self._partials)
         self._buffers: dict[int | None, PlanBuffers] = {}
@@ -50,6 +51,7 @@ class TritonBackend(AttentionBackend):
     ) -> TritonPlan:
         return TritonPlan(
             *(self.config, self.settings, query_starts, context_lengths, block_tables),
+            unit=self._unit,
             max_partials=self._partials.slots,
         )
 

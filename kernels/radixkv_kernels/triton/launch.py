@@ -85,7 +85,8 @@ class KernelLauncher:
         unified_attention.attention_kernel[(grid * split, spec.num_kv_heads)](
             query,
             kv.key[layer],
-            kv.value[layer],
+            # The kernel reads quantised values in pairs.
+            kv.value[layer] if spec.quantization is None else kv.value[layer].view(torch.int16),
             self._none if kv.key_scale is None else kv.key_scale[layer],
             self._none if kv.value_scale is None else kv.value_scale[layer],
             out,
@@ -104,7 +105,7 @@ class KernelLauncher:
             SPLIT=split,
             BN=tile.keys,
             BLOCK=spec.block_size,
-            SEGMENT=self.tiling.segment,
+            SEGMENT=self.tiling.unit,
             LONG=is_long,
             WINDOW=scoring.window is not None,
             SOFTCAP=softcap is not None,

@@ -16,7 +16,7 @@ import torch
 from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.triton.partial_slots import PlacedWork, place_partials
 from radixkv_kernels.triton.tiles import Tiling, bucket
-from radixkv_kernels.work_plan import WorkSettings, build_work
+from radixkv_kernels.work_plan import SEGMENT_END, SEGMENT_START, WorkSettings, build_work
 
 #: Places in the blob's header; the kernels spell them as literals.
 NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
@@ -58,11 +58,24 @@ def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
     )
 
 
+def split_items(settings: WorkSettings) -> int:
+    """About how many items splitting makes at most: those that keep the machine busy, twice."""
+    return 2 * -(-settings.parallel // settings.num_kv_heads)
+
+
 def partial_slots(config: BackendConfig, settings: WorkSettings) -> int:
     """Slots for partials. Splitting makes about as many items as keep the machine busy twice, of whole tiles;
     the rest is for requests that share a few prefixes of each other."""
-    items = 2 * -(-settings.parallel // settings.num_kv_heads)
-    return items * (settings.long_tile + settings.short_tile) + 8 * config.max_num_seqs
+    return split_items(settings) * (settings.long_tile + settings.short_tile) + 8 * config.max_num_seqs
+
+
+def in_units(items: np.ndarray, units: int) -> np.ndarray:
+    """Items with their segments counted in units."""
+    if units == 1:
+        return items
+    items = items.copy()
+    items[:, [SEGMENT_START, SEGMENT_END]] *= units
+    return items
 
 
 class TritonPlan(AttentionPlan):
@@ -75,10 +88,11 @@ class TritonPlan(AttentionPlan):
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
         tables: BlockTables,
+        unit: int,
         max_partials: int,
     ) -> None:
         super().__init__(config, query_starts, context_lengths, tables)
-        self._settings, self._max_partials = settings, max_partials
+        self._settings, self._unit, self._max_partials = settings, unit, max_partials
         self._by_segment = config.deterministic
         self.token_positions = self.positions()
         self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
@@ -93,13 +107,14 @@ class TritonPlan(AttentionPlan):
         """The work items for one window, and the blob that holds them: header, lists, positions, tables."""
         found = self._packed.get(window)
         if found is None:
-            work = self._place(window)
-            found = self._packed[window] = (work, self._pack(work))
+            found = self._packed[window] = self._place(window)
         return found
 
-    def _place(self, window: int | None) -> PlacedWork:
+    def _place(self, window: int | None) -> tuple[PlacedWork, np.ndarray]:
         """The work with its slots: with less sharing, then less splitting, where these would be too many."""
-        for change in ({}, {"share": False}, {"share": False, "parallel": 1}):
+        segment = self._segment(window)
+        shorter = {} if segment == self._settings.segment else {"segment": segment, "share": False}
+        for change in (shorter, {"share": False}, {"share": False, "parallel": 1}):
             settings = replace(self._settings, **change)
             work = build_work(
                 *(settings, self.query_starts, self.context_lengths, self.tables, self.table_starts), window
@@ -108,7 +123,22 @@ class TritonPlan(AttentionPlan):
             placed = place_partials(work, settings, num_tokens, by_segment=self._by_segment)
             if len(placed.slots) <= self._max_partials:
                 break
-        return placed
+        return placed, self._pack(placed, settings.segment // self._unit)
+
+    def _segment(self, window: int | None) -> int:
+        """The longest segments, down to items' unit and a block, that give each multiprocessor two programs.
+
+        Steps so small share nothing: it would save too little.
+        """
+        s, lengths = self._settings, self.query_lengths
+        tiles = np.where(lengths > s.short_tile, -(-lengths // s.long_tile), lengths > 0)
+        seen = self.context_lengths if window is None else np.minimum(self.context_lengths, lengths + window)
+        segment = s.segment
+        while segment > max(self._unit, s.block_size):
+            if int((tiles * -(-seen // segment)).sum()) * s.num_kv_heads >= s.parallel // 2:
+                break
+            segment //= 2
+        return segment
 
     def pad(self, windows: Collection[int | None], rows: int, *, every_kernel: bool) -> None:
         """See `AttentionBackend.pad`: grids that seldom depend on more than the number of rows.
@@ -116,7 +146,7 @@ class TritonPlan(AttentionPlan):
         Splitting makes about as many items as keep the machine busy; besides, there is one for each request,
         or for each tile of its chunk. Programs without an item return at once.
         """
-        split = 2 * -(-self._settings.parallel // self._settings.num_kv_heads)
+        split = split_items(self._settings)
         has_long = every_kernel or any(len(self.work(window).long_items) for window in windows)
         tiles = rows // self._settings.short_tile
         self._least_grids = (split + rows, split + tiles if has_long else 0, rows)
@@ -134,10 +164,11 @@ class TritonPlan(AttentionPlan):
         )
         return short, long, merge
 
-    def _pack(self, work: PlacedWork) -> np.ndarray:
+    def _pack(self, work: PlacedWork, units: int) -> np.ndarray:
+        """The blob; a segment of the work is so many of the units that kernels know."""
         parts = {
-            AT_SHORT: work.short_items,
-            AT_LONG: work.long_items,
+            AT_SHORT: in_units(work.short_items, units),
+            AT_LONG: in_units(work.long_items, units),
             AT_MERGE: work.merge_tokens,
             AT_TOKENS: work.tokens,
             AT_POSITIONS: self.token_positions,

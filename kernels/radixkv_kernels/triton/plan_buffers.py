@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.interface import BackendConfig
-from radixkv_kernels.triton.plan import HEADER, TritonPlan, partial_slots
+from radixkv_kernels.triton.plan import HEADER, TritonPlan, partial_slots, split_items
 from radixkv_kernels.work_plan import ITEM_WIDTH, WorkSettings
 
 
@@ -21,7 +21,7 @@ class PlanBuffers:
         tiles = config.max_num_tokens // settings.long_tile + config.max_num_seqs
         size = (
             HEADER
-            + ITEM_WIDTH * (2 * pairs + tiles * segments)
+            + ITEM_WIDTH * (2 * pairs + tiles * segments + split_items(settings))
             + config.max_num_tokens * 4
             + partial_slots(config, settings)
             + pairs * settings.short_tile

@@ -11,7 +11,7 @@ benchmarks.tune` measures candidates on the GPU at hand and prints entries for t
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,8 @@ from radixkv_kernels.interface import BackendConfig
 
 #: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 512
+#: What items are cut by where segments would be too few: a tile's keys.
+MIN_SEGMENT = 64
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,14 @@ CDNA_TILES: dict[tuple[int, str], Tile] = AMPERE_TILES | {
 }
 
 #: Hopper's long tile of 64 < head size <= 128 where a feature needs more registers.
-HOPPER_FEATURED_LONG = Tile(64, 64, 8, 2)
+HOPPER_FEATURED_LONG = Tile(64, 64, 8, 3)
 #: The same where segments are folded one by one, too.
-HOPPER_FEATURED_SEGMENTS = Tile(32, 64, 8, 2)
+HOPPER_FEATURED_SEGMENTS = Tile(32, 64, 8, 3)
+#: The same where the cache is quantised; short tiles then have as few keys.
+HOPPER_QUANTIZED_LONG = Tile(64, 32, 8, 3)
+
+#: Ampere's long tile of 64 < head size <= 128 where the cache is quantised.
+AMPERE_QUANTIZED_LONG = Tile(32, 64, 8, 2)
 
 #: Ampere's short tile of 128 < head size < 256.
 AMPERE_PADDED_SHORT = Tile(16, 32, 4, 2)
@@ -100,6 +107,7 @@ def launch_tile(
     group_size: int,
     block_size: int,
     featured: bool,
+    quantized: bool,
     by_segment: bool,
 ) -> Tile:
     """The tile a layer runs with: the planned one, or one of fewer rows (several programs then share an
@@ -107,17 +115,25 @@ def launch_tile(
 
     Args:
         group_size: query heads per KV head.
-        featured: the layer has a window or softcap, or its cache is quantised.
+        featured: the layer has a window or softcap.
+        quantized: its cache is.
         by_segment: segments are folded one by one (deterministic mode).
     """
     if element_bytes != 2:
         return planned
     padded = head_size & (head_size - 1) != 0
-    featured = featured or padded or block_size > 16
+    featured = featured or quantized or padded or block_size > 16
     if capability >= 90 and 64 < head_size <= 128 and (featured or by_segment):
-        lower = HOPPER_FEATURED_SEGMENTS if featured and by_segment else HOPPER_FEATURED_LONG
-        if group_size > lower.rows:
-            lower = HOPPER_FEATURED_LONG
+        lower = HOPPER_FEATURED_LONG
+        if featured and by_segment and group_size <= HOPPER_FEATURED_SEGMENTS.rows:
+            lower = HOPPER_FEATURED_SEGMENTS
+        elif quantized:
+            lower = HOPPER_QUANTIZED_LONG
+        if planned.rows > lower.rows >= group_size:
+            return lower
+        return replace(planned, keys=HOPPER_QUANTIZED_LONG.keys) if quantized else planned
+    if CDNA < capability < 90 and 64 < head_size <= 128 and quantized:
+        lower = AMPERE_QUANTIZED_LONG
         return lower if planned.rows > lower.rows >= group_size else planned
     if capability < 90 and 128 < head_size < 256 and planned.rows == AMPERE_PADDED_SHORT.rows:
         return AMPERE_PADDED_SHORT
@@ -149,6 +165,8 @@ class Tiling:
 
     Attributes:
         segment: KV positions per segment.
+        unit: KV positions that items count in. Deterministic mode has segments of one length; otherwise a
+            step of little work has shorter ones.
         short, long: what work is cut for.
     """
 
@@ -156,6 +174,7 @@ class Tiling:
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
+        self.unit = self.segment if config.deterministic else min(self.segment, MIN_SEGMENT)
         self.capability = capability_of(config.spec.device)
         self.long = self.choose("long")
         self.short = self.long if config.deterministic else self.choose("short")
@@ -176,6 +195,7 @@ class Tiling:
             self.capability,
             group_size=self.config.group_size,
             block_size=spec.block_size,
-            featured=featured or spec.quantization is not None,
+            featured=featured,
+            quantized=spec.quantization is not None,
             by_segment=self.config.deterministic,
         )

@@ -39,14 +39,16 @@ from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 @triton.jit
 def _tile_step(
-    q, acc, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    q, acc, odd, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key) exist.
 
-    `block` [BN] are the blocks that hold them.
+    `block` [BN] are the blocks that hold them. Of quantised values, `acc` has the even elements and `odd` the
+    others: words of two bytes are copied in the pieces, and read from shared memory by the instructions, that
+    other types have.
 
     A logit is `s` times a positive factor, and enters its exponent by an explicit fused multiply-add. Left to
     itself, a compiler would fuse the two in the unmasked variant and not in the masked one, and the bits of a
@@ -60,21 +62,24 @@ def _tile_step(
     # int64 from here on: a large cache has more than 2^31 elements.
     row = head_base + block.to(tl.int64) * BLOCK + (n % BLOCK)
     key_at = key_ptr + row[None, :] * D + d[:, None]
-    value_at = value_ptr + row[:, None] * D + d[None, :]
+    # Quantised values come in pairs: words of two bytes.
+    WIDTH: tl.constexpr = D // 2 if QUANTIZED else D
+    w = tl.arange(0, DP // 2 if QUANTIZED else DP)
+    value_at = value_ptr + row[:, None] * WIDTH + w[None, :]
     if MASK:
         if D == DP:
             k = tl.load(key_at, mask=exists[None, :], other=0.0)
-            v = tl.load(value_at, mask=exists[:, None], other=0.0)
+            v = tl.load(value_at, mask=exists[:, None], other=0)
         else:
             k = tl.load(key_at, mask=exists[None, :] & (d < D)[:, None], other=0.0)
-            v = tl.load(value_at, mask=exists[:, None] & (d < D)[None, :], other=0.0)
+            v = tl.load(value_at, mask=exists[:, None] & (w < WIDTH)[None, :], other=0)
     else:
         if D == DP:
             k = tl.load(key_at)
             v = tl.load(value_at)
         else:
             k = tl.load(key_at, mask=(d < D)[:, None], other=0.0)
-            v = tl.load(value_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(value_at, mask=(w < WIDTH)[None, :], other=0)
     k = k.to(q.dtype)
     s = tl.dot(q, k, input_precision="ieee")
     factor = logit_scale
@@ -115,14 +120,21 @@ def _tile_step(
     keep = tl.exp2(top - safe)
     sums = tl.fma(sums, keep, tl.sum(p, 1))
     if QUANTIZED:
+        stored: tl.constexpr = key_ptr.dtype.element_ty
+        first = v.to(tl.int8).to(stored, bitcast=True)
+        second = (v >> 8).to(tl.int8).to(stored, bitcast=True)
         if q.dtype == tl.float16:
             # The scales are small: times a weight they would be subnormal in float16.
-            v = (v.to(tl.float32) * value_scale[:, None]).to(q.dtype)
+            first = (first.to(tl.float32) * value_scale[:, None]).to(q.dtype)
+            second = (second.to(tl.float32) * value_scale[:, None]).to(q.dtype)
         else:
             p = p * value_scale[None, :]
-            v = v.to(q.dtype)
+            first = first.to(q.dtype)
+            second = second.to(q.dtype)
+        odd = tl.dot(p.to(q.dtype), second, odd * keep[:, None], input_precision="ieee")
+        v = first
     acc = tl.dot(p.to(q.dtype), v, acc * keep[:, None], input_precision="ieee")
-    return acc, new, sums
+    return acc, odd, new, sums
 
 
 @triton.jit
@@ -134,7 +146,7 @@ def _blocks(table_ptr, start, first_key, end_key, BN: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _steps(
-    q, acc, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    q, acc, odd, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -147,13 +159,13 @@ def _steps(
     block = _blocks(table_ptr, start, first_key, end_key, BN, BLOCK)
     for n in range(start, end, BN):
         following = _blocks(table_ptr, n + BN, first_key, end_key, BN, BLOCK)
-        acc, top, sums = _tile_step(
-            q, acc, top, sums, block, n, first_key, end_key, position, head_base, key_ptr, value_ptr,
+        acc, odd, top, sums = _tile_step(
+            q, acc, odd, top, sums, block, n, first_key, end_key, position, head_base, key_ptr, value_ptr,
             key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
             D, DP, BN, BLOCK, MASK, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
         block = following
-    return acc, top, sums
+    return acc, odd, top, sums
 
 
 @triton.jit
@@ -172,25 +184,28 @@ def _attend_keys(
         free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
         free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
     free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
-    acc = tl.zeros((BM, DP), tl.float32)
+    acc = tl.zeros((BM, DP // 2 if QUANTIZED else DP), tl.float32)
+    odd = acc if QUANTIZED else 0.0
     top = tl.full((BM,), float("-inf"), tl.float32)
     sums = tl.zeros((BM,), tl.float32)
     if WINDOW:
-        acc, top, sums = _steps(
-            q, acc, top, sums, start, free_start, first_key, high, position, head_base, key_ptr, value_ptr,
-            key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        acc, odd, top, sums = _steps(
+            q, acc, odd, top, sums, start, free_start, first_key, high, position, head_base, key_ptr,
+            value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
             D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
-    acc, top, sums = _steps(
-        q, acc, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr, value_ptr,
-        key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    acc, odd, top, sums = _steps(
+        q, acc, odd, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr,
+        value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
         D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
-    acc, top, sums = _steps(
-        q, acc, top, sums, free_end, high, first_key, high, position, head_base, key_ptr, value_ptr,
+    acc, odd, top, sums = _steps(
+        q, acc, odd, top, sums, free_end, high, first_key, high, position, head_base, key_ptr, value_ptr,
         key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
         D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
+    if QUANTIZED:
+        acc = tl.reshape(tl.join(acc, odd), (BM, DP))
     return acc, top, sums
 
 
