@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -221,6 +222,16 @@ def steps(sizes: Sizes, report: Report) -> None:
     ]
     if sizes.small:
         loads = [(2, 40, 0, 1, False), (1, 40, 0, 40, True), (2, 40, 32, 3, False)]
+    # First, since a runner rewrites its model's layers for good.
+    with patch("radixkv.model.runner.rewrite_layers", lambda *_: None):
+        for batch, context, *_ in loads[: 1 if sizes.small else 2]:
+            step = EngineStep(loaded, batch, context, 0)
+            milliseconds = timed(step.run, sizes.device, sizes.rounds)
+            report(
+                load=f"{name} decode {batch} x {context}, layers as transformers wrote them", ms=milliseconds
+            )
+            top_kernels(step, "decode, layers as transformers wrote them", sizes, report)
+            del step
     for batch, context, shared, rows, is_prompt in loads:
         if sizes.device.type == "cpu":  # where a runner packs its model's weights
             loaded = loaded_model(random_model(shape, sizes.device, dtype), name)
