@@ -119,6 +119,8 @@ class Leasing:
         tree, node = self._capacity.tree, lease.node
         tree.hold(node)
         if source is not None:
+            if needed > self._capacity.pool.num_free and len(source.blocks) > 1:
+                source = tree.split(source, 1)  # what follows the block to be copied may be evicted for this
             tree.protect(source)
         tree.use(node)
         lease.used_at = node.last_access

@@ -43,6 +43,17 @@ def test_the_source_of_a_copy_is_held_until_the_copy_has_run() -> None:
     assert cache.evict(10) == 1
 
 
+def test_what_follows_a_copied_block_ages_as_everything_else() -> None:
+    """Prompts copy their first two tokens from an old one: the rest of that goes first."""
+    cache = PrefixCache(24, 4)
+    old = [1, 2, *range(100, 138)]
+    store(cache, old)
+    for first in range(10, 15):
+        store(cache, [1, 2, first, *range(1000 * first, 1000 * first + 37)])
+    assert cache.match(old).num_tokens <= 4
+    assert cache.match([1, 2, 14, *range(14000, 14037)]).num_tokens == 40
+
+
 def test_a_partial_block_is_extended_without_copying_when_nobody_holds_it() -> None:
     cache = PrefixCache(16, 4)
     table = store(cache, [1, 2, 3, 4, 5, 6])

@@ -186,6 +186,7 @@ class ScriptedEngine:
     Args:
         tokenizer: what stands in for a `ByteTokenizer`.
         caches: prompts are cached, as if they had been computed.
+        clock: seconds, of the cache.
         num_blocks: of 16 tokens each, in the cache: what a tenant may have at most.
         script: what to answer a prompt with.
         fail: called with the request and the number of tokens already given; may return an error to raise
@@ -201,6 +202,7 @@ class ScriptedEngine:
         context_length: int | None = None,
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
+        clock: Callable[[], float] = time.monotonic,
         script: Callable[[str], str] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
@@ -215,7 +217,7 @@ class ScriptedEngine:
         )
         self.default_sampling = default_sampling or {}
         # Nothing is computed, but what a test puts there is found.
-        self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16))
+        self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
         self._caches = caches
         self._script = script or what_to_say
         self.cache = CacheClient(self._run_on_cache, self.model_fingerprint)

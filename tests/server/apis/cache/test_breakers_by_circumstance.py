@@ -50,6 +50,24 @@ def test_eviction_by_other_tenants_is_told_from_ones_own() -> None:
     assert own["breaker"]["kind"] == "evicted"
 
 
+def test_a_pin_that_ran_out_is_told_from_mere_eviction() -> None:
+    """Pinned for a minute, asked for again after two, when others' prompts had taken its place."""
+    now = [1000.0]
+    engine = ScriptedEngine(max_model_len=8192, num_blocks=200, caches=True, clock=lambda: now[0])
+    with live_server(engine) as server, server.http() as client:
+        send(client, chat(RULES))
+        assert client.post("/v1/cache/pins", json={**chat(RULES), "ttl": 60}).status_code == 201
+        now[0] += 120.0
+        for number in range(5):
+            send(client, chat(f"{number}, another prompt. " + RULES[::-1]))
+        explained = client.post("/v1/cache/explain", json=chat(RULES)).json()
+        told = send(client, chat(RULES))
+    assert told["reason"] == "expired"
+    assert explained["breaker"] == told["breaker"]
+    assert told["breaker"]["kind"] == "ttl_passed"
+    assert "longer" in told["breaker"]["remedy"]
+
+
 class LateCache(ScriptedEngine):
     """Its cache has a prompt once its answer has ended, as those of hosted providers."""
 
