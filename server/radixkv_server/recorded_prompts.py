@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from radixkv.audit.prompt_units import PromptUnits, prompt_text
 from radixkv.audit.record import Block, Json, Record
@@ -32,7 +32,11 @@ from radixkv_server.http.body import Ignored
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.tenant import EVERYBODY
 
-_BODIES = {"chat": ChatCompletionRequest, "messages": MessagesRequest, "responses": ResponseRequest}
+_BODIES: dict[str, type[BaseModel]] = {
+    "chat": ChatCompletionRequest,
+    "messages": MessagesRequest,
+    "responses": ResponseRequest,
+}
 
 
 class _TokenizerAlone:
@@ -91,9 +95,8 @@ class ServedModelCoding:
     async def _ids(self, record: Record) -> tuple[list[int], list[int]]:
         """Tokens of the prompt, and those of the answer that were computed."""
         if record.dialect == "completions":
-            prompt = await self._completion(record)
-            said = "".join(block.text for block in record.answer)
-            return prompt, self._cut(self._encode(said), record)
+            text = "".join(block.text for block in record.answer)
+            return await self._completion(record), self._cut(self._encode(text), record)
         body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
