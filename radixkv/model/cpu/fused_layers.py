@@ -30,9 +30,9 @@ class FusedLayer(LlamaLayer):
         super().__init__(parts, kernels)
         merged, output, gated = parts.attention.merged, parts.attention.output, parts.gated
         assert gated is not None
-        biases = [part.bias for part in merged if part.bias is not None]
+        biases = tuple(part.bias for part in merged if part.bias is not None)
         self.merged = PackedFloat(
-            torch.cat([part.weight for part in merged]), torch.cat(biases) if biases else None
+            torch.cat(tuple(part.weight for part in merged)), torch.cat(biases) if biases else None
         )
         self.output = PackedFloat(output.weight, output.bias)
         gate, up = gated.gate_up
