@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import write_figures
+from benchmarks.traces import traces_folder
 from radixkv.tools.replay.bounds import offline_optimum
 from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.readers import read_trace
 from radixkv.tools.replay.trace import Trace, TraceBuilder
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CONTENDED = 0.995
 TARGETS = {"share of opt-pin": 0.77, "loss to lru": 0.3, "gain when thrashing": 1.2}
 
@@ -153,11 +152,9 @@ def judge(rows: list[dict[str, Any]], policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    named = os.environ.get("RADIXKV_TRACES")
-    default = Path(named) if named else REPOSITORY.parent / "shared" / "traces"
     parser = argparse.ArgumentParser(description="Judge eviction policies on variants of recorded traces.")
     parser.add_argument("--policy", default="lru,adaptive", help="policies, separated by commas; lru always")
-    parser.add_argument("--traces", type=Path, default=default, help="folder of the recorded traces")
+    parser.add_argument("--traces", type=Path, default=traces_folder(), help="folder of the recorded traces")
     parser.add_argument("--only", default="", help="only variants whose name has this in it")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args()

@@ -23,7 +23,6 @@ default model is a random Llama with one layer; what it says does not matter her
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.pool_usage import PoolUsage, measure_pool
+from benchmarks.traces import traces_folder
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
@@ -47,13 +47,6 @@ from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribu
 TARGET = 0.04
 VOCABULARY = 320
 CONVERSATION = "mooncake_conversation.jsonl.gz"
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def traces_folder() -> Path:
-    """Where the recorded traces are."""
-    named = os.environ.get("RADIXKV_TRACES")
-    return Path(named) if named else REPOSITORY.parent / "shared" / "traces"
 
 
 def save_small_model(folder: Path, longest: int) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import shutil
 import statistics
@@ -39,6 +38,7 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.tier_contestants import BLOCK_COUNTS, Contestant, contestants
+from benchmarks.traces import traces_folder
 from radixkv.config import EMBEDDED_MODEL
 from radixkv.tools.replay.readers import read_trace
 
@@ -155,12 +155,6 @@ def trace_prompts(folder: Path, count: int, block_tokens: int, max_token: int) -
             [token for block in blocks for token in Texts(int(block), max_token).text(block_tokens)]
         )
     return prompts
-
-
-def traces_folder() -> Path:
-    """Where the recorded traces are, where nobody says."""
-    named = os.environ.get("RADIXKV_TRACES")
-    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 def measure(args: argparse.Namespace, folder: Path, url: str | None) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def cluster_command(
             config = ClusterConfig(cell.num_replicas, replica, step_cost, speed, event_delay, max_answer)
             rows += _run(recorded, cell, config, ttft_limit, find_max_load)
     console = Console(width=None if Console().is_terminal else 200)
-    console.print(_table(rows, find_max_load))
+    console.print(figures_table(rows, is_load=find_max_load))
     write_json(json_file, {"cost": asdict(step_cost), "rows": [_json(row) for row in rows]})
     if plot is not None:
         plot_cluster(rows, plot)
@@ -144,7 +144,7 @@ def _run(
     return [] if found is None else [found]
 
 
-def _table(rows: list[ClusterFigures], is_load: bool) -> Table:
+def figures_table(rows: list[ClusterFigures], *, is_load: bool) -> Table:
     """One line per trace, number of replicas and router; loads beside that of the first router."""
     title = "the most load that keeps the limit" if is_load else "the trace as it came"
     table = Table(
