@@ -28,8 +28,8 @@ from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
 from radixkv.tools.cluster.cluster_command import figures_table
 from radixkv.tools.cluster.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
-from radixkv.tools.cluster.replica import ReplicaConfig
 from radixkv.tools.cluster.routers import ROUTERS
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig
 from radixkv.tools.cluster.step_cost import StepCost
 from radixkv.tools.replay.readers import read_trace

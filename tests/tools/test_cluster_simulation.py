@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from benchmarks.fragmentation import save_small_model
 from radixkv.errors import ConfigError
-from radixkv.tools.cluster import replica as replica_module
+from radixkv.tools.cluster import simulated_replica as replica_module
 from radixkv.tools.cluster.figures import figures_of, find_load, simulate_cluster
 from radixkv.tools.cluster.options import make_cost, parse_replicas, parse_routers
-from radixkv.tools.cluster.replica import ReplicaConfig
 from radixkv.tools.cluster.routers import ROUTERS, RoundRobin
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterRun, ClusterSimulation
 from radixkv.tools.cluster.step_cost import StepCost, fit, read_cost
 from radixkv.tools.replay.cli import add_commands

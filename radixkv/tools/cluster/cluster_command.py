@@ -14,8 +14,8 @@ from rich.table import Table
 from radixkv.tools.cluster.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
 from radixkv.tools.cluster.options import make_cost, parse_replicas, parse_routers
 from radixkv.tools.cluster.plots import plot_cluster
-from radixkv.tools.cluster.replica import ReplicaConfig
 from radixkv.tools.cluster.routers import ROUTERS
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig
 from radixkv.tools.output_files import check_writable, write_json
 from radixkv.tools.replay.options import (

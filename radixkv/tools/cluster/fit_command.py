@@ -14,8 +14,8 @@ from rich.table import Table
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.tools.cluster.measure import measure_steps, num_parts, replay_on_engine
-from radixkv.tools.cluster.replica import ReplicaConfig
 from radixkv.tools.cluster.routers import RoundRobin
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterSimulation
 from radixkv.tools.cluster.step_cost import Fit, fit
 from radixkv.tools.output_files import check_writable, write_json

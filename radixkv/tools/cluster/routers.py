@@ -19,7 +19,7 @@ from radixkv.tools.cluster.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedPrompt:
+class ArrivingPrompt:
     """What a router sees of a request.
 
     Attributes:
@@ -35,10 +35,10 @@ class RoutedPrompt:
     block_size: int
 
 
-class Router(Protocol):
+class ClusterRouter(Protocol):
     """Chooses replicas. Times are seconds of simulated time."""
 
-    def route(self, prompt: RoutedPrompt, now: float) -> int:
+    def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """The replica that gets this request."""
         ...
 
@@ -62,7 +62,7 @@ class RoundRobin:
         self._count = num_replicas
         self._next = -1
 
-    def route(self, prompt: RoutedPrompt, now: float) -> int:
+    def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """The next one."""
         self._next = (self._next + 1) % self._count
         return self._next
@@ -85,7 +85,7 @@ class LeastRequests(RoundRobin):
         self._requests = [0] * num_replicas
         self._where: dict[int, int] = {}
 
-    def route(self, prompt: RoutedPrompt, now: float) -> int:
+    def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """The least busy one."""
         first = super().route(prompt, now)
         turn = [(first + i) % self._count for i in range(self._count)]
@@ -106,7 +106,7 @@ class LongestMatch(LeastRequests):
         super().__init__(num_replicas, cost, block_size)
         self._resident: list[set[bytes]] = [set() for _ in range(num_replicas)]
 
-    def route(self, prompt: RoutedPrompt, now: float) -> int:
+    def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """The longest match."""
         matches = [_matched(prompt.identities, resident) for resident in self._resident]
         most = max(matches)
@@ -156,7 +156,7 @@ class ExpectedTtft:
             self._router.add(replica)
         self._routes: dict[int, routing.Route] = {}
 
-    def route(self, prompt: RoutedPrompt, now: float) -> int:
+    def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """Where the first token is expected soonest."""
         route = self._routes[prompt.number] = self._router.route(prompt.tokens, now)
         return int(route.replica.name)
@@ -185,7 +185,7 @@ class ExpectedTtft:
 class MakeRouter(Protocol):
     """Makes a router of so many replicas, of what their steps cost, and of the tokens of their blocks."""
 
-    def __call__(self, num_replicas: int, cost: StepCost, block_size: int) -> Router: ...
+    def __call__(self, num_replicas: int, cost: StepCost, block_size: int) -> ClusterRouter: ...
 
 
 ROUTERS: dict[str, MakeRouter] = {

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from radixkv.cache.block_identity import BlockIdentities, each_identity
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.tools.cluster.replica import Replica, ReplicaConfig, ServedRequest
-from radixkv.tools.cluster.routers import MakeRouter, RoutedPrompt
+from radixkv.tools.cluster.routers import ArrivingPrompt, MakeRouter
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig, ServedRequest, SimulatedReplica
 from radixkv.tools.cluster.step_cost import StepCost
 from radixkv.tools.replay.trace import Trace
 
@@ -92,9 +92,9 @@ class ClusterSimulation:
         self._seed = self._identities.seed(self._replicas[0].cache.namespace_key(""))
         self._samples: list[tuple[int, int]] = []
 
-    def _replica(self, index: int) -> Replica:
+    def _replica(self, index: int) -> SimulatedReplica:
         config = self._config
-        replica = Replica(
+        replica = SimulatedReplica(
             config.replica,
             config.cost,
             lambda: self.now,
@@ -174,7 +174,7 @@ class ClusterSimulation:
         chain = self._identities.chain(
             self._seed, tokens[: length // trace.block_size * trace.block_size].tobytes()
         )
-        prompt = RoutedPrompt(number, tokens, each_identity(chain), trace.block_size)
+        prompt = ArrivingPrompt(number, tokens, each_identity(chain), trace.block_size)
         served.replica = index = self._router.route(prompt, self.now)
         replica = self._replicas[index]
         replica.add(number, tokens, served)

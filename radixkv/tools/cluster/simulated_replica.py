@@ -1,4 +1,4 @@
-"""Replica: one simulated engine: the real scheduler and the real prefix cache; only the model is missing.
+"""SimulatedReplica: the real scheduler and the real prefix cache; only the model is missing.
 
 Where nothing can happen but decodes (nobody waits, nobody ends, nobody comes), several steps are taken at
 once: the scheduler is given drafts, which are all right, and the time is that of so many steps.
@@ -100,7 +100,7 @@ class _StepsAhead:
         """All are right."""
 
 
-class Replica:
+class SimulatedReplica:
     """One engine.
 
     Args:
