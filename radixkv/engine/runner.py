@@ -64,7 +64,7 @@ class Runner(Protocol):
         ...
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
-        """Copy the contents of blocks out, after the steps that were run before.
+        """Copy the contents of blocks out, after the steps that were launched before.
 
         Called between steps. Until the copy is done, nobody may write these blocks; others may be.
 
@@ -77,9 +77,10 @@ class Runner(Protocol):
         ...
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill blocks with what was saved, before the steps that are run from now on.
+        """Fill blocks with what was saved: after all steps launched so far, before those from now on.
 
-        Called between steps. When it returns, `data` is no longer needed.
+        Called between steps, one of which may still run on the device, and write to these very blocks for a
+        request that has ended: nothing on the host waits for it. When it returns, `data` is no longer needed.
 
         Args:
             data: for each block its `bytes_per_block` bytes, as `save` gave them.

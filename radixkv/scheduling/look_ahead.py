@@ -6,7 +6,8 @@
 
 No lease hears of what step n + 1 computes before its request has got the token and the step has run. If step
 n chose the request's last token, the slot is beyond what its lease counts when it is released: it is in
-nobody's prefix, and whoever gets the block writes to it in a later step than n + 1.
+nobody's prefix, and whoever gets the block, a later step or a load from a tier, writes to it after step
+n + 1: runners do what they are asked for in the order that they are asked.
 """
 
 from __future__ import annotations

@@ -29,11 +29,12 @@ def main() -> None:
     parser.add_argument("--tier", action="store_true", help="with a tier that fails, hangs and lies")
     parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
     parser.add_argument("--ahead", action="store_true", help="steps are launched ahead")
+    parser.add_argument("--quotas", action="store_true", help="namespaces have quotas, which change")
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
     if options.redis:
-        over_redis(options.seed, options.requests)
+        over_redis(options.seed, options.requests, ahead=options.ahead)
         return
     total, seed, started = Outcome(), options.seed, time.monotonic()
     while total.requests < options.requests:
@@ -46,6 +47,7 @@ def main() -> None:
                     tier=options.tier,
                     controls=options.controls,
                     ahead=options.ahead,
+                    quotas=options.quotas,
                     folder=options.folder,
                 )
             )
@@ -55,12 +57,12 @@ def main() -> None:
     print(f"{total}\nno difference")
 
 
-def over_redis(seed: int, num_requests: int) -> None:
+def over_redis(seed: int, num_requests: int, *, ahead: bool) -> None:
     """The same for replicas over a Redis; every other seed has one of them in another process."""
     logging.getLogger("radixkv").disabled = True
     total, started = BrokenOutcome(), time.monotonic()
     while total.answers + total.cancelled < num_requests:
-        total.add(run_over_redis(seed, 100, elsewhere=bool(seed % 2)))
+        total.add(run_over_redis(seed, 100, elsewhere=bool(seed % 2), ahead=ahead))
         seed += 1
         print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
     print("no difference")

@@ -6,6 +6,8 @@ blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from paged_language_model import (
 )
 from pool_traffic import Parrot
 from pool_traffic import run as run_traffic
+from scripted_tier import ScriptedTier
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv import LLM
@@ -246,6 +249,83 @@ def test_requests_end_by_abort_and_by_time_while_a_step_runs_ahead() -> None:
     # What was left in the air is nobody's: the next request is served as ever.
     other, _ = make_engine(async_scheduling=False, speculation="off")
     assert answers(engine, [(prompt(1), GREEDY)]) == answers(other, [(prompt(1), GREEDY)])
+
+
+class LateWrites(PagedHashModel):
+    """A device whose latest step writes its K/V last: when whatever comes after it on its stream begins.
+
+    Args:
+        one_stream: loads are on that stream, too; else they do not wait for the step.
+    """
+
+    def __init__(self, num_blocks: int, *, one_stream: bool) -> None:
+        super().__init__(num_blocks, 8)
+        self.one_stream = one_stream
+        self.late: tuple[Any, list[Any]] | None = None  # slots, and what each memory gets there
+        self.raced = 0  # loads into blocks that a step still had to write to
+
+    def _memories(self) -> list[Any]:
+        return [self.tokens, self.positions, self.hashes]
+
+    def finish_step(self) -> None:
+        """The latest step writes now."""
+        if self.late is not None:
+            slots, values = self.late
+            for memory, value in zip(self._memories(), values, strict=True):
+                memory[slots] = value
+        self.late = None
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        self.finish_step()
+        before = [memory[batch.write_slots].copy() for memory in self._memories()]
+        logits = super().execute(batch)
+        self.late = batch.write_slots, [memory[batch.write_slots].copy() for memory in self._memories()]
+        for memory, value in zip(self._memories(), before, strict=True):
+            memory[batch.write_slots] = value
+        return logits
+
+    def save(self, blocks: Sequence[int]) -> Any:
+        self.finish_step()
+        return super().save(blocks)
+
+    def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
+        self.raced += self.late is not None and bool({*(self.late[0] // 8).tolist()} & {*blocks})
+        if self.one_stream:
+            self.finish_step()
+        super().load(blocks, data)
+
+
+@pytest.mark.parametrize("one_stream", [True, False])
+def test_a_load_may_get_the_block_that_a_step_for_nothing_still_writes(one_stream: bool) -> None:
+    """A stop token ends the only request while a step of it runs in a new block, which a load gets at once.
+
+    Nothing on the host waits for that step: so runners load after all steps that were launched, and a device
+    that does not is found out here.
+    """
+    stored, tier = prompt(8, 52), ScriptedTier(at_once=True)
+    source, _ = make_engine(tier=tier, speculation="off")
+    source.add_request(stored, replace(GREEDY, max_tokens=1))
+    run_all(source)
+    assert len(tier.kept) >= 6
+    [[(full, *_)]] = answers(engines(speculation="off")[1], [(prompt(3), GREEDY)])
+    raced = violations = 0
+    for place in range(1, 18):
+        model = LateWrites(8, one_stream=one_stream)
+        engine, _ = make_engine(
+            model=model, num_blocks=8, tier=tier, async_scheduling=True, speculation="off"
+        )
+        stop = replace(GREEDY, stop_token_ids=(full[place],))
+        engine.add_request(prompt(3), stop)
+        while engine.scheduler.num_running or engine.scheduler.num_waiting:
+            engine.step()
+        engine.add_request(stored, GREEDY)
+        run_all(engine)
+        raced += model.raced
+        violations += len(model.violations)
+        model.violations.clear()  # no others are allowed to be left
+        assert engine.stats().steps_ahead > 0
+    assert raced > 0
+    assert bool(violations) is not one_stream
 
 
 def run_again(step: Any) -> Any:

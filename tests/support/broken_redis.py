@@ -50,6 +50,7 @@ class BrokenOutcome:
     failed_loads: int = 0
     late_loads: int = 0
     preemptions: int = 0
+    steps_ahead: int = 0
     checksums: int = 0
     longest_wait_s: float = 0.0
 
@@ -82,7 +83,7 @@ class SlowModel(PagedHashModel):
         return super().execute(batch)
 
 
-def make_replica(url: str, num_blocks: int, encrypts: bool) -> Engine:
+def make_replica(url: str, num_blocks: int, encrypts: bool, ahead: bool) -> Engine:
     """An engine with a Redis tier; its pool holds two or three of the prompts."""
     kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
     owners = OwnerKeys(kind, SECRET, encrypts=encrypts)
@@ -96,6 +97,7 @@ def make_replica(url: str, num_blocks: int, encrypts: bool) -> Engine:
         tokenizer=LetterTokenizer(),
         tier=TierStack([tier]),
         load_deadline_s=1.0,
+        async_scheduling=ahead,
     )
     return engine
 
@@ -230,16 +232,20 @@ class _Run:
             assert stats.transfers is not None
             assert (stats.cache.held_blocks, stats.num_rebuilds) == (0, 0), stats
             self.outcome.preemptions += stats.num_preemptions
+            self.outcome.steps_ahead += stats.steps_ahead
             for name in ("loaded_blocks", "failed_loads", "late_loads"):
                 setattr(self.outcome, name, getattr(self.outcome, name) + getattr(stats.transfers, name))
             self.outcome.checksums += sum(tier.refused.get("checksum", 0) for tier in stats.tiers)
 
 
-def run_over_redis(seed: int, num_requests: int, *, elsewhere: bool = False) -> BrokenOutcome:
+def run_over_redis(
+    seed: int, num_requests: int, *, elsewhere: bool = False, ahead: bool = False
+) -> BrokenOutcome:
     """Serve one seed's traffic; raises AssertionError where something is wrong.
 
     Args:
         elsewhere: the second replica is in a process of its own.
+        ahead: steps are launched ahead.
     """
     source = random.Random(seed + 10**6)
     with redis_server() as server:
@@ -247,6 +253,7 @@ def run_over_redis(seed: int, num_requests: int, *, elsewhere: bool = False) -> 
             "url": server.url,
             "num_blocks": source.randrange(20, 32),
             "encrypts": source.random() < 0.5,
+            "ahead": ahead,
         }
         engine = make_replica(**options)
         replicas = [AsyncEngine(engine), (replica_elsewhere if elsewhere else async_replica)(**options)]

@@ -19,8 +19,9 @@ import numpy as np
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 from scripted_tier import SlowCopies, WildTier
 
+from radixkv.cache.retention.quota import Quota
 from radixkv.engine.engine import Engine
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.speculation.step_costs import StepCosts
@@ -229,6 +230,25 @@ class _Controls:
         return ask
 
 
+class _Quotas:
+    """Floors and ceilings of the namespaces, given anew now and then while requests run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed + 5 * 10**6)
+
+    def act(self, engine: Engine, *, at_start: bool = False) -> None:
+        """Other quotas, or none; the names stay, since a name gets its quota before its first block."""
+        random, num_blocks = self.random, engine.cache.num_blocks
+        if not at_start and random.random() > 0.01:
+            return
+        quotas: dict[Any, Quota] = {}
+        for name in ("ada", "bob"):
+            floor = int(random.choice([0, 0, num_blocks // 4]))
+            ceiling = int(random.integers(max(floor, 2), num_blocks)) if random.random() < 0.6 else None
+            quotas[name] = Quota(floor, ceiling)
+        engine.cache.set_quotas(quotas)
+
+
 class _PlainDecodes:
     """Requests that steps can be launched ahead for, mostly, with many ways to end."""
 
@@ -305,6 +325,7 @@ def run(
     tier: bool = False,
     controls: bool = False,
     ahead: bool = False,
+    quotas: bool = False,
     folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
@@ -313,12 +334,16 @@ def run(
         tier: there is a tier below the pool, of which everything is to be expected.
         controls: requests prewarm, pin what leads to their breakpoints, and leave no more than they want.
         ahead: steps are launched ahead, mostly without guesses, which need the tokens first.
+        quotas: namespaces have quotas, which change.
         folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
     below = _DiskAndHost(seed, folder) if folder is not None else _Tier(seed) if tier else None
     wishes = [kind(seed) for kind, wanted in ((_PlainDecodes, ahead), (_Controls, controls)) if wanted]
     engine, model = _small_engine(setup, below, faults=faults, ahead=ahead)
+    limits = _Quotas(seed) if quotas else None
+    if limits is not None:
+        limits.act(engine, at_start=True)
     block_size = engine.cache.block_size
     traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
     at_once = int(setup.choice([2, 6, 16]))
@@ -328,14 +353,19 @@ def run(
             ask = traffic.next()
             for wish in wishes:
                 ask = wish.add_to(ask)
-            request_id = engine.add_request(
-                ask.prompt,
-                ask.params,
-                namespace=ask.namespace,
-                priority=ask.priority,
-                pins=ask.pins,
-                keep_tokens=ask.keep_tokens,
-            )
+            try:
+                request_id = engine.add_request(
+                    ask.prompt,
+                    ask.params,
+                    namespace=ask.namespace,
+                    priority=ask.priority,
+                    pins=ask.pins,
+                    keep_tokens=ask.keep_tokens,
+                )
+            except ContextLengthExceededError:
+                assert quotas, "only a ceiling refuses these"
+                outcome.requests += 1
+                continue
             outcome.prewarmed += ask.params.samples_nothing
             outcome.forgotten += ask.keep_tokens is not None
             running[request_id] = [ask, 0]
@@ -343,6 +373,8 @@ def run(
             outcome.namespaces.add(ask.namespace)
             outcome.num_samples += ask.params.n
         _disturb(engine, traffic, setup)
+        if limits is not None:
+            limits.act(engine)
         if below is not None:
             below.act(engine, model)
         result = engine.step()
@@ -354,7 +386,7 @@ def run(
             outcome.partial_hits += bool(output.num_cached_tokens % block_size)
             outcome.accepted += output.accepted_draft_tokens
             outcome.rejected += output.rejected_draft_tokens
-            _compare(seed, ask, output, oracle, may_fail=faults)
+            _compare(seed, ask, output, oracle, may_fail=faults, may_be_short=quotas)
         for request_id, entry in list(running.items()):
             entry[1] += 1
             if entry[0].aborted_after is not None and entry[1] > entry[0].aborted_after:
@@ -431,13 +463,20 @@ def _disturb(engine: Engine, traffic: Traffic, random: np.random.Generator) -> N
         engine.cache.explain(text, namespace)
 
 
-def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_fail: bool) -> None:
+def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_fail: bool, may_be_short: bool) -> None:
+    """Assert that an output is the oracle's.
+
+    Args:
+        may_be_short: a ceiling may end it early, or leave no room for it.
+    """
     reasons = {sample.finish_reason for sample in output.outputs}
-    if may_fail and "error" in reasons:
+    if "error" in reasons:
+        no_room = output.error_code in ("out_of_kv_blocks", "context_length_exceeded")
+        assert may_fail or (may_be_short and no_room), f"seed {seed}: {output}"
         return
     expected = oracle.answer(ask)
     for sample, (tokens, logprobs) in zip(output.outputs, expected, strict="abort" not in reasons):
-        if sample.finish_reason == "abort":
+        if sample.finish_reason == "abort" or (may_be_short and sample.finish_reason == "length"):
             tokens = tokens[: len(sample.token_ids)]
         else:
             assert sample.logprobs == logprobs, f"seed {seed}: other logprobs of {output.request_id}"
