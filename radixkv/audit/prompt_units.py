@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from radixkv.audit.record import Block, Record
-from radixkv.cache.keys import EncodedTokens
+from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
 
 #: Tokens of a character of UTF-8, where no answer of a model has told any usage.
 TOKENS_PER_BYTE = 0.25
@@ -14,7 +15,9 @@ TOKENS_PER_BYTE = 0.25
 
 def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
     """Blocks as one text, in the order in which they are cached, and where each of them ends. O(its size)."""
-    pieces, ends, at, message = [], [], 0, -2
+    pieces: list[str] = []
+    ends: list[int] = []
+    at, message = 0, -2
     for block in blocks:
         text = block.text
         if block.message != message or block.kind != "text" or block.name:
@@ -27,6 +30,15 @@ def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
         pieces.append(text)
         ends.append(at)
     return "".join(pieces), ends
+
+
+def prompt_and_answer(record: Record) -> tuple[str, list[int], str]:
+    """A prompt as `prompt_text` gives it, and what its answer adds to that where a later prompt has both."""
+    text, ends = prompt_text(record.blocks)
+    if not record.answer:
+        return text, ends, ""
+    whole, _ = prompt_text((*record.blocks, *record.answer))
+    return text, ends, whole[len(text) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,7 @@ class CharacterCoding:
         self._counts: dict[str, tuple[int, int]] = {}  # model -> tokens, characters
 
     def encode(self, record: Record) -> PromptUnits:
-        text, ends = prompt_text(record.blocks)
-        answer, _ = prompt_text(record.answer)
+        text, ends, answer = prompt_and_answer(record)
         return PromptUnits(
             _encoded(text), text, ends, _encoded(answer), self._rate(record, text), is_exact=False
         )
@@ -106,6 +117,35 @@ class CharacterCoding:
             tokens, others = self._counts[record.model]
             return tokens / others
         return TOKENS_PER_BYTE * len(text.encode("utf-8", "surrogatepass")) / chars
+
+
+class TextCoding:
+    """The plain text of prompts in tokens, where there is no chat template to render them by.
+
+    Args:
+        encode: the tokens of a text.
+        token_bytes: what a token adds to a text.
+    """
+
+    is_exact = True
+
+    def __init__(self, encode: Callable[[str], TokenIds], token_bytes: Callable[[int], bytes]) -> None:
+        self._encode, self.unit_bytes = encode, token_bytes
+
+    def encode(self, record: Record) -> PromptUnits:
+        """See `PromptCoding.encode`. The answer is encoded by itself."""
+        text, ends, answer = prompt_and_answer(record)
+        units, after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, answer))
+        return PromptUnits(units, text, ends, after, 1.0, is_exact=True)
+
+
+def byte_coding() -> TextCoding:
+    """One token for each byte of UTF-8."""
+    return TextCoding(_bytes_of, lambda unit: bytes((unit,)))
+
+
+def _bytes_of(text: str) -> EncodedTokens:
+    return _encoded(text.encode("utf-8", "surrogatepass").decode("latin-1"))
 
 
 def _encoded(text: str) -> EncodedTokens:

@@ -71,6 +71,7 @@ class Record:
         automatic_ttl: it asks for a breakpoint at its last block, as `Block.ttl`; None: it does not.
         explicit_only: it asks that nothing but its own breakpoints be cached.
         place: where it stands, as `log.jsonl:17`.
+        order: the number of its file, and its own in that.
         failed: the answer was an error.
         num_bytes: of the log that it took.
     """
@@ -94,6 +95,7 @@ class Record:
     automatic_ttl: float | None = None
     explicit_only: bool = False
     place: str = ""
+    order: tuple[int, int] = (0, 0)
     failed: bool = False
     num_bytes: int = 0
 

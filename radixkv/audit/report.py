@@ -49,10 +49,10 @@ class Sums:
         self.lost += seen.lost_tokens
         if seen.reported_tokens is not None:
             self.told += 1
-            self.told_prompt += seen.prompt_tokens
+            self.told_prompt += seen.reported_prompt or seen.prompt_tokens
             self.reported += seen.reported_tokens
             if seen.fault == "provider":
-                self.provider += seen.cached_tokens - seen.reported_tokens
+                self.provider += max(0, seen.cached_tokens - seen.reported_tokens)
 
     def merge(self, other: Sums) -> None:
         """All requests of another one, too."""
@@ -66,7 +66,7 @@ class Sums:
             "prompt_tokens": self.prompt,
             "requests_with_usage": self.told,
             "reported_cached_tokens": self.reported if self.told else None,
-            "cached_tokens": self.cached,
+            "predicted_cached_tokens": self.cached,
             "best_tokens": self.best,
             "lost_tokens": self.lost,
             "provider_tokens": self.provider,
@@ -136,13 +136,13 @@ class Report:
         fault[0] += 1
         fault[1] += self._missed(seen)
         self._break(record, seen, prices)
-        self._latest.append(_request(record, seen))
+        self._latest.append(request_json(record, seen))
         if len(self._latest) > 2 * MAX_REQUESTS:
             del self._latest[:-MAX_REQUESTS]
 
     def _missed(self, seen: Observation) -> int:
         if seen.fault == "provider" and seen.reported_tokens is not None:
-            return seen.cached_tokens - seen.reported_tokens
+            return max(0, seen.cached_tokens - seen.reported_tokens)
         return seen.lost_tokens
 
     def _price(self, model: str) -> ModelPrices | None:
@@ -157,8 +157,9 @@ class Report:
         written = sum(tokens for tokens, _ in seen.written)
         more = sum(tokens * long for tokens, ttl in seen.written if ttl > (self.rule_set.ttl_s or 0.0))
         was = seen.cached_tokens if seen.reported_tokens is None else seen.reported_tokens
+        paid = total if seen.reported_tokens is None else seen.reported_prompt or total
         told = record.usage.written
-        self._money["reported"] += prices.prompt(total, was, written if told is None else told)
+        self._money["reported"] += prices.prompt(paid, was, written if told is None else told)
         self._money["rules"] += prices.prompt(total, seen.cached_tokens, written) + more
         self._money["best"] += prices.prompt(total, seen.best_tokens, written) + more
 
@@ -203,7 +204,7 @@ class Report:
         lost = sum(found["lost_tokens"] for found in breaks)
         return {
             "rules": self.rule_set.name,
-            "total": self.total.to_dict(),
+            "summary": self.total.to_dict(),
             "failed_requests": self.failed,
             "as_reported": {"equal": self._exact[0], "other": self._exact[1]},
             "lost_tokens": lost,
@@ -259,14 +260,16 @@ def _group(groups: OrderedDict[str, Sums], name: str) -> Sums:
     return sums
 
 
-def _request(record: Record, seen: Observation) -> Json:
+def request_json(record: Record, seen: Observation) -> Json:
+    """One request, as the report tells of it."""
     return {
         "place": record.place,
+        "failed": record.failed,
         "time": record.time,
         "model": record.model,
         "conversation": seen.conversation,
         "prompt_tokens": seen.prompt_tokens,
-        "cached_tokens": seen.cached_tokens,
+        "predicted_cached_tokens": seen.cached_tokens,
         "reported_cached_tokens": seen.reported_tokens,
         "reason": seen.reason,
         "fault": seen.fault,
@@ -278,7 +281,7 @@ def _request(record: Record, seen: Observation) -> Json:
 def _example(record: Record, seen: Observation) -> Json:
     breaker = seen.breaker
     return {
-        **_request(record, seen),
+        **request_json(record, seen),
         "earlier": seen.earlier or None,
         "age_s": seen.age_s,
         "message": None if breaker is None else breaker.message,

@@ -188,7 +188,7 @@ def _part_text(part: Any) -> tuple[str, BlockKind]:
 def _mark(part: Json) -> str:
     """Images and files by a digest: their data is no text of the prompt."""
     plain = {name: value for name, value in part.items() if name not in _MARKS}
-    return f"<{part.get('type')} {xxhash.xxh3_64_hexdigest(_as_json(plain))}>"
+    return f"<{part.get('type')} {xxhash.xxh3_64_hexdigest(_as_json(plain).encode())}>"
 
 
 def _anthropic(body: Json) -> Iterator[Block]:
@@ -200,10 +200,9 @@ def _anthropic(body: Json) -> Iterator[Block]:
     for message in _messages(body):
         role = str(message.get("role") or "user")
         content = message.get("content")
-        results = isinstance(content, list) and any(
+        if not isinstance(content, list) or not any(
             isinstance(part, dict) and part.get("type") == "tool_result" for part in content
-        )
-        if not results:
+        ):
             yield from anthropic_content(content, role, index)
             index += 1
             continue
@@ -256,9 +255,9 @@ def response_items(items: Iterable[Any], index: int) -> Iterator[Block]:
             text = "".join(text for text in texts if isinstance(text, str)) or hidden
             yield Block(text, "assistant", "thinking", index)
         elif kind in _CALLS:
-            text = item.get("arguments", item.get("input"))
-            text = text if isinstance(text, str) else _as_json(text or {})
-            yield Block(text, "assistant", "call", index, str(item.get("name") or ""))
+            given = item.get("arguments", item.get("input"))
+            arguments = given if isinstance(given, str) else _as_json(given or {})
+            yield Block(arguments, "assistant", "call", index, str(item.get("name") or ""))
         elif kind in _OUTPUTS:
             yield from _content(item.get("output"), "tool", index)
         elif kind == "message":

@@ -54,12 +54,13 @@ class Observation:
 
     Attributes:
         conversation: as the client named it, or a number.
-        prompt_tokens: of the prompt: as reported, else by the tokenizer, else estimated.
+        prompt_tokens: of the prompt: by the tokenizer, else as reported, else estimated.
         is_estimate: counts are made of characters, in proportion to what was reported.
         shared_tokens: that it begins with and the earlier prompt had, too.
         cached_tokens: that these rules find.
         best_tokens: that they would find, had what differs come after all that is the same.
         reported_tokens: that were found, as the answer told; None: it did not.
+        reported_prompt: tokens of the prompt by the same answer, in which other tokens may be counted.
         reason: why these rules find no more.
         fault: what is to be done something about, by what is known.
         breaker: what breaks the prompt; None: nothing.
@@ -87,6 +88,7 @@ class Observation:
     age_s: float | None = None
     earlier: str = ""
     written: tuple[tuple[int, float], ...] = ()
+    reported_prompt: int | None = None
 
 
 class Rules:
@@ -140,7 +142,8 @@ class Rules:
         self._now = max(self._now, now)
         earlier, conversation = self._earlier.find(record, chain)
         in_tree, evicted = self._grow(record, units)
-        total = record.usage.prompt or units.num_tokens
+        told = record.usage.prompt
+        total = told if told and not units.is_exact else units.num_tokens
         rate = units.tokens_per_unit
         steady, place = _shared(earlier, units)
         if rules.matching == "prefix":
@@ -174,6 +177,7 @@ class Rules:
             age_s=_age(earlier, record),
             earlier=earlier.record.place if earlier is not None else "",
             written=self._written(found, units),
+            reported_prompt=told,
         )
 
     # ------------------------------------------------------------------ the tree
@@ -314,9 +318,11 @@ class Rules:
         """What is to blame for tokens that were not found, by evidence."""
         if reason == "broken":
             return "prompt"
-        told = record.usage.cached
+        told, prompt = record.usage.cached, record.usage.prompt
         slack = self.rule_set.block_tokens
-        if not units.is_exact:
+        if prompt and units.is_exact and prompt != units.num_tokens:  # they count in other tokens
+            cached = cached * prompt // units.num_tokens
+        if not units.is_exact or (prompt and prompt != units.num_tokens):
             slack = max(128, cached // 50)
         if told is not None and told + slack < cached:
             # These rules find it, and its time is known: the prompt was steady.

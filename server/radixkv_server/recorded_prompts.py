@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from radixkv.audit.prompt_units import PromptUnits, prompt_text
+from radixkv.audit.prompt_units import PromptUnits, TextCoding, prompt_text
 from radixkv.audit.record import Block, Json, Record
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.cache.keys import EncodedTokens, encode_tokens
@@ -70,6 +70,9 @@ class ServedModelCoding:
 
     def encode(self, record: Record) -> PromptUnits:
         """See `PromptCoding.encode`."""
+        tokenizer = self.context.engine.tokenizer
+        if record.dialect != "completions" and not tokenizer.has_chat_template:
+            return TextCoding(self._encode, tokenizer.token_bytes).encode(record)
         try:
             ids, after = asyncio.run(self._ids(record))
         except (RadixKVError, ApiError) as error:
@@ -127,7 +130,8 @@ class ServedModelCoding:
         return self._encode(prompts[0], True) if isinstance(prompts[0], str) else list(prompts[0])
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.context.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        plain = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+        return self.context.engine.tokenizer.encode(plain, add_special_tokens=add_special_tokens)
 
     @staticmethod
     def _cut(ids: list[int], record: Record) -> list[int]:

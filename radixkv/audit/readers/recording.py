@@ -64,7 +64,7 @@ class Recording:
         Raises:
             DamagedFile: no file could be read at all.
         """
-        streams = [self._in_order(self._of_file(path)) for path in self._paths]
+        streams = [self._in_order(self._of_file(path, number)) for number, path in enumerate(self._paths)]
         threads = _Threads(self._memory // 4)
         for _, record in heapq.merge(*streams, key=lambda timed: timed[0]):
             try:
@@ -87,7 +87,7 @@ class Recording:
             at, _, first = heapq.heappop(waiting)
             yield at, first
 
-    def _of_file(self, path: Path) -> Iterator[Record]:
+    def _of_file(self, path: Path, file_number: int) -> Iterator[Record]:
         name = path.name
         try:
             for number, text in self._pieces(path):
@@ -96,7 +96,8 @@ class Recording:
                 try:
                     if len(text) > self._max_object:
                         raise NoRequest(f"longer than {self._max_object >> 20} MiB; give it more --memory")
-                    yield record_in(read_json(text), place, len(text))
+                    record = record_in(read_json(text), place, len(text))
+                    yield replace(record, order=(file_number, number))
                 except NotAModel:
                     self.skipped += 1
                 except NoRequest as error:

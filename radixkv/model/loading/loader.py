@@ -104,6 +104,23 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
 
 
+def tokenizer_of_file(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json that stands alone: it has no chat template.
+
+    Raises:
+        ModelLoadError: it can't be read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from radixkv.text.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
+    except Exception as error:  # the library raises whatever it stumbles over
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelLoadError(f"{path} can't be read as a tokenizer.json ({reason}).") from None
+
+
 def pull(name: str, *, show_progress: bool = True, trust_remote_code: bool = False) -> Path:
     """Fetch a model (and convert it, for the embedded one) without loading it; the folder or file it is in.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -16,20 +17,23 @@ import typer
 from rich.console import Console
 
 from radixkv.audit.prices import read_prices
-from radixkv.audit.prompt_units import PromptCoding
+from radixkv.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.audit.readers.recording import Recording
 from radixkv.audit.record import Json, Record
-from radixkv.audit.report import Report
+from radixkv.audit.report import Report, request_json
 from radixkv.audit.request_bodies import NoRequest
+from radixkv.audit.request_rows import RequestRows
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.audit.rules import Rules
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.extras import require_engine
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv.tools.audit.input_files import readable_again
 from radixkv.tools.audit.tables import print_report
-from radixkv.tools.output_files import check_writable, write_json
+from radixkv.tools.output_files import check_writable
 
+BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ASKED_RECORDS, _LEAST_TOLD = 500, 3
@@ -53,7 +57,9 @@ def memory_bytes(text: str) -> int:
 def audit_command(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILES...", help="Recorded requests, plain or gzipped."),
+        typer.Argument(
+            metavar="FILES...", help="Recorded requests, plain or gzipped; `-`: the standard input."
+        ),
     ] = None,
     rules: Annotated[
         str, typer.Option(help=f"Whose rules say what is cached: {', '.join(RULE_SETS)}.")
@@ -73,7 +79,11 @@ def audit_command(
         typer.Option(help="The model that was served: prompts are counted in its tokens, by its template."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="The same, by a tokenizer's folder or hub id alone.")
+        str | None,
+        typer.Option(
+            help="The same, by a tokenizer alone: a hub id, a folder or its tokenizer.json, or `bytes`: "
+            "each byte of the text is a token."
+        ),
     ] = None,
     memory: Annotated[str, typer.Option(help="Most memory for what is remembered of the log.")] = "512M",
     prefill_rate: Annotated[
@@ -103,28 +113,35 @@ def audit_command(
     for flag, path in (("--json", json_file), ("--html", html_file)):
         check_writable(flag, path)
     size, chosen = memory_bytes(memory), rule_set(rules)
-    if chosen.block_tokens > 1 and block_size is None:
-        block_size = reported_block_size(Recording(paths, size // 4), chosen.block_tokens)
-    if block_size is not None:
-        chosen = replace(chosen, block_tokens=block_size)
-    report = Report(chosen, prefill_rate, None if prices is None else read_prices(prices))
+    told = None if prices is None else read_prices(prices)
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
-    observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
-    recording = Recording(paths, size // 4)
-    began = time.perf_counter()
-    for record in recording:
-        try:
-            seen = observer.observe(record)
-        except NoRequest as error:
-            recording.problems.add(record.place, str(error))
-            continue
-        report.add(record, seen)
-    result = {**_of_log(paths, recording, observer), **report.to_dict()}
-    result["seconds"] = round(time.perf_counter() - began, 3)
-    if not result["total"]["requests"] and not report.failed:
-        named = "; ".join(recording.problems.named[:3])
-        raise ConfigError(f"audit: no request could be read. {named or 'The files are empty.'}")
-    write_json(json_file, result)
+    with readable_again(paths) as files, RequestRows() as rows:
+        if chosen.block_tokens > 1 and block_size is None:
+            block_size = reported_block_size(Recording(files, size // 4), chosen.block_tokens)
+        if block_size is not None:
+            chosen = replace(chosen, block_tokens=block_size)
+        report = Report(chosen, prefill_rate, told)
+        observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
+        recording = Recording(files, size // 4)
+        began = time.perf_counter()
+        for record in recording:
+            try:
+                seen = observer.observe(record)
+            except NoRequest as error:
+                recording.problems.add(record.place, str(error))
+                continue
+            report.add(record, seen)
+            if json_file is not None:
+                rows.add(record, request_json(record, seen))
+        result = {**_of_log(files, recording, observer), **report.to_dict()}
+        result["summary"]["skipped_lines"] = recording.problems.count
+        result["tokens_are"] = _counted(tokenizer, observer)
+        result["seconds"] = round(time.perf_counter() - began, 3)
+        if not result["summary"]["requests"] and not report.failed:
+            named = "; ".join(recording.problems.named[:3])
+            raise ConfigError(f"audit: no request could be read. {named or 'The files are empty.'}")
+        if json_file is not None:
+            _write_json(json_file, result, rows)
     if html_file is not None:
         from radixkv_server.console.offline_page import write_page
 
@@ -139,11 +156,42 @@ def _coding_of(name: str) -> PromptCoding:
         MissingPackageError: the base install can't.
         ModelLoadError: there is no such model, or its tokenizer can't be read.
     """
+    if name == BYTES:
+        return byte_coding()
     require_engine("radixkv audit --model")
-    from radixkv.model.loading.loader import load_tokenizer
+    from radixkv.model.loading.loader import load_tokenizer, tokenizer_of_file
     from radixkv_server.recorded_prompts import ServedModelCoding
 
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file():
+        folder = path.resolve().parent
+        if not (folder / "tokenizer_config.json").is_file():
+            return ServedModelCoding.of(tokenizer_of_file(path))
+        name = str(folder)
     return ServedModelCoding.of(load_tokenizer(EngineConfig(model=name)))
+
+
+def _counted(tokenizer: str | None, observer: Rules) -> str:
+    if tokenizer == BYTES:
+        return "bytes"
+    return "exact" if observer.coding.is_exact else "estimated"
+
+
+def _write_json(path: Path, result: Json, rows: RequestRows) -> None:
+    """The report with all its requests.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    rest = {name: value for name, value in result.items() if name != "requests"}
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(rest, indent=2).removesuffix("\n}") + ',\n  "requests": [')
+            for number, text in enumerate(rows.texts()):
+                file.write((",\n    " if number else "\n    ") + text)
+            file.write("\n  ]\n}\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror or error}") from error
 
 
 def _tree_of(observer: Rules) -> TreeSnapshot:
@@ -172,7 +220,6 @@ def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:
         "files": [path.name for path in paths],
         "bytes": recording.num_bytes,
         "block_size": observer.rule_set.block_tokens,
-        "tokens_are": "exact" if observer.coding.is_exact else "estimated",
         "broken": {
             "count": problems.count,
             "by_reason": dict(problems.by_reason.most_common(50)),

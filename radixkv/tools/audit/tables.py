@@ -24,7 +24,7 @@ _FAULTS = {
 
 def print_report(console: Console, report: Json) -> None:
     """Print a report; see `Report.to_dict`."""
-    total = report["total"]
+    total = report["summary"]
     console.print(
         f"{total['requests']:,} requests, {total['prompt_tokens']:,} prompt tokens "
         f"({_counted(report)}), {report['bytes'] / 1e6:,.1f} MB in {report['seconds']:.1f} s",
@@ -42,7 +42,9 @@ def print_report(console: Console, report: Json) -> None:
 def _counted(report: Json) -> str:
     if report["tokens_are"] == "exact":
         return "counted by the model's tokenizer"
-    told = report["total"]["requests_with_usage"]
+    if report["tokens_are"] == "bytes":
+        return "one for each byte of its text"
+    told = report["summary"]["requests_with_usage"]
     return (
         "estimated from characters, in proportion to the usage that the log tells"
         if told
@@ -65,14 +67,14 @@ def _problems(console: Console, report: Json) -> None:
 
 
 def _rates(console: Console, report: Json) -> None:
-    total, money = report["total"], report["money"]
+    total, money = report["summary"], report["money"]
     table = Table(show_header=True)
     table.add_column("")
     for column in ("hit rate", "tokens read", *(["money"] if money else [])):
         table.add_column(column, justify="right")
     rows = (
         ("that was", "hit_rate", "reported_cached_tokens", "reported"),
-        (f"that the rules of {report['rules']} give", "rules_hit_rate", "cached_tokens", "rules"),
+        (f"that the rules of {report['rules']} give", "rules_hit_rate", "predicted_cached_tokens", "rules"),
         ("that the best order of the same content gives", "best_hit_rate", "best_tokens", "best"),
     )
     for what, rate_name, tokens_name, key in rows:

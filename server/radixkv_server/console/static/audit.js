@@ -14,6 +14,11 @@ const FAULTS = {
   unknown: ["unknown: no times in the log", "--muted"],
 };
 const GROUPS = { model: "Models", key: "Keys", conversation: "Conversations" };
+const COUNTED = {
+  exact: "Tokens were counted by the model's tokenizer.",
+  bytes: "Each byte of a text is counted as a token.",
+  estimated: "Tokens are estimated from characters, in proportion to the usage that the log tells.",
+};
 const MOST_ROWS = 50;
 
 const card = (title, ...children) => el("section", { class: "panel", "aria-label": title }, el("h2", null, title), children);
@@ -21,12 +26,12 @@ const big = (share, words) => el("p", { class: "big" }, el("strong", null, perce
 const tokens = (count) => plural(count, "token");
 
 export function mount(root, { report }) {
-  const { total } = report;
+  const { summary: total } = report;
   root.append(
     el("h1", null, "Cache audit"),
     el("p", { class: "muted" },
       `${plural(total.requests, "request")}, ${tokens(total.prompt_tokens)} of prompts, by the rules of ${report.rules}. `,
-      report.tokens_are === "exact" ? "Tokens were counted by the model's tokenizer." : "Tokens are estimated from characters, in proportion to the usage that the log tells.",
+      COUNTED[report.tokens_are],
       report.broken.count ? ` ${plural(report.broken.count, "entry")} could not be read.`.replace("entrys", "entries") : ""),
     el("div", { class: "grid" },
       card("That was", big(total.hit_rate, total.requests_with_usage ? "of the tokens, as the answers tell" : "the answers tell no usage"), money(report, "reported")),
@@ -64,7 +69,7 @@ function growth(report) {
   });
   const line = (name) => report.growth.map((point) => point[name]);
   chart.set([times, line("hit_rate"), line("rules_hit_rate"), line("best_hit_rate")],
-    `Hit rates over time: in all ${percent(report.total.hit_rate)} were read, ${percent(report.total.rules_hit_rate)} by these rules.`);
+    `Hit rates over time: in all ${percent(report.summary.hit_rate)} were read, ${percent(report.summary.rules_hit_rate)} by these rules.`);
   return card("Hit rate over time", chart.node);
 }
 
@@ -109,7 +114,7 @@ function groups(report, name, title) {
 function requests(report) {
   const rows = report.requests.slice(-MOST_ROWS).reverse().map((one) =>
     el("tr", null, el("th", { scope: "row" }, one.place), el("td", null, one.conversation), el("td", { class: "figure" }, number(one.prompt_tokens)),
-      el("td", { class: "figure" }, number(one.reported_cached_tokens)), el("td", { class: "figure" }, number(one.cached_tokens)),
+      el("td", { class: "figure" }, number(one.reported_cached_tokens)), el("td", { class: "figure" }, number(one.predicted_cached_tokens)),
       el("td", null, one.kind ?? one.reason), el("td", null, one.fault === "none" ? "" : one.fault)));
   return el("section", null, el("h2", null, "Latest requests"),
     table("Latest requests", ["where", "conversation", "#prompt", "#was", "#rules", "why", "fault"], rows).node);
