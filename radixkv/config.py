@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,7 +30,10 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if found is None:
         raise ConfigError(f"{text!r} is not a size; write bytes, or a number with k, m, g or t (as 2g)")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    if math.isinf(size):
+        raise ConfigError(f"{text!r} is larger than any memory; write a size such as 2g")
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True)

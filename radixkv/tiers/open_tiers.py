@@ -18,6 +18,8 @@ from radixkv.tiers.stack import OpenTier, TierStack
 
 #: Seconds that a block lives in Redis after its last use, where nothing is said.
 DEFAULT_TTL_S = 24 * 3600
+#: What Redis takes at most for certain: 68 years.
+MAX_TTL_S = 2**31 - 1
 #: A shorter secret is refused.
 MIN_SECRET_BYTES = 16
 logger = logging.getLogger("radixkv")
@@ -31,16 +33,22 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
     Raises:
         ConfigError: see `open_tiers`.
     """
+    folders: set[Path] = set()
     for spec in specs:
         spec.number("long", 0)
         if spec.kind == "host":
             spec.size(spec.where)
         elif spec.kind == "disk":
             _disk_size(spec)
-            FolderLock(_folder(spec)).release()
+            folder = _folder(spec)
+            FolderLock(folder).release()
+            if folder.resolve() in folders:
+                raise ConfigError(f"--kv-tier disk:{spec.where}: the folder is given twice; leave one out")
+            folders.add(folder.resolve())
         else:
             make_client(_url(spec))
-            _redis_options(spec)
+            secret, encrypts, _ = _redis_options(spec)
+            OwnerKeys(BlockKind("", "", 1, 1), secret, encrypts=encrypts)
 
 
 def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | None = None) -> TierStack:
@@ -104,13 +112,16 @@ def _redis_options(spec: TierSpec) -> tuple[bytes, bool, int]:
     if encrypt not in ("on", "off"):
         raise ConfigError(f"--kv-tier {spec.kind}: encrypt must be on or off, not {encrypt!r}")
     ttl_s = spec.number("ttl", DEFAULT_TTL_S)
-    if not ttl_s:
-        raise ConfigError(f"--kv-tier {spec.kind}: ttl must be at least 1 second")
+    if not 1 <= ttl_s <= MAX_TTL_S:
+        raise ConfigError(f"--kv-tier {spec.kind}: ttl must be 1 to {MAX_TTL_S} seconds, not {ttl_s}")
     return secret, encrypt == "on", ttl_s
 
 
 def _folder(spec: TierSpec) -> Path:
-    return Path(spec.where).expanduser()
+    try:
+        return Path(spec.where).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"--kv-tier disk:{spec.where}: no such user; write the whole path") from None
 
 
 def _disk_size(spec: TierSpec) -> int:

@@ -86,7 +86,7 @@ def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
     """What `--kv-tier` says, each time.
 
     Raises:
-        ConfigError: unknown kind or option, an option twice, or no place.
+        ConfigError: unknown kind or option, an option twice or without a value, or no place.
     """
     return [_parse(text) for text in texts]
 
@@ -107,6 +107,13 @@ def _parse(text: str) -> TierSpec:
             raise ConfigError(f"--kv-tier {kind}: option {name!r} is given twice")
         options[name] = value
         where = where[: found.start()]
-    if not where:
+    if not where.strip():
         raise ConfigError(f"--kv-tier {text[:80]!r} says nothing after {kind}; write {form}")
+    # Else a slip of the pen would be the name of a folder.
+    last = where.rpartition(",")[2].partition("=")[0].strip().lower() if "," in where else None
+    if last is not None and last in ("", *names, *_COMMON):
+        raise ConfigError(
+            f"--kv-tier {text[:80]!r}: what follows the last comma of {where[:80]!r} is no option; "
+            f"write {form}, in lower case and without spaces"
+        )
     return TierSpec(kind, where, options)

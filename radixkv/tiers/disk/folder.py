@@ -65,11 +65,11 @@ class FolderLock:
                 self._file = file
             os.ftruncate(file, 0)
             os.pwrite(file, b"%d\n" % os.getpid(), 0)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # such as a zero byte in it
             self.release()
+            reason = error.strerror if isinstance(error, OSError) else None
             raise ConfigError(
-                f"the K/V tier's folder {folder}: {error.strerror or error}; "
-                "give a folder that can be written"
+                f"the K/V tier's folder {folder}: {reason or error}; give a folder that can be written"
             ) from error
 
     def release(self) -> None:

@@ -67,15 +67,17 @@ def make_client(url: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"--kv-tier redis: {error}; pip install 'radixkv[redis]'") from None
     try:
-        return redis.Redis.from_url(
+        client = redis.Redis.from_url(
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
         )
-    except (ValueError, TypeError) as error:
+        client.connection_pool.make_connection()  # what the URL asks of it is known only now
+    except (ValueError, TypeError, redis.RedisError) as error:
         raise ConfigError(f"--kv-tier redis: {error}; write redis://HOST:PORT/DATABASE") from None
+    return client
 
 
 class RedisTier:
