@@ -165,14 +165,17 @@ class Replica:
         self.num_running += 1
         return charge
 
-    def computed(self, charge: Charge, now: float) -> None:
+    def computed(self, charge: Charge, now: float, *, is_first_token: bool = True) -> None:
         """A prompt's first token has come: it is computed, and its blocks are known from events.
 
         Several may be computed at once, so the rate is that of all, over the time in which there were any.
+
+        Args:
+            is_first_token: it came now; False: at some time before, which tells no rate.
         """
         if charge not in self._charges:
             return
-        if charge.tokens >= _MIN_MEASURED_TOKENS:
+        if is_first_token and charge.tokens >= _MIN_MEASURED_TOKENS:
             took = max(0.0, now - self._counted_until)
             fades = math.exp(-took / RATE_WINDOW_S)
             self._busy_s = self._busy_s * fades + took

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import xxhash
 
@@ -32,9 +33,14 @@ SAME_S = 0.001
 MAX_SESSIONS = 100_000
 
 
+#: What decided where a request goes: its prefix is there; a longer one is elsewhere, but so is a queue that
+#: costs more; its session was there before; it has least to do there.
+Reason = Literal["prefix", "queue_elsewhere", "session", "least_queue"]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Where a request goes, and why; `computed` and `ended` of the router want it back.
+    """Where a request goes, and why (`reason`); `computed` and `ended` of the router want it back.
 
     Attributes:
         found: what of the prompt is expected to be there.
@@ -49,6 +55,7 @@ class Route:
     begins_s: float
     cost_s: float
     charge: Charge
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,13 @@ class Router:
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         charge = best.replica.charge(prompt, best.found, now)
-        return Route(best.replica, best.found, best.queue_s, best.begins_s, best.cost_s, charge)
+        if best.found.tokens < max(candidate.found.tokens for candidate in candidates):
+            reason: Reason = "queue_elsewhere"
+        elif best.found.tokens:
+            reason = "prefix"
+        else:
+            reason = "session" if best.replica.name == stays else "least_queue"
+        return Route(best.replica, best.found, best.queue_s, best.begins_s, best.cost_s, charge, reason)
 
     @staticmethod
     def _candidate(replica: Replica, prompt: PromptBlocks, now: float) -> _Candidate:
@@ -138,9 +151,9 @@ class Router:
         return _Candidate(replica, found, queue_s, queue_s + computes_s, others_s + computes_s)
 
     @staticmethod
-    def computed(route: Route, now: float) -> None:
-        """The first token of a request has come."""
-        route.replica.computed(route.charge, now)
+    def computed(route: Route, now: float, *, is_first_token: bool = True) -> None:
+        """The first token of a request has come; `is_first_token` False: at some time before `now`."""
+        route.replica.computed(route.charge, now, is_first_token=is_first_token)
 
     @staticmethod
     def ended(route: Route, now: float) -> None:

@@ -83,6 +83,27 @@ async def respond(
     return await long_json_response(lambda: answer, size=size)
 
 
+async def tell_prompt(
+    request: Request, model: type[Body], parse: Parse[Body], *, takes_many_prompts: bool = False
+) -> Response:
+    """What a generation route would send to the model for the same body, and where the cache looks it up.
+
+    For who chooses between several servers; of several prompts the longest is told.
+
+    Raises:
+        ApiError, RadixKVError: what the request would be refused for.
+    """
+    context, record = context_of(request), record_of(request.scope)
+    most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
+    wanted, _ = await parse(context, await context.bodies.read(request, model, most), record.caller)
+    prompt = max((one.prompt for one in wanted.prompt_requests), key=len)
+    namespace = [record.tenant, wanted.cache_salt or "", ""]  # no adapter
+    return await long_json_response(
+        lambda: {"tokens": prompt.token_ids.tolist(), "count": len(prompt), "namespace": namespace},
+        size=len(prompt),
+    )
+
+
 async def _make(make: Callable[[], Json], *, size: int) -> Json:
     """What `make` gives, in a thread where there may be much of it; see `long_json_response`."""
     return make() if size <= INLINE_TOKENS else await asyncio.to_thread(make)

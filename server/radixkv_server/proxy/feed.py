@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from radixkv.audit.exchange import Exchange
+from radixkv_server.proxy.fleet_state import Choice, UpstreamState
 from radixkv_server.proxy.passage import Passage
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Seen:
         conversation: what its headers call it; empty: nothing.
         secrets: to be removed from all texts.
         is_whole: the answer was.
+        choice: between several upstreams.
         num_dropped: requests that it was not told of, so far.
     """
 
@@ -46,6 +48,7 @@ class Seen:
     secrets: tuple[str, ...]
     is_whole: bool
     num_dropped: int
+    choice: Choice | None = None
 
 
 class Feed:
@@ -95,8 +98,15 @@ class Feed:
             passage.secrets,
             not passage.is_cut_off,
             self.num_dropped,
+            passage.choice,
         )
         pipe.write(_frame(seen))
+
+    def put_states(self, states: list[UpstreamState]) -> None:
+        """Tell how the upstreams are. Never waits."""
+        pipe = self._pipe
+        if pipe is not None and not pipe.is_closing() and not pipe.get_write_buffer_size():
+            pipe.write(_frame(states))
 
     async def _start(self) -> None:
         command = (sys.executable, "-m", "radixkv_server.proxy.observer")

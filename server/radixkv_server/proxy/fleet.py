@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -20,7 +19,8 @@ from radixkv.routing.learned_blocks import LearnedBlocks
 from radixkv.routing.prompt_blocks import PromptBlocks
 from radixkv.routing.replica import Replica
 from radixkv.routing.router import Route, Router
-from radixkv_server.proxy.routed_prompt import RoutedPrompt, read_prompt
+from radixkv_server.proxy.fleet_state import Choice, Health, UpstreamState
+from radixkv_server.proxy.routed_prompt import PromptReader, RoutedPrompt
 from radixkv_server.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -68,24 +68,39 @@ class _Member:
         self.replica = Replica(self.address, block_size=_LEARNED_BLOCK)
         self.follower: Follower | None = None
         self.learned = LearnedBlocks(self.replica) if member.events is None else None
+        self.health: Health = "healthy"
+
+    def state(self, now: float) -> UpstreamState:
+        """How it is now."""
+        replica = self.replica
+        return UpstreamState(
+            self.address,
+            self.health,
+            "guess" if self.follower is None else "exact" if self.follower.is_exact else "behind",
+            replica.num_blocks,
+            round(replica.queue_s(now), 4),
+            replica.num_running,
+            round(replica.prefill_rate, 1),
+        )
 
 
 class Sent:
     """A request on its way: where it goes, and the books that are kept of it."""
 
     def __init__(
-        self, member: _Member, prompt: RoutedPrompt | None, route: Route | None, blocks: PromptBlocks | None
+        self, member: _Member, prompt: RoutedPrompt | None, route: Route, blocks: PromptBlocks, choice: Choice
     ) -> None:
         self.upstream = member.upstream
         self.member = member
-        self.prompt = prompt
+        self.choice = choice
+        self._prompt = prompt
         self._route = route
         self._blocks = blocks
 
     def begun(self) -> None:
-        """The first byte of its answer's body has come."""
-        if self._route is not None and self.prompt is not None and self.prompt.streams:
-            Router.computed(self._route, time.monotonic())
+        """The first byte of its answer's body has come: its prompt is computed."""
+        streams = self._prompt is not None and self._prompt.streams
+        Router.computed(self._route, time.monotonic(), is_first_token=streams)
 
     def ended(self, share: float | None = None, *, worked: bool) -> None:
         """Its answer has ended. Once.
@@ -94,10 +109,8 @@ class Sent:
             share: of its prompt that was cached, as the answer says.
             worked: it was an answer of the model.
         """
-        if self._route is None:
-            return
         Router.ended(self._route, time.monotonic())
-        if worked and self.member.learned is not None and self._blocks is not None:
+        if worked and self.member.learned is not None and self._prompt is not None:
             self.member.learned.answered(self._blocks, self._route.found.resident, share)
 
 
@@ -121,6 +134,7 @@ class Fleet:
         for member in self._members.values():
             self._router.add(member.replica)
         self._client: httpx.AsyncClient | None = None
+        self._reader: PromptReader | None = None
 
     def __str__(self) -> str:
         return ", ".join(self._members)
@@ -135,10 +149,11 @@ class Fleet:
         subscriber = self._subscribe()
         try:
             async with httpx.AsyncClient(trust_env=False) as self._client, asyncio.TaskGroup() as group:
+                self._reader = PromptReader(self._client)
                 for member in self._members.values():
                     group.create_task(self._watch(member))
         finally:
-            self._client = None
+            self._client = self._reader = None
             if subscriber is not None:
                 subscriber.close()
 
@@ -160,46 +175,63 @@ class Fleet:
         assert self._client is not None
         while True:
             try:
-                is_well = await self._is_well(member)
+                member.health = await self._health(member)
             except Exception:  # of this look alone
                 logger.exception("the health of %s can't be seen", member.address)
-                is_well = False
+                member.health = "failed"
+            is_well = member.health == "healthy"
             if is_well != member.replica.is_open:
                 logger.warning("%s %s", member.address, "is back" if is_well else "takes no requests")
                 if is_well and member.learned is not None:
                     member.learned.forget()
+                if is_well and self._reader is not None:
+                    self._reader.forget(member.address)
                 member.replica.is_open = is_well
             await asyncio.sleep(HEALTH_S)
 
-    async def _is_well(self, member: _Member) -> bool:
+    async def _health(self, member: _Member) -> Health:
         """Whether it takes requests; one that is shutting down answers its health checks with 503."""
         assert self._client is not None
         for path in ("/health/ready", "/health"):
             try:
                 answer = await self._client.get(member.address + path, timeout=_HEALTH_TIMEOUT_S)
             except httpx.HTTPError:
-                return False
+                return "failed"
             if answer.status_code not in (401, 403, 404, 405):
-                return answer.status_code < 500
-        return True  # it has no such route, and answers
+                if answer.status_code == 503:
+                    return "draining"
+                return "failed" if answer.status_code >= 500 else "healthy"
+        return "healthy"  # it has no such route, and answers
+
+    def states(self) -> list[UpstreamState]:
+        """All upstreams, as they are now."""
+        now = time.monotonic()
+        return [member.state(now) for member in self._members.values()]
 
     # ------------------------------------------------------------------ requests
 
     async def read(self, path: str, headers: dict[str, str], body: bytes) -> RoutedPrompt | None:
         """What a request asks for; None: it is none to a model."""
-        if self._client is None or not body:
+        if self._reader is None or not body:
             return None
         tokenizers = [
             member.address
             for member in self._members.values()
             if member.events is not None and member.replica.is_open
         ]
-        with contextlib.suppress(RuntimeError):  # the client is being closed
-            return await read_prompt(path, headers, body, tokenizers, self._client)
-        return None
+        try:
+            return await self._reader.read(path, headers, body, tokenizers)
+        except RuntimeError:  # the client is being closed
+            return None
 
-    def send(self, prompt: RoutedPrompt | None, excluded: Collection[str]) -> Sent:
+    def send(
+        self, prompt: RoutedPrompt | None, excluded: Collection[str], failed: Sequence[str] = ()
+    ) -> Sent:
         """Choose where a request goes.
+
+        Args:
+            excluded: addresses of upstreams that it can't go to.
+            failed: those that were tried.
 
         Raises:
             EngineOverloadedError: no upstream is left.
@@ -210,10 +242,21 @@ class Fleet:
                 member.replica.keeps_prefixes = member.follower.has_heartbeat
         # What is no prompt goes to the upstream that has least to do.
         units = [0] if prompt is None else prompt.units or [0]
-        session = None if prompt is None else prompt.session
-        route = self._router.route(units, time.monotonic(), session=session, excluded=excluded)
+        session, namespace = (None, "") if prompt is None else (prompt.session, prompt.namespace)
+        route = self._router.route(
+            units, time.monotonic(), namespace=namespace, session=session, excluded=excluded
+        )
         member = self._members[route.replica.name]
-        return Sent(member, prompt, route, PromptBlocks(self._keys, units) if prompt else None)
+        choice = Choice(
+            route.reason,
+            prompt is not None and prompt.is_exact,
+            0 if prompt is None else len(prompt.units),
+            route.found.resident,
+            route.found.expected,
+            round(route.queue_s, 4),
+            tuple(failed),
+        )
+        return Sent(member, prompt, route, PromptBlocks(self._keys, units, namespace), choice)
 
     def has_others(self, tried: Collection[str]) -> bool:
         """Whether there is an upstream beside these that takes requests."""
@@ -226,3 +269,4 @@ class Fleet:
         if sent.member.replica.is_open:
             logger.warning("%s failed at a request", sent.member.address)
             sent.member.replica.is_open = False
+            sent.member.health = "failed"

@@ -15,6 +15,7 @@ from radixkv.audit.prices import Prices
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
+from radixkv_server.proxy.fleet_state import UpstreamState
 from radixkv_server.proxy.record_file import RecordFile
 from radixkv_server.proxy.redaction import Redaction
 from radixkv_server.proxy.watched import Watched
@@ -48,6 +49,11 @@ class ObserverSettings:
     memory_bytes: int
     prices: Prices | None = None
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do."""
+        return self.record is not None or self.console_port is not None
+
 
 class Observer:
     """Takes requests one by one."""
@@ -78,6 +84,11 @@ class Observer:
         if self._watched is not None:
             self._watched.take(seen, record)
 
+    def take_states(self, states: list[UpstreamState]) -> None:
+        """How the upstreams are now, where there are several."""
+        if self._watched is not None:
+            self._watched.take_states(states)
+
     def close(self) -> None:
         """Nothing more comes."""
         if self._file is not None:
@@ -90,9 +101,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proxy says when to end
     frames = read_frames(sys.stdin.buffer)
     observer = Observer(next(frames))
-    for seen in frames:
+    for told in frames:
         try:
-            observer.take(seen)
+            observer.take(told) if isinstance(told, Seen) else observer.take_states(told)
         except Exception as error:  # one request's fault is no other's
             logger.warning("a request could not be looked at: %s", type(error).__name__)
     observer.close()

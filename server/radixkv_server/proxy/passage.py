@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_plus
 
 from radixkv.audit.exchange import SECRET_HEADERS, SECRET_PARAMETERS, Exchange, conversation_in, key_digest
+from radixkv_server.proxy.fleet_state import Choice
 
 _SCHEMES = ("bearer ", "basic ", "token ")
 _MIN_SECRET = 8  # characters: shorter ones can't be told from other text
@@ -30,6 +31,7 @@ class Passage:
     first_seconds: float | None = None
     seconds: float | None = None
     is_cut_off: bool = False
+    choice: Choice | None = None  # of several upstreams
     answer_headers: dict[str, str] = field(default_factory=dict)
     _clock: float = field(default_factory=time.monotonic)
     _request: bytearray | None = field(default_factory=bytearray)

@@ -22,7 +22,7 @@ from radixkv_server.proxy.messages import RequestHead, RequestStream, answer_par
 from radixkv_server.proxy.passage import Passage
 from radixkv_server.proxy.relay import reset
 from radixkv_server.proxy.routed_prompt import reported_share
-from radixkv_server.proxy.upstream import READ_BYTES
+from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,16 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 256 * 1024 * 1024
 _EXPECT = re.compile(rb"^expect:[^\r\n]*\r?\n", re.IGNORECASE | re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
+_PING = re.compile(rb"\s*(:|event: ping)")  # of a stream whose first token has not come
 _TEXTS = {
     400: (b"Bad Request", b"this is no HTTP request"),
     413: (b"Content Too Large", b"the body is too long"),
     502: (b"Bad Gateway", b"no upstream answered"),
     503: (b"Service Unavailable", b"no upstream takes requests now; try again later"),
 }
+
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _NoAnswer(Exception):
@@ -74,6 +78,7 @@ class RoutedRelay:
         self._max_body_bytes = MAX_BODY_BYTES if max_body_bytes is None else max_body_bytes
         self._max_kept_bytes = max_kept_bytes
         self._read_ahead = b""  # of the request after the current one
+        self._kept: dict[Upstream, _Connection] = {}  # for the next request there
 
     async def run(self) -> None:
         """Until the client leaves, or an answer that ends with its connection has ended."""
@@ -83,6 +88,8 @@ class RoutedRelay:
         except (OSError, _ClientLeft):
             reset(self._to_client)
         finally:
+            for _, writer in self._kept.values():
+                writer.close()
             self._to_client.close()
 
     # ------------------------------------------------------------------ a request
@@ -124,13 +131,14 @@ class RoutedRelay:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         path = head.target.decode("latin-1").partition("?")[0]
         prompt = await self._fleet.read(path, headers, body)
-        tried: set[str] = set()
+        tried, failed = set(() if prompt is None else prompt.impossible), list[str]()
         while True:
             try:
-                sent = self._fleet.send(prompt, tried)
+                sent = self._fleet.send(prompt, tried, failed)
             except EngineOverloadedError:
-                return await self._refuse(502 if tried else 503)
+                return await self._refuse(502 if failed else 503)
             passage = Passage.of(head.target, head.headers, str(sent.upstream), self._max_kept_bytes)
+            passage.choice = sent.choice
             passage.add_request(body)
             answer = _Answer(head, body, passage, sent)
             tried.add(str(sent.upstream))
@@ -141,27 +149,45 @@ class RoutedRelay:
             except _NoAnswer:
                 self._fleet.failed(sent)
             finally:
+                failed.append(str(sent.upstream))
                 if answer.finish():
                     self._on_passage(passage)
 
     async def _ask(self, head: RequestHead, body: bytes, answer: _Answer, tried: set[str]) -> bool:
+        """Ask the chosen upstream, on the connection that is kept to it, if there is one."""
         upstream = answer.sent.upstream
+        kept = self._kept.pop(upstream, None)
+        if kept is not None:
+            try:
+                return await self._ask_on(kept, head, body, answer, tried)
+            except _TakesNone:
+                raise
+            except _NoAnswer:
+                pass  # it was closed while nothing was asked
         try:
-            reader, writer = await upstream.connect()
+            connection = await upstream.connect()
         except OSError as error:
             raise _NoAnswer from error
+        return await self._ask_on(connection, head, body, answer, tried)
+
+    async def _ask_on(
+        self, connection: _Connection, head: RequestHead, body: bytes, answer: _Answer, tried: set[str]
+    ) -> bool:
+        upstream, (reader, writer) = answer.sent.upstream, connection
         leaving = asyncio.create_task(self._from_client.read(READ_BYTES))
+        leaving.add_done_callback(lambda task: writer.transport.abort() if _has_left(task) else None)
+        sending = asyncio.create_task(_send(writer, upstream.addressed(_EXPECT.sub(b"", head.raw)) + body))
+        keeps = False
         try:
-            sending = asyncio.create_task(
-                _send(writer, upstream.addressed(_EXPECT.sub(b"", head.raw)) + body)
-            )
-            try:
-                return await self._hand_back(reader, answer, leaving, tried)
-            finally:
-                sending.cancel()
+            keeps = await self._hand_back(reader, answer, leaving, tried)
+            return keeps
         finally:
-            writer.transport.abort() if not answer.is_whole else writer.close()
-            if leaving.done() and not leaving.cancelled() and leaving.exception() is None:
+            if keeps and sending.done() and not reader.at_eof():
+                self._kept[upstream] = connection
+            else:
+                sending.cancel()
+                writer.close() if answer.is_whole else writer.transport.abort()
+            if leaving.done() and not _has_left(leaving):
                 self._read_ahead += leaving.result()
             else:
                 leaving.cancel()
@@ -177,20 +203,14 @@ class RoutedRelay:
     ) -> bool:
         has_begun = False
         while not answer.is_whole:
-            reading = asyncio.create_task(reader.read(READ_BYTES))
             try:
-                while not reading.done():
-                    waited = {reading} if leaving.done() else {reading, leaving}
-                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                    if leaving.done() and not reading.done() and not leaving.result():
-                        raise _ClientLeft
-                data = reading.result()
+                data = await reader.read(READ_BYTES)
             except OSError as error:
-                if has_begun:
+                if has_begun or _has_left(leaving):
                     raise
                 raise _NoAnswer from error
-            finally:
-                reading.cancel()
+            if _has_left(leaving):
+                raise _ClientLeft
             if not data and not has_begun:
                 raise _NoAnswer
             answer.feed(data)
@@ -215,6 +235,13 @@ class RoutedRelay:
         with contextlib.suppress(OSError):
             await self._to_client.drain()
         return False
+
+
+def _has_left(leaving: asyncio.Task[bytes]) -> bool:
+    """Whether a client has closed its connection, or it was lost."""
+    if not leaving.done() or leaving.cancelled():
+        return False
+    return leaving.exception() is not None or not leaving.result()
 
 
 def _ignore(data: bytes) -> None:
@@ -252,6 +279,10 @@ class _Answer:
         """What its head says; 0: that has not come."""
         return self._passage.status
 
+    @property
+    def _worked(self) -> bool:
+        return 200 <= self._passage.status < 300
+
     def feed(self, data: bytes) -> None:
         """Bytes that go by; empty: the end of the connection. What is no answer lasts until then."""
         try:
@@ -261,7 +292,7 @@ class _Answer:
                 if isinstance(event, h11.Response):
                     self._passage.answered(event.status_code, list(event.headers))
                 elif isinstance(event, h11.Data):
-                    if not self._has_begun:
+                    if not self._has_begun and self._worked and not _PING.match(event.data):
                         self._has_begun = True
                         self.sent.begun()
                     self._passage.add_answer(event.data)
@@ -277,7 +308,7 @@ class _Answer:
 
     def finish(self) -> bool:
         """Close the books; whether there was an answer to tell of."""
-        worked = self.is_whole and 200 <= self._passage.status < 300
+        worked = self.is_whole and self._worked
         self.sent.ended(reported_share(self._tail) if worked else None, worked=worked)
         if not self.is_whole:
             self._passage.cut_off()

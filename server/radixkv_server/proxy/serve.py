@@ -13,10 +13,12 @@ from radixkv.errors import ConfigError
 from radixkv_server.proxy.feed import Feed
 from radixkv_server.proxy.fleet import Fleet
 from radixkv_server.proxy.observer import ObserverSettings
+from radixkv_server.proxy.passage import Passage
 from radixkv_server.proxy.relay import Relay
 from radixkv_server.proxy.routed_relay import RoutedRelay
 from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
+STATES_S = 0.5  # between two looks at how the upstreams are
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # for the observer
 
 
@@ -38,9 +40,13 @@ class ProxySettings:
 
 
 async def serve(
-    settings: ProxySettings, observing: ObserverSettings, on_ready: Callable[[int], None]
+    settings: ProxySettings,
+    observing: ObserverSettings,
+    on_ready: Callable[[int], None],
+    *,
+    stop: asyncio.Event | None = None,
 ) -> None:
-    """Until SIGINT or SIGTERM.
+    """Until SIGINT or SIGTERM, or `stop`.
 
     Args:
         on_ready: called with the port once it is open.
@@ -49,6 +55,7 @@ async def serve(
         ConfigError: the port can't be had.
     """
     feed = Feed(observing, MAX_WAITING_BYTES)
+    on_passage, kept = (feed.put, settings.max_kept_bytes) if observing.is_needed else (_pass_over, 0)
     connections: set[asyncio.Task[None]] = set()
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,15 +64,15 @@ async def serve(
         connections.add(task)
         task.add_done_callback(connections.discard)
         client = (reader, writer)
-        most, kept, upstream = settings.max_body_bytes, settings.max_kept_bytes, settings.upstream
+        most, upstream = settings.max_body_bytes, settings.upstream
         relay: Relay | RoutedRelay
         if isinstance(upstream, Fleet):
-            relay = RoutedRelay(upstream, client, feed.put, max_body_bytes=most, max_kept_bytes=kept)
+            relay = RoutedRelay(upstream, client, on_passage, max_body_bytes=most, max_kept_bytes=kept)
         else:
-            relay = Relay(upstream, client, feed.put, max_body_bytes=most, max_kept_bytes=kept)
+            relay = Relay(upstream, client, on_passage, max_body_bytes=most, max_kept_bytes=kept)
         await relay.run()
 
-    stopped = asyncio.Event()
+    stopped = stop or asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError):  # another thread's, or Windows
             asyncio.get_running_loop().add_signal_handler(name, stopped.set)
@@ -76,9 +83,10 @@ async def serve(
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {reason}") from error
-    beside = [asyncio.create_task(feed.run())]
+    beside = [asyncio.create_task(feed.run())] if observing.is_needed else []
     if isinstance(settings.upstream, Fleet):
         beside.append(asyncio.create_task(settings.upstream.run()))
+        beside.append(asyncio.create_task(_tell_states(settings.upstream, feed)))
     on_ready(server.sockets[0].getsockname()[1])
     try:
         await stopped.wait()
@@ -90,3 +98,14 @@ async def serve(
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
+
+
+def _pass_over(passage: Passage) -> None:
+    """Where nothing is recorded or shown."""
+
+
+async def _tell_states(fleet: Fleet, feed: Feed) -> None:
+    """For the console."""
+    while True:
+        feed.put_states(fleet.states())
+        await asyncio.sleep(STATES_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from math import inf
 
 from radixkv.audit.prices import Prices
@@ -81,7 +82,10 @@ class Views:
                 for age, one in watched.history()
             ],
             "missed_tokens": missed,
-            "running_requests": 0,
+            "upstreams": [
+                {**asdict(state), **_rates(watched.of_upstream(state.address))} for state in watched.states
+            ],
+            "running_requests": sum(state.running for state in watched.states),
             "pool": {
                 "cached_blocks": stats.cached_blocks,
                 "held_blocks": stats.held_blocks,
@@ -172,6 +176,7 @@ class Views:
             "id": one.name,
             "operation": exchange.path,
             "upstream": one.seen.upstream,
+            "choice": None if one.seen.choice is None else asdict(one.seen.choice),
             "model": record.model,
             "conversation": observed.conversation,
             "state": "failed" if failed else "finished",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from radixkv.audit.record import Record
@@ -14,6 +14,7 @@ from radixkv.audit.rules import Observation, Rules
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
 from radixkv_server.proxy.feed import Seen
+from radixkv_server.proxy.fleet_state import UpstreamState
 
 KEPT_REQUESTS = 500
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
@@ -82,6 +83,8 @@ class Watched:
         self._latest: OrderedDict[str, WatchedRequest] = OrderedDict()
         self._steps: deque[tuple[float, Sums]] = deque(maxlen=_STEPS)
         self._chars = self._tokens = 1
+        self.states: Sequence[UpstreamState] = ()  # of several upstreams
+        self._by_upstream: defaultdict[str, Sums] = defaultdict(Sums)
         self._lock = threading.Lock()
 
     def take(self, seen: Seen, record: Record) -> None:
@@ -94,6 +97,7 @@ class Watched:
             if len(self._latest) > KEPT_REQUESTS:
                 self._latest.popitem(last=False)
             self.total.add(one)
+            self._by_upstream[seen.upstream].add(one)
             self.missed[one.reason] += max(0, observation.prompt_tokens - one.cached_tokens)
             self.num_dropped = seen.num_dropped
             self._chars += sum(len(block.text) for block in record.blocks)
@@ -103,6 +107,15 @@ class Watched:
                 for at, bound in enumerate(FIRST_BYTE_BOUNDS):
                     self._first_bytes[at] += record.first_seconds <= bound
             self._step(one)
+
+    def take_states(self, states: Sequence[UpstreamState]) -> None:
+        """How several upstreams are now."""
+        self.states = states
+
+    def of_upstream(self, address: str) -> Sums:
+        """Sums over the requests that one of them answered."""
+        with self._lock:
+            return _sum([self._by_upstream[address]])
 
     def _step(self, one: WatchedRequest) -> None:
         now = time.monotonic()

@@ -9,7 +9,7 @@ from radixkv_server.apis.anthropic.parse import count_tokens, parse_messages
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.serve_generation import json_response, respond
+from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
@@ -31,9 +31,19 @@ async def count_message_tokens(request: Request) -> Response:
     return json_response(await count_tokens(context, body, record_of(request.scope).caller))
 
 
+@router.post("/tokenize/v1/messages")
+async def tokenize_message(request: Request) -> Response:
+    """The tokens that /v1/messages would send to the model, and where the cache looks them up."""
+    return await tell_prompt(request, MessagesRequest, parse_messages)
+
+
 API = Api(
     router,
     {"/v1/messages": ANTHROPIC},
-    {"POST /v1/messages": MessagesRequest, "POST /v1/messages/count_tokens": CountTokensRequest},
+    {
+        "POST /v1/messages": MessagesRequest,
+        "POST /v1/messages/count_tokens": CountTokensRequest,
+        "POST /tokenize/v1/messages": MessagesRequest,
+    },
     generating=frozenset({"/v1/messages"}),
 )

@@ -13,7 +13,7 @@ from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.serve_generation import json_response, respond
+from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
 
 router = APIRouter()
 
@@ -28,6 +28,18 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """Complete prompts, whole or as a stream of server-sent events."""
     return await respond(request, OPENAI, CompletionRequest, parse_completion, takes_many_prompts=True)
+
+
+@router.post("/tokenize/v1/chat/completions")
+async def tokenize_chat_completion(request: Request) -> Response:
+    """The tokens that /v1/chat/completions would send to the model, and where the cache looks them up."""
+    return await tell_prompt(request, ChatCompletionRequest, parse_chat)
+
+
+@router.post("/tokenize/v1/completions")
+async def tokenize_completion(request: Request) -> Response:
+    """The same of /v1/completions; of several prompts the longest."""
+    return await tell_prompt(request, CompletionRequest, parse_completion, takes_many_prompts=True)
 
 
 @router.post("/v1/embeddings")
@@ -81,6 +93,11 @@ def _model_card(context: ServerContext, name: str) -> Json:
 API = Api(
     router,
     {"/": OPENAI},
-    {"POST /v1/chat/completions": ChatCompletionRequest, "POST /v1/completions": CompletionRequest},
+    {
+        "POST /v1/chat/completions": ChatCompletionRequest,
+        "POST /v1/completions": CompletionRequest,
+        "POST /tokenize/v1/chat/completions": ChatCompletionRequest,
+        "POST /tokenize/v1/completions": CompletionRequest,
+    },
     generating=frozenset({"/v1/chat/completions", "/v1/completions"}),
 )

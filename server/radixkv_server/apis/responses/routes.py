@@ -12,7 +12,7 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.serve_generation import json_response, respond
+from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
@@ -41,6 +41,12 @@ async def count_tokens(request: Request) -> Response:
 async def compact(request: Request) -> Response:
     """A shorter list of items in place of a conversation's: the model sums it up."""
     return await respond(request, RESPONSES, CompactRequest, parse_compaction)
+
+
+@router.post("/tokenize/v1/responses")
+async def tokenize_response(request: Request) -> Response:
+    """The tokens that /v1/responses would send to the model, and where the cache looks them up."""
+    return await tell_prompt(request, ResponseRequest, parse_response)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -112,6 +118,7 @@ API = Api(
         "POST /v1/responses": ResponseRequest,
         "POST /v1/responses/input_tokens": InputTokensRequest,
         "POST /v1/responses/compact": CompactRequest,
+        "POST /tokenize/v1/responses": ResponseRequest,
     },
     {"GET /v1/responses/{response_id}/input_items": ("after", "limit", "order")},
     generating=frozenset({"/v1/responses", "/v1/responses/compact"}),
