@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from radixkv.audit.record import DEFAULT_TTL, Record
+from radixkv.audit.record import DEFAULT_TTL, Block, Record
 from radixkv.audit.rule_sets import RuleSet
 
 
@@ -58,10 +58,13 @@ class BreakpointEntries:
         rules = self._rules
         default = rules.ttl_s or 0.0
         found = {at: block.ttl for at, block in enumerate(record.blocks) if block.ttl is not None}
-        found = dict(list(found.items())[-rules.max_breakpoints :] if rules.max_breakpoints else [])
-        wants = record.automatic_ttl is not None or rules.automatic
-        if wants and not record.explicit_only and record.blocks:
-            found.setdefault(len(record.blocks) - 1, record.automatic_ttl or DEFAULT_TTL)
+        # Other APIs than Anthropic's can't ask for an automatic one: who marks blocks there means these.
+        asks = record.automatic_ttl is not None and (record.dialect == "messages" or not found)
+        automatic = _last_cacheable(record) if (asks or rules.automatic) and not record.explicit_only else -1
+        explicit = rules.max_breakpoints - (automatic >= 0 and automatic not in found)
+        found = dict(list(found.items())[-explicit:] if explicit > 0 else [])
+        if automatic >= 0:
+            found.setdefault(automatic, record.automatic_ttl or DEFAULT_TTL)
         return [(at, ttl or default) for at, ttl in sorted(found.items())]
 
     def read(self, record: Record, chain: list[bytes], tokens: list[float], now: float) -> Found:
@@ -106,3 +109,13 @@ class BreakpointEntries:
             self._entries.move_to_end(chain[at])
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
+
+
+def _last_cacheable(record: Record) -> int:
+    """The last block of a prompt that a breakpoint can be at; -1: there is none."""
+    blocks = record.blocks
+    return next((at for at in range(len(blocks) - 1, -1, -1) if _is_cacheable(blocks[at])), -1)
+
+
+def _is_cacheable(block: Block) -> bool:
+    return block.kind != "thinking" and bool(block.text)

@@ -10,13 +10,13 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
 
-from radixkv.audit.record import DEFAULT_TTL, Json, Record
+from radixkv.audit.record import DEFAULT_TTL, Block, Json, Record
 from radixkv.audit.request_bodies import NoRequest, blocks_of, dialect_of, ttl_of
 from radixkv.audit.response_bodies import answer_blocks, answer_of_events, events_in, usage_of
 
@@ -177,7 +177,9 @@ def make_record(
         return _record(
             body, answer, path, time, seconds, first_seconds, key, conversation, place, failed, num_bytes
         )
-    except (TypeError, AttributeError, KeyError, RecursionError):
+    except NoRequest:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         raise NoRequest("its fields are not of the kinds that requests and answers have") from None
 
 
@@ -221,7 +223,7 @@ def _record(
         key=key,
         conversation=conversation or conversation_of(body),
         salt=str(body.get("cache_salt") or ""),
-        parameters=_parameters(body, dialect),
+        parameters=_parameters(body, dialect, blocks),
         automatic_ttl=ttl_of(body) if dialect == "messages" else _option_ttl(cache_options),
         explicit_only=cache_options.get("mode") == "explicit",
         place=place,
@@ -235,9 +237,11 @@ def _option_ttl(options: Mapping[str, Any]) -> float:
     return DEFAULT_TTL if ttl is None else ttl
 
 
-def _parameters(body: Json, dialect: str) -> str:
+def _parameters(body: Json, dialect: str, blocks: Sequence[Block]) -> str:
     names = ("tool_choice", "thinking") if dialect == "messages" else ("reasoning_effort", "reasoning")
     told = {name: body[name] for name in names if body.get(name) is not None}
+    if dialect == "messages" and any(one.kind == "media" and one.text.startswith("<image") for one in blocks):
+        told["images"] = True
     return json.dumps(told, sort_keys=True) if told else ""
 
 

@@ -10,6 +10,8 @@ from pydantic_core import from_json
 from radixkv.audit.record import Block, Dialect, Json, Usage
 from radixkv.audit.request_bodies import anthropic_content, chat_message, response_items
 
+_MAX_TOKENS = 2**40  # of one request; more are no count
+
 
 def answer_blocks(answer: Json, dialect: Dialect, index: int) -> tuple[Block, ...]:
     """What the assistant said, as blocks of the message `index`; nothing where it said nothing."""
@@ -57,7 +59,7 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_TOKENS:
             return value
     return None
 

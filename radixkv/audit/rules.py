@@ -158,7 +158,8 @@ class Rules:
         reason, breaker, lost, (before, old, new) = judged
         available = self._note(record, chain, found, now)
         kept = EarlierPrompt(replace(record, body={}), units, conversation, (), available)
-        self._keep(kept, chain, earlier, steady)
+        if not record.failed:
+            self._keep(kept, chain, earlier, steady)
         return Observation(
             conversation=conversation,
             prompt_tokens=total,
@@ -183,11 +184,16 @@ class Rules:
     # ------------------------------------------------------------------ the tree
 
     def _grow(self, record: Record, units: PromptUnits) -> tuple[int, bool]:
-        """Units that the tree has of a prompt, and whether it had more; from now on it has all of it."""
+        """Units that the tree has of a prompt, and whether it had more; from now on it has all of it.
+
+        Of a request that failed nothing was computed.
+        """
         namespace = (record.key if self.rule_set.by_key else "", record.salt, record.model)
         data = units.units
         if not len(data):
             return 0, False
+        if record.failed:
+            return self.cache.match(data, namespace).num_tokens, False
         try:
             match = self.cache.match(data, namespace)
             lease = self.cache.acquire(data, namespace, match=match)

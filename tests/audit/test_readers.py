@@ -371,3 +371,38 @@ for record in Recording([Path(sys.argv[1])], size // 4):
 rules.cache.check()
 print(before, peak())
 """
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"request": {{"prompt": "x"}}, "time": {"9" * 400}}}',
+        '{"request": {"prompt": "x"}, "time": NaN, "seconds": 1e999}',
+        f'{{"request": {{"prompt": "x"}}, "response": {{"usage": {{"prompt_tokens": {"9" * 300}}}}}}}',
+        '{"request": {"prompt": "x"}, "response": {"usage": {"prompt_tokens": -4}}}',
+        '{"startedDateTime": 5, "request": {"method": "POST", "url": "/v1/completions", "postData": '
+        '{"text": "{\\"prompt\\": \\"x\\"}"}}, "response": {"status": "200 OK"}}',
+    ],
+)
+def test_numbers_that_are_none_are_not_told(line: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(line + "\n")
+    recording = Recording([tmp_path / "log.jsonl"])
+    (record,) = recording
+    assert record.time in (None, 5.0)
+    assert (record.seconds, record.usage.prompt) == (None, None)
+    assert not recording.problems.count
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"request": {"model": "claude", "messages": [{"role": "user", "content": "x"}]}, "response": '
+        '"data: {\\"type\\": \\"content_block_start\\", \\"index\\": [1], \\"content_block\\": {}}\\n\\n"}',
+        f'{{"request": {"[" * 90000}1{"]" * 90000}}}',
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named_and_stops_nothing(line: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(f'{line}\n{{"prompt": "x"}}\n')
+    recording = Recording([tmp_path / "log.jsonl"])
+    assert [record.place for record in recording] == ["log.jsonl:2"]
+    assert recording.problems.named[0].startswith("log.jsonl:1: ")

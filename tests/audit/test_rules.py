@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from radixkv.audit.exchange import make_record
+from radixkv.audit.prompt_units import byte_coding
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.audit.rules import Observation, Rules
 
@@ -124,3 +125,141 @@ def test_keys_and_salts_keep_prompts_apart() -> None:
             make_record(body(0, cache_salt="other"), told(0, 4000, 0), key="key-1", time=2.0)
         )
         assert salted.cached_tokens == 0
+
+
+TEXT = "Ships of this line leave the harbour before the tide turns, says rule {:03d}. "
+
+
+def blocks(count: int, marks: tuple[int, ...] = (), chars: int = 400, **more: Any) -> dict[str, Any]:
+    """A request of so many parts of about so many bytes each, some with a breakpoint."""
+    parts = [
+        {"type": "text", "text": (TEXT.format(n) * (chars // 70 + 1))[:chars], **(MARK if n in marks else {})}
+        for n in range(count)
+    ]
+    return {"model": "claude-sonnet-5", "messages": [{"role": "user", "content": parts}], **more}
+
+
+def cached(rules: Rules, sent: dict[str, Any], time: float = 0.0) -> int:
+    return rules.observe(make_record(sent, time=time, seconds=0.0)).cached_tokens
+
+
+def by_bytes(name: str) -> Rules:
+    return Rules(rule_set(name), byte_coding())
+
+
+@pytest.mark.parametrize(("before", "found"), [(20, True), (21, False)])
+def test_an_entry_is_looked_for_twenty_blocks_before_a_breakpoint(before: int, found: bool) -> None:
+    rules = by_bytes("anthropic")
+    cached(rules, blocks(10, (9,)))
+    assert (cached(rules, blocks(10 + before, (9 + before,)), 1.0) > 3800) is found
+
+
+@pytest.mark.parametrize("name", sorted(RULE_SETS))
+def test_a_request_that_failed_leaves_nothing(name: str) -> None:
+    rules = by_bytes(name)
+    sent = blocks(20, (19,))
+    refused = {"error": {"type": "rate_limit_error", "message": "later"}}
+    rules.observe(make_record(sent, refused, time=0.0, failed=True))
+    assert cached(rules, sent, 1.0) == 0
+    assert cached(rules, sent, 2.0) > 7000
+
+
+def test_four_breakpoints_count() -> None:
+    rules = by_bytes("anthropic")
+    cached(rules, blocks(60, (4, 30, 40, 50, 59)))
+    assert cached(rules, blocks(5, (4,)), 1.0) == 0
+    assert cached(rules, blocks(31, (30,)), 2.0) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "least"),
+    [("claude-sonnet-5", 1024), ("claude-3-5-haiku", 2048), ("claude-haiku-4-5-20251001", 4096)],
+)
+def test_shorter_prompts_than_the_models_least_are_not_kept(model: str, least: int) -> None:
+    for chars, is_kept in ((least - 90, False), (least + 90, True)):
+        rules = by_bytes("anthropic")
+        sent = blocks(1, (0,), chars, model=model)
+        cached(rules, sent)
+        assert (cached(rules, sent, 1.0) > 0) is is_kept
+
+
+def test_an_hour_where_it_is_asked_for() -> None:
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    sent = blocks(5)
+    sent["messages"][0]["content"][4].update(hour)
+    rules = by_bytes("anthropic")
+    cached(rules, sent)
+    assert cached(rules, sent, 3500.0) > 0
+    assert cached(rules, sent, 7000.0) > 0, "each use renews it"
+    assert cached(rules, sent, 10700.0) == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": {"type": "any"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+        {"image": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}},
+    ],
+)
+def test_what_shapes_messages_leaves_the_systems_entry(more: dict[str, Any]) -> None:
+    rules = by_bytes("anthropic")
+    system = [{"type": "text", "text": SYSTEM, **MARK}]
+    cached(rules, blocks(5, (4,), system=system))
+    image = more.pop("image", None)
+    sent = blocks(5, (4,), system=system, **more)
+    if image:
+        sent["messages"].append({"role": "user", "content": [image]})
+    found = cached(rules, sent, 1.0)
+    assert len(SYSTEM) <= found < len(SYSTEM) + 60
+
+
+def test_an_automatic_breakpoint_is_at_the_last_block_that_can_have_one() -> None:
+    rules = by_bytes("anthropic")
+    for time in (0.0, 1.0):
+        sent = blocks(5, cache_control={"type": "ephemeral"})
+        sent["messages"].append(
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": f"{time}"}]}
+        )
+        found = cached(rules, sent, time)
+    assert found > 1900
+
+
+def test_marks_in_chats_are_all_that_is_kept_of_them() -> None:
+    """As LiteLLM logs what goes on to Anthropic: nothing is marked that its client did not mark."""
+    rules = by_bytes("anthropic")
+    cached(rules, blocks(10, (5,), model="gpt-x"))
+    assert 2300 < cached(rules, blocks(10, (5,), model="gpt-x"), 1.0) < 2600
+
+
+def openai(count: int, marks: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
+    sent = blocks(count, model="gpt-5")
+    for at in marks:
+        sent["messages"][0]["content"][at]["prompt_cache_breakpoint"] = {"type": "ephemeral"}
+    return {**sent, **({"prompt_cache_options": options} if options else {})}
+
+
+def test_openai_keeps_the_newest_message_and_three_breakpoints() -> None:
+    rules = by_bytes("openai")
+    cached(rules, openai(40, (5, 15, 25, 35)))
+    assert cached(rules, openai(40), 1.0) > 15000
+    assert cached(rules, openai(6, (5,), mode="explicit"), 2.0) == 0, "a fourth has no room"
+    assert cached(rules, openai(16, (15,), mode="explicit"), 3.0) > 0
+
+
+def test_openai_keeps_nothing_where_it_is_asked_for_nothing() -> None:
+    rules = by_bytes("openai")
+    cached(rules, openai(20, mode="explicit"))
+    assert cached(rules, openai(20), 1.0) == 0
+    rules = by_bytes("openai")
+    cached(rules, openai(2))
+    assert cached(rules, openai(2), 1.0) == 0, "less than 1,024 tokens"
+
+
+def test_openais_entries_stay_half_an_hour_after_their_last_use() -> None:
+    rules = by_bytes("openai")
+    times = (0.0, 1700.0, 3400.0, 5300.0)
+    assert [cached(rules, openai(20), time) > 0 for time in times] == [False, True, True, False]
+    rules = by_bytes("openai")
+    cached(rules, openai(20, ttl="12h"))
+    assert cached(rules, openai(20, ttl="12h"), 43000.0) > 0

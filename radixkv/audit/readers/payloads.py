@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from radixkv.audit.exchange import (
@@ -24,6 +23,7 @@ from radixkv.audit.request_bodies import NoRequest
 
 _TIMES = ("time", "timestamp", "ts", "startTime", "start_time", "startedDateTime", "created_at")
 _MILLISECONDS = 1e11  # since 1970 it has been more than that many milliseconds, and never as many seconds
+_MAX_NUMBER = 1e18
 _CALLS: dict[str, str] = {
     "completion": "/chat/completions",
     "acompletion": "/chat/completions",
@@ -155,7 +155,7 @@ def _har(entry: Json, place: str, num_bytes: int) -> Record:
             # A HAR's content is without the compression that it was sent with, whatever the headers say;
             # where a recorder left it in, its first bytes tell.
             response_headers={"content-encoding": "gzip"} if got[:2] == b"\x1f\x8b" else {},
-            status=int(response.get("status") or 0),
+            status=status if isinstance(status := response.get("status"), int) else 0,
             time=_time(entry.get("startedDateTime")),
             seconds=_milliseconds(entry.get("time")),
             first_seconds=_milliseconds(timings.get("wait")),
@@ -208,19 +208,24 @@ def _time(value: Any) -> float | None:
             except ValueError:
                 return None
             return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not _is_number(value):
         return None
     return value / 1000 if value > _MILLISECONDS else float(value)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a value is a number that a clock may show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def _seconds(value: Mapping[str, Any], names: Sequence[str]) -> float | None:
     for name in names:
         for key, factor in ((name, 1.0), (f"{name}_ms", 1e-3)):
             found = value.get(key)
-            if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < math.inf:
+            if _is_number(found) and found >= 0:
                 return found * factor
     return None
 
 
 def _milliseconds(value: Any) -> float | None:
-    return value / 1000 if isinstance(value, int | float) and 0 <= value < math.inf else None
+    return value / 1000 if _is_number(value) and value >= 0 else None

@@ -102,6 +102,8 @@ class Recording:
                     self.skipped += 1
                 except NoRequest as error:
                     self.problems.add(place, str(error))
+                except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                    self.problems.add(place, "its fields are not of the kinds that logs have")
         except DamagedFile as error:
             place = f"{name}:{error.line}" if error.line else name
             self.problems.add(place, error.why)

@@ -137,9 +137,8 @@ def audit_command(
         result["summary"]["skipped_lines"] = recording.problems.count
         result["tokens_are"] = _counted(tokenizer, observer)
         result["seconds"] = round(time.perf_counter() - began, 3)
-        if not result["summary"]["requests"] and not report.failed:
-            named = "; ".join(recording.problems.named[:3])
-            raise ConfigError(f"audit: no request could be read. {named or 'The files are empty.'}")
+        if recording.problems.count and not recording.num_bytes:
+            raise ConfigError(f"audit: no file could be read. {'; '.join(recording.problems.named[:3])}")
         if json_file is not None:
             _write_json(json_file, result, rows)
     if html_file is not None:
