@@ -1,12 +1,14 @@
 """What `radixkv proxy` adds to a request and to each chunk of a stream, at many streams at once.
 
 The upstream is a process that answers at once and then sends events at a steady pace, each with the time of
-its sending; the clients are another one. Rounds without the proxy, with it, and with its record and console
-take turns, all before the same upstream. A request's time is from its sending to the head of its answer, a
-chunk's from its sending to its arrival; what the proxy adds is the median over the rounds of the difference.
+its sending; the clients are another one. Rounds without the proxy, with it, with its record and console, and
+with two upstreams (without events, and with: then the prompt's tokens are asked for first) take turns, all
+before the same upstream, which such proxies have under two addresses. A request's time is from its sending to
+the head of its answer, a chunk's from its sending to its arrival; what the proxy adds is the median over the
+rounds of the difference.
 On a busy machine times say little: so there is the proxy's CPU time for each chunk, requests included.
 
-    python -m benchmarks.proxy_overhead --streams 64 --rounds 5 --json out.json
+    python -m benchmarks.server.proxy_overhead --streams 64 --rounds 5 --json out.json
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import psutil
 from benchmarks.figures import write_figures
 
 _EVENT = re.compile(rb'"sent": ([\d.]+)')
-WAYS = ("direct", "proxy", "proxy_recording")
+WAYS = ("direct", "proxy", "proxy_recording", "routing", "routing_events")
 
 
 async def upstream(port: int, chunks: int, pause_s: float) -> None:
@@ -44,7 +46,10 @@ async def upstream(port: int, chunks: int, pause_s: float) -> None:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-                await reader.readexactly(int(length[1]) if length else 0)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+                if told := _at_once(head, body):
+                    writer.write(told)
+                    continue
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
                 writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
                 for _ in range(chunks):
@@ -56,6 +61,17 @@ async def upstream(port: int, chunks: int, pause_s: float) -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
+
+
+def _at_once(head: bytes, body: bytes) -> bytes | None:
+    """The answer to what is no request to the model."""
+    if head.startswith(b"GET "):
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+    if not head.startswith(b"POST /tokenize"):
+        return None
+    tokens = [int.from_bytes(body[at : at + 4], "big") & 0x1FFFF for at in range(0, len(body), 4)]
+    told = json.dumps({"tokens": tokens, "namespace": ["", "", ""]}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(told) + told
 
 
 async def clients(port: int, streams: int, body: bytes) -> tuple[list[float], list[float]]:
@@ -140,11 +156,21 @@ def main() -> None:
     shape = ["--chunks", str(options.chunks), "--pause", str(options.pause)]
     proxy = ["-m", "radixkv", "proxy", "--upstream", f"http://127.0.0.1:{port}", "--port"]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        running.enter_context(process("-m", "benchmarks.proxy_overhead", "--upstream", str(port), *shape))
-        ports = {"direct": port, "proxy": free_port(), "proxy_recording": free_port()}
+        running.enter_context(
+            process("-m", "benchmarks.server.proxy_overhead", "--upstream", str(port), *shape)
+        )
+        ports = {"direct": port, **{way: free_port() for way in WAYS[1:]}}
         record = ["--record", str(Path(folder) / "record.jsonl"), "--console-port", str(free_port())]
-        for way, more in (("proxy", []), ("proxy_recording", record)):
-            started = running.enter_context(process(*proxy, str(ports[way]), *more))
+        other, events = f"http://localhost:{port}", f",events=tcp://127.0.0.1:{free_port()}"
+        told = ["-m", "radixkv", "proxy", "--upstream", f"http://127.0.0.1:{port}{events}"]
+        told += ["--upstream", f"{other}{events}", "--port"]
+        for way, command in (
+            ("proxy", [*proxy, str(ports["proxy"])]),
+            ("proxy_recording", [*proxy, str(ports["proxy_recording"]), *record]),
+            ("routing", [*proxy, str(ports["routing"]), "--upstream", other]),
+            ("routing_events", [*told, str(ports["routing_events"])]),
+        ):
+            started = running.enter_context(process(*command))
             assert started.stdout is not None
             started.stdout.readline()
             processes[way] = psutil.Process(started.pid)
@@ -153,7 +179,7 @@ def main() -> None:
             asyncio.run(clients(ports[way], 8, body))
         spent = {way: -_cpu_seconds(one) for way, one in processes.items()}
         for number in range(options.rounds):
-            for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+            for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
                 found[way].append(asyncio.run(clients(ports[way], options.streams, body)))
         spent = {way: spent[way] + _cpu_seconds(one) for way, one in processes.items()}
     shown: dict[str, Any] = {way: summary(rounds) for way, rounds in found.items()}

@@ -271,7 +271,7 @@ class _Answer:
         if body:
             self._parser.send_with_data_passthrough(h11.Data(data=body))
         self._parser.send_with_data_passthrough(h11.EndOfMessage())
-        self._tail = b""
+        self._tail = bytearray()
         self._has_begun = False
 
     @property
@@ -296,7 +296,9 @@ class _Answer:
                         self._has_begun = True
                         self.sent.begun()
                     self._passage.add_answer(event.data)
-                    self._tail = (self._tail + event.data)[-_TAIL_BYTES:]
+                    self._tail += event.data
+                    if len(self._tail) > 2 * _TAIL_BYTES:
+                        del self._tail[:-_TAIL_BYTES]
                 elif isinstance(event, h11.EndOfMessage):
                     self.is_whole = True
                     self.keeps_connection = self._parser.their_state is h11.DONE
@@ -309,7 +311,7 @@ class _Answer:
     def finish(self) -> bool:
         """Close the books; whether there was an answer to tell of."""
         worked = self.is_whole and self._worked
-        self.sent.ended(reported_share(self._tail) if worked else None, worked=worked)
+        self.sent.ended(reported_share(bytes(self._tail)) if worked else None, worked=worked)
         if not self.is_whole:
             self._passage.cut_off()
         self._passage.end()

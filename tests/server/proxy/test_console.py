@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, live_server
-from running_proxy import running_proxy
+from running_proxy import fleet_here, running_proxy
 from scripted_engine import ScriptedEngine
 from typer.testing import CliRunner
 
@@ -185,3 +185,33 @@ def test_the_page_is_the_servers(console: tuple[str, httpx.Client], server: Live
     assert client.get("/v1/cache/requests/none").status_code == 404
     assert client.get("/v1/cache", headers={"Host": "evil.example"}).status_code == 400
     assert client.post("/v1/cache/reset").status_code in (404, 405), "it only reads"
+
+
+def test_several_upstreams_are_shown_and_why_a_request_went_where(server: LiveServer) -> None:
+    port = free_port()
+    with (
+        live_server(ScriptedEngine(caches=True, num_blocks=2000)) as other,
+        fleet_here([server.url, other.url, f"http://127.0.0.1:{free_port()}"], port) as proxy,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        until(lambda: reachable(client))
+        until(lambda: [state.health for state in proxy.fleet.states()] == ["healthy", "healthy", "failed"])
+        for word in ("one", "two", "three"):
+            ask(
+                proxy.url,
+                [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{word} ships?"}],
+            )
+        first, *later = seen(client, 3)
+        assert first["choice"]["resident"] == 0
+        for one in later:
+            assert one["upstream"] == first["upstream"]
+            assert one["choice"]["reason"] == "prefix"
+            assert 0 < one["choice"]["resident"] <= one["choice"]["units"]
+            assert not one["choice"]["failed"]
+        until(lambda: sum(one["blocks"] for one in client.get("/v1/cache").json()["upstreams"]))
+        upstreams = {one["address"]: one for one in client.get("/v1/cache").json()["upstreams"]}
+        assert [one["health"] for one in upstreams.values()] == ["healthy", "healthy", "failed"]
+        assert upstreams[first["upstream"]]["requests"] == 3
+        assert upstreams[first["upstream"]]["token_hit_rate"] > 0
+        assert {one["queue_s"] for one in upstreams.values()} == {0}
+        assert {one["knows"] for one in upstreams.values()} == {"guess"}

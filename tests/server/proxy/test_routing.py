@@ -5,51 +5,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import re
 import signal
 import socket
-import subprocess
-import sys
+import socketserver
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from engine_process import paged_engine
+from free_ports import free_ports
 from live_server import live_server
-from running_proxy import RunningProxy, running_proxy
+from running_proxy import fleet_here, running_proxy
 
 from radixkv.errors import ConfigError
+from radixkv_server.app import serve_engine
 from radixkv_server.proxy.fleet import Fleet, FleetMember
+from radixkv_server.proxy.upstream import Upstream
+from radixkv_server.settings import ServerSettings
 
 pytest.importorskip("zmq", reason="block events need the extra radixkv[events]")
 pytest.importorskip("msgspec", reason="block events need the extra radixkv[events]")
-
-SERVER = """
-import sys
-sys.path[:0] = {path!r}
-from engine_process import paged_engine
-from radixkv_server.app import serve_engine
-from radixkv_server.settings import ServerSettings
-engine = paged_engine(block_size=16, budget=256, kv_events={events!r})
-settings = ServerSettings(port={port}, access_log=False)
-serve_engine(engine, settings, on_ready=lambda *_: print("ready", flush=True))
-"""
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @dataclass
@@ -57,37 +42,33 @@ class Running:
     """A real server in a process of its own, as `--upstream` names it."""
 
     upstream: str
-    process: subprocess.Popen[str]
+    process: Any
+
+
+def _serve(events: str, port: int, ready: Any) -> None:
+    engine = paged_engine(block_size=16, budget=256, kv_events=events)
+    settings = ServerSettings(port=port, access_log=False)
+    serve_engine(engine, settings, on_ready=lambda *_: ready.set())
 
 
 @contextlib.contextmanager
 def servers(count: int) -> Iterator[list[Running]]:
-    running = []
+    context = multiprocessing.get_context("forkserver")
+    running, waited = [], []
     try:
         for _ in range(count):
             port, stream, replay = free_ports(3)
             told = f"tcp://127.0.0.1:{stream},replay=tcp://127.0.0.1:{replay}"
-            path = [str(Path(__file__).parents[2] / "support"), *sys.path]
-            code = SERVER.format(path=path, events=told, port=port)
-            process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            waited.append(context.Event())
+            process = context.Process(target=_serve, args=(told, port, waited[-1]), daemon=True)
+            process.start()
             running.append(Running(f"http://127.0.0.1:{port},events={told}", process))
-        for one in running:
-            assert one.process.stdout is not None
-            assert one.process.stdout.readline().startswith("ready")
+        assert all(ready.wait(60) for ready in waited)
         yield running
     finally:
         for one in running:
             one.process.kill()
-            one.process.wait()
-            assert one.process.stdout is not None
-            one.process.stdout.close()
-
-
-@contextlib.contextmanager
-def routing(upstreams: list[str]) -> Iterator[RunningProxy]:
-    first, *others = upstreams
-    with running_proxy(first, *(part for other in others for part in ("--upstream", other))) as proxy:
-        yield proxy
+            one.process.join()
 
 
 @contextlib.contextmanager
@@ -119,7 +100,7 @@ def complete(client: httpx.Client, prompt: str, **options: Any) -> tuple[int, in
 
 
 def hit_rate(url: str, seed: int) -> float:
-    """Of families of prompts that share a long beginning, in turns, from two clients at a time."""
+    """Of families of prompts that share a long beginning, in turns."""
     rng = random.Random(seed)
     families = [letters(rng, 320) for _ in range(8)]
     prompts = [rng.choice(families) + letters(rng, 40) for _ in range(100)]
@@ -135,12 +116,17 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="module")
+def bound() -> float:
+    """The hit rate of one server with as many blocks as two."""
+    with servers_here(1, events=False, num_blocks=1024) as (big,):
+        return hit_rate(big, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("events", [True, False], ids=["with events", "without events"])
-def test_families_are_found_as_in_one_big_server(events: bool) -> None:
-    with servers_here(1, events=False, num_blocks=1024) as (big,):
-        bound = hit_rate(big, 1)
-    with servers_here(2, events=events) as upstreams, routing(upstreams) as proxy:
+def test_families_are_found_as_in_one_big_server(events: bool, bound: float) -> None:
+    with servers_here(2, events=events) as upstreams, fleet_here(upstreams) as proxy:
         found = hit_rate(proxy.url, 1)
         for upstream in upstreams:
             metrics = httpx.get(f"{upstream.partition(',')[0]}/metrics").text
@@ -154,7 +140,7 @@ def test_upstreams_that_end_or_are_killed_fail_no_request_without_a_first_byte()
     with (
         servers(2) as running,
         servers_here(1, events=True) as others,
-        routing([*(one.upstream for one in running), *others]) as proxy,
+        fleet_here([*(one.upstream for one in running), *others]) as proxy,
     ):
         failures: list[str] = []
         done: list[int] = []
@@ -173,13 +159,13 @@ def test_upstreams_that_end_or_are_killed_fail_no_request_without_a_first_byte()
         threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
-        until(lambda: len(done) > 20)
+        until(lambda: len(done) > 8)
         # One is told to end and finishes what it has, the other one is given no time for that.
         for one, how in zip(running, (signal.SIGTERM, signal.SIGKILL), strict=True):
             os.kill(one.process.pid, how)
-            one.process.wait(30)
+            one.process.join(30)
             before = len(done)
-            until(lambda before=before: len(done) > before + 20)
+            until(lambda before=before: len(done) > before + 8)
         stop.set()
         for thread in threads:
             thread.join()
@@ -188,7 +174,10 @@ def test_upstreams_that_end_or_are_killed_fail_no_request_without_a_first_byte()
 
 
 def test_streams_keep_alive_and_other_routes_go_through() -> None:
-    with servers_here(2, events=True) as upstreams, routing(upstreams) as proxy:
+    with (
+        servers_here(2, events=True) as upstreams,
+        running_proxy(upstreams[0], "--upstream", upstreams[1]) as proxy,
+    ):
         with httpx.Client(base_url=proxy.url, timeout=60) as client:
             assert client.get("/v1/models").json()["data"][0]["id"] == "paged-hash"
             body = {"model": "paged-hash", "prompt": "hello there", "max_tokens": 8, "stream": True}
@@ -202,6 +191,154 @@ def test_streams_keep_alive_and_other_routes_go_through() -> None:
         with closing(socket.create_connection(("127.0.0.1", proxy.port))) as raw:
             raw.sendall(b"\x00 no http at all\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 400")
+
+
+@contextlib.contextmanager
+def broken_upstream(
+    after_events: int, goes_on: threading.Event | None = None
+) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that is killed in every answer, after so many events; its address, and what it was asked.
+
+    Args:
+        goes_on: what it waits for before that.
+    """
+    asked: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (data := self.request.recv(65536)):
+                    return
+                head += data
+            if head.startswith(b"GET"):
+                self.request.sendall(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                return
+            asked.append(head)
+            if after_events:
+                event_stream = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+                self.request.sendall(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % event_stream)
+            for _ in range(after_events):
+                self.request.sendall(b"a\r\ndata: {}\n\n\r\n")
+            if goes_on is not None:
+                goes_on.wait(60)
+            # As of a process that is killed: a reset.
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_stream_that_breaks_is_an_error_and_is_not_asked_again() -> None:
+    with (
+        broken_upstream(3) as (one, asked),
+        broken_upstream(3) as (other, asked_too),
+        fleet_here([one, other]) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=30) as client,
+    ):
+        body = {"model": "m", "prompt": "x" * 100, "stream": True}
+        for _ in range(4):
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                assert answer.status_code == 200
+                with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+                    answer.read()
+        assert len(asked) + len(asked_too) == 4
+        until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
+
+
+def test_what_breaks_before_the_first_byte_is_asked_of_another_one() -> None:
+    with (
+        broken_upstream(0) as (broken, asked),
+        servers_here(1, events=False) as (well,),
+        fleet_here([broken, well]) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=30) as client,
+    ):
+        for number in range(8):
+            assert complete(client, f"prompt {number}")
+        assert len(asked) <= 8
+        until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
+
+
+def test_answers_of_a_killed_server_end_and_nothing_hangs() -> None:
+    with servers(1) as (killed,), fleet_here([killed.upstream, "http://127.0.0.1:9"]) as proxy:
+        ends: dict[bool, list[str]] = {True: [], False: []}
+        begun = threading.Semaphore(0)
+
+        def ask(streams: bool) -> None:
+            body = {"model": "paged-hash", "prompt": "on and on", "max_tokens": 3000, "stream": streams}
+            body["ignore_eos"] = True
+            try:
+                with httpx.stream("POST", f"{proxy.url}/v1/completions", json=body, timeout=60) as answer:
+                    for _ in answer.iter_lines():
+                        begun.release()
+                ends[streams].append(str(answer.status_code))
+            except httpx.TransportError as error:
+                ends[streams].append(type(error).__name__)
+
+        threads = [threading.Thread(target=ask, args=(streams,)) for streams in (True, False, True, False)]
+        for thread in threads:
+            thread.start()
+        assert all(begun.acquire(timeout=30) for _ in range(2))
+        until(lambda: proxy.fleet.states()[0].running == 4)
+        killed.process.kill()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        # Where nothing had come, the proxy answers itself: no upstream is left.
+        assert set(ends[False]) <= {"502", "503"}
+        assert {"ReadError", "RemoteProtocolError"} & set(ends[True])
+        assert [len(some) for some in ends.values()] == [2, 2]
+        until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
+
+
+def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
+    goes_on = threading.Event()
+    with (
+        broken_upstream(1, goes_on) as (begins, _),
+        broken_upstream(0, goes_on) as (waits, _),
+        fleet_here([begins, waits]) as proxy,
+    ):
+        asked: list[str] = []
+
+        def ask(text: str) -> None:
+            body = {"model": "m", "prompt": text * 20_000, "stream": True}
+            with contextlib.suppress(httpx.TransportError):
+                asked.append(httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=60).text)
+
+        threads = [threading.Thread(target=ask, args=(text,)) for text in "ab"]
+        for thread in threads:
+            thread.start()
+        until(lambda: [state.running for state in proxy.fleet.states()] == [1, 1])
+        until(lambda: proxy.fleet.states()[0].queue_s == 0)
+        assert [state.running for state in proxy.fleet.states()] == [1, 1]
+        assert proxy.fleet.states()[1].queue_s > 0
+        goes_on.set()
+        for thread in threads:
+            thread.join(30)
+        until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
+
+
+def test_connections_to_upstreams_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, connect = [], Upstream.connect
+
+    async def counted(self: Upstream) -> Any:
+        opened.append(str(self))
+        return await connect(self)
+
+    monkeypatch.setattr(Upstream, "connect", counted)
+    with (
+        servers_here(2, events=False) as upstreams,
+        fleet_here(upstreams) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=30) as client,
+    ):
+        for number in range(12):
+            complete(client, f"prompt {number}")
+        assert 1 <= len(opened) <= 2
 
 
 @pytest.mark.parametrize(
@@ -220,7 +357,7 @@ def test_an_upstream_given_twice_is_refused() -> None:
 
 def test_a_fleet_of_nobody_has_no_upstream() -> None:
     ports = free_ports(2)
-    with running_proxy(f"http://127.0.0.1:{ports[0]}", "--upstream", f"http://127.0.0.1:{ports[1]}") as proxy:
+    with fleet_here([f"http://127.0.0.1:{port}" for port in ports]) as proxy:
         answer = httpx.get(f"{proxy.url}/v1/models", timeout=30)
         assert answer.status_code in (502, 503)
         again = asyncio.run(_twice(proxy.url))

@@ -3,6 +3,7 @@
 import { lineChart, meter, shareBar } from "./charts.js";
 import { History, hitRates, latencyAt } from "./history.js";
 import { REASONS, compact, duration, el, number, pause, percent, plural, problem, reasonName } from "./ui.js";
+import { upstreamsPanel } from "./upstreams.js";
 
 const EVERY_MS = 2000;
 const ADVICE_EVERY = 5; // readings
@@ -54,10 +55,12 @@ export function mount(root, { api }) {
     format: duration,
   });
   const trouble = el("div");
+  const upstreams = upstreamsPanel();
   const chart = (title, picture) => el("section", { class: "panel", "aria-label": title }, el("h2", null, title), picture.node);
   root.append(
     el("h1", null, "Overview"),
     trouble,
+    upstreams.node,
     el("div", { class: "grid" }, ["hits", "ttft", "itl", "load"].map((name) => all[name].node)),
     el("div", { class: "grid wide" }, chart("Hit rate over time", rates), chart("Latency over time", times)),
     el("div", { class: "grid wide" }, ["missed", "breaks"].map((name) => all[name].node)),
@@ -76,6 +79,7 @@ export function mount(root, { api }) {
         history.add(cache, metrics);
         trouble.replaceChildren();
         show(all, history, advice);
+        upstreams.show(cache.upstreams ?? []);
         showCharts(rates, times, history);
       } catch (error) {
         if (!stop.signal.aborted && error.status !== 401) trouble.replaceChildren(problem(error));

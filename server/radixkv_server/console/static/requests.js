@@ -3,6 +3,7 @@
 import { meter } from "./charts.js";
 import { explained, inTree } from "./explain.js";
 import { clock, duration, el, number, percent, problem, reasonName, table } from "./ui.js";
+import { chosen } from "./upstreams.js";
 
 const KEPT = 200;
 
@@ -116,7 +117,7 @@ function details(request) {
     ...(request.cache_salt ? [["cache_salt", request.cache_salt]] : []),
     ["Prompt", `${number(size)} tokens`],
     ["Cached", cached === null ? "not admitted yet" : `${number(cached)} (${percent(cached / size)})`],
-    ...(request.expected_tokens === undefined ? [] : [["Expected", number(request.expected_tokens)], ["Upstream", request.upstream]]),
+    ...(request.expected_tokens === undefined ? [] : [["Expected", number(request.expected_tokens)], ...chosen(request)]),
     ...compared(request.comparison),
     ...cost(request.cost),
     ["Answer", `${number(request.completion_tokens)} tokens`],
