@@ -85,7 +85,7 @@ class TierWaits:
         if request.needs_prompt_logits:
             return False
         wait, loads = request.tier_wait, self._transfers.loads
-        now, matched = self._clock(), match.num_tokens
+        now, matched, step_s = self._clock(), match.num_tokens, 0.0
         if wait is None:
             wait = request.tier_wait = TierWait(now + self._deadline_s)
         elif wait.load is not None:  # that has ended, or the request would not be tried
@@ -93,10 +93,11 @@ class TierWaits:
                 wait.deadline = now + self._deadline_s
             wait.end(matched, now)
         elif wait.ask_at is not None:
-            wait.deadline += self.model_s - wait.model_s  # the engine came late, not the tier
+            step_s = self.model_s - wait.model_s  # meanwhile the tier could not say what it found
             wait.answered(now)
         wait.model_s = self.model_s
-        if now >= wait.deadline or (wait.is_over and not len(loads)):
+        deadline = wait.deadline + step_s
+        if now >= deadline or (wait.is_over and not len(loads)):
             wait.ask_at = None
             return False
         is_early = wait.ask_at is not None and now < wait.ask_at
@@ -108,21 +109,24 @@ class TierWaits:
         found = loads.load_of(run)
         if found is not None:
             load, end = found
-            load.deadline = min(load.deadline, wait.deadline)
+            load.deadline = min(load.deadline, deadline)
         elif wait.is_over:
             return False
         elif is_early:
             return self._asks_later(wait)
         else:
-            answer = loads.lookup(run, wait.deadline - now)
+            answer = loads.lookup(run, deadline - now)
             if answer.state is TierState.RETRY:
                 assert answer.tier is not None
+                if now >= wait.deadline:
+                    wait.ask_at = None
+                    return False
                 wait.ask_again(answer.tier.name, min(now + RETRY_S, wait.deadline), now)
                 return self._asks_later(wait)
             started = wait.ask_at = None
             if answer.tier is not None and answer.num_blocks:
                 part = run.part(0, answer.num_blocks)
-                started = loads.start(answer.tier, part, match, wait.deadline)
+                started = loads.start(answer.tier, part, match, deadline)
             if started is None:
                 wait.not_loaded = _not_loaded(answer, run) or wait.not_loaded
                 wait.is_over = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,17 @@ def test_a_step_of_the_engine_is_no_delay_of_the_tier():
     timing.tier.finish()
     outputs = run_all(timing.engine)
     assert sorted(output.num_cached_tokens for output in outputs.values()) == [0, 40]
+
+
+def test_beside_requests_that_decode_a_tier_that_never_answers_costs_no_more_than_the_deadline():
+    timing = Timing(0.03, 0.001, PROMPT)
+    timing.tier.answer = lambda run, count: TierState.RETRY if count else TierState.MISS
+    timing.engine.add_request([95] * 8, replace(GREEDY, max_tokens=60))
+    steps(timing.engine, 2)
+    waiting = timing.engine.add_request(PROMPT, GREEDY)
+    output = run_all(timing.engine)[waiting]
+    assert_right(output, num_cached_tokens=0)
+    assert output.tier_hits[0].seconds <= 0.2 + 0.03 + 0.001  # it is looked at between two steps
 
 
 def test_what_was_damaged_is_told():
