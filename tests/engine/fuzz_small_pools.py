@@ -16,8 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 os.environ["RADIXKV_CHECK_STEPS"] = "1"
 
+import torch
 from broken_redis import BrokenOutcome, run_over_redis
 from pool_traffic import Outcome, run
+
+TELL_S = 10.0  # between two lines of what was done so far
 
 
 def main() -> None:
@@ -33,10 +36,12 @@ def main() -> None:
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # on a busy machine threads that wait for each other cost most of the time
     if options.redis:
         over_redis(options.seed, options.requests, ahead=options.ahead)
         return
     total, seed, started = Outcome(), options.seed, time.monotonic()
+    tell_at = started
     while total.requests < options.requests:
         for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
             total.add(
@@ -52,7 +57,8 @@ def main() -> None:
                 )
             )
         seed += 1
-        if seed % 10 == 0:
+        if time.monotonic() >= tell_at:
+            tell_at = time.monotonic() + TELL_S
             print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
     print(f"{total}\nno difference")
 
