@@ -66,7 +66,8 @@ CDNA_TILES: dict[tuple[int, str], Tile] = AMPERE_TILES | {
 HOPPER_FEATURED_LONG = Tile(64, 64, 8, 3)
 #: The same where segments are folded one by one, too.
 HOPPER_FEATURED_SEGMENTS = Tile(32, 64, 8, 3)
-#: The same where the cache is quantised; short tiles then have as few keys.
+#: The same where the cache is quantised; short tiles then have as few keys, unless a layer has a window or
+#: softcap, too: with few keys the assembler wants four programs a multiprocessor there, and spills for it.
 HOPPER_QUANTIZED_LONG = Tile(64, 32, 8, 3)
 
 #: Ampere's long tile of 64 < head size <= 128 where the cache is quantised.
@@ -122,6 +123,7 @@ def launch_tile(
     if element_bytes != 2:
         return planned
     padded = head_size & (head_size - 1) != 0
+    few_keys = quantized and not (featured and planned.rows < HOPPER_QUANTIZED_LONG.rows)
     featured = featured or quantized or padded or block_size > 16
     if capability >= 90 and 64 < head_size <= 128 and (featured or by_segment):
         lower = HOPPER_FEATURED_LONG
@@ -131,7 +133,7 @@ def launch_tile(
             lower = HOPPER_QUANTIZED_LONG
         if planned.rows > lower.rows >= group_size:
             return lower
-        return replace(planned, keys=HOPPER_QUANTIZED_LONG.keys) if quantized else planned
+        return replace(planned, keys=HOPPER_QUANTIZED_LONG.keys) if few_keys else planned
     if CDNA < capability < 90 and 64 < head_size <= 128 and quantized:
         lower = AMPERE_QUANTIZED_LONG
         return lower if planned.rows > lower.rows >= group_size else planned
