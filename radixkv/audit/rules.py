@@ -41,6 +41,9 @@ SHOWN_CHARS = 240
 _BEFORE_CHARS = 80
 _BLOCK_UNITS = 16
 _AROUND_CHARS = 600  # on each side of a difference
+_MAX_DIFFERING = (
+    24_000  # characters of a message, from the first difference on, that are compared word by word
+)
 _BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
 _COMPARED_UNITS = 400_000  # of each side, after a break
 _MAX_COMPARED = (
@@ -361,10 +364,11 @@ def _around_difference(one: PromptParts, other: PromptParts) -> tuple[PromptPart
     start = max(0, common_length(a, b) - _AROUND_CHARS)
     a, b = a[start:], b[start:]
     after = max(0, common_length(a[::-1], b[::-1]) - _AROUND_CHARS)
-    if start + after < _AROUND_CHARS:
+    texts = a[: len(a) - after][:_MAX_DIFFERING], b[: len(b) - after][:_MAX_DIFFERING]
+    if start + len(a) + len(b) - len(texts[0]) - len(texts[1]) < _AROUND_CHARS:
         return one, other
     cut = []
-    for prompt, text in ((one, a[: len(a) - after]), (other, b[: len(b) - after])):
+    for prompt, text in zip((one, other), texts, strict=True):
         messages = list(prompt.messages)
         messages[at] = replace(messages[at], text=text)
         cut.append(replace(prompt, messages=tuple(messages)))
