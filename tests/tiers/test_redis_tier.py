@@ -220,7 +220,7 @@ def test_a_redis_without_memory_is_read_on(server, tier_of):
     [
         ("redis://localhost,secret=/no/such/file", "secret=/no/such/file: No such file"),
         ("redis://localhost,encrypt=yes", "encrypt must be on or off"),
-        ("redis://localhost,ttl=0", "ttl must be at least 1"),
+        ("redis://localhost,ttl=0", "ttl must be 1 to"),
         ("redis://localhost:port", "write redis://HOST"),
         ("redis://localhost,size=3", "option 'size' is not known; it takes secret, encrypt, ttl, long"),
     ],
