@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.errors import ConfigError
 from radixkv.events.block_keys import BlockKeys
 from radixkv.events.spec import EventsSpec, parse_events
@@ -242,7 +243,8 @@ class Fleet:
                 member.replica.keeps_prefixes = member.follower.has_heartbeat
         # What is no prompt goes to the upstream that has least to do.
         units = [0] if prompt is None else prompt.units or [0]
-        session, namespace = (None, "") if prompt is None else (prompt.session, prompt.namespace)
+        session = None if prompt is None else prompt.session
+        namespace: NamespaceName = "" if prompt is None else prompt.namespace
         route = self._router.route(
             units, time.monotonic(), namespace=namespace, session=session, excluded=excluded
         )

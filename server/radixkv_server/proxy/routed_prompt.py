@@ -112,7 +112,9 @@ class PromptReader:
             record = await asyncio.to_thread(read) if len(body) > _LONG_BODY else read()
         except (ValueError, RecursionError):
             return None
-        data, told, impossible = record.body, None, set()
+        data = record.body
+        told: _Told | None = None
+        impossible = set[str]()
         asks_all = _goes_on(data)
         for address in tokenizers:
             if told is not None and not asks_all:
@@ -126,7 +128,7 @@ class PromptReader:
         streams = data.get("stream") is True
         session = conversation_in(headers) or record.conversation or None
         if told is None:
-            namespace = ("", record.salt) if record.salt else ""
+            namespace: NamespaceName = ("", record.salt) if record.salt else ""
             return RoutedPrompt(_pieces(record), False, streams, session, namespace)
         return RoutedPrompt(told.tokens, True, streams, session, told.namespace, frozenset(impossible))
 
