@@ -7,6 +7,7 @@
 | ttft_by_hit_ratio.svg, throughput_by_share.svg | `python -m benchmarks.hit_ratio` |
 | host_cost_by_cached_blocks.png | `python -m benchmarks.host_scale` |
 | ttft_by_working_set.svg | `python -m benchmarks.tiers` |
+| replicas.svg | `python -m benchmarks.cluster` |
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from radixkv.tools.cluster.figures import ClusterFigures
+from radixkv.tools.cluster.plots import cluster_figure
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +40,12 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     pyplot.rcParams["svg.hashsalt"] = "radixkv"  # the same figures give the same file
-    written = (("hit_ratio", hit_ratio_plots), ("host_scale", host_scale_plots), ("tiers", tier_plots))
+    written = (
+        ("hit_ratio", hit_ratio_plots),
+        ("host_scale", host_scale_plots),
+        ("tiers", tier_plots),
+        ("cluster", cluster_plots),
+    )
     for name, plots in written:
         result = json.loads((arguments.results / f"{name}.json").read_text(encoding="utf-8"))
         for file, figure in plots(result).items():
@@ -89,6 +98,11 @@ def tier_plots(result: dict[str, Any]) -> dict[str, Figure]:
     axes.set_xticks(range(len(sizes)), [name.removesuffix("x") for name in sizes])
     axes.legend(fontsize=8)
     return {"ttft_by_working_set.svg": figure}
+
+
+def cluster_plots(result: dict[str, Any]) -> dict[str, Figure]:
+    """What one to 64 replicas carry and find, by routing policy."""
+    return {"replicas.svg": cluster_figure([ClusterFigures(**row) for row in result["growth"]])}
 
 
 def _about(result: dict[str, Any]) -> str:

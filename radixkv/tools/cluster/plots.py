@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from radixkv.tools.cluster.figures import ClusterFigures
 from radixkv.tools.replay.plots import require_matplotlib
@@ -16,12 +17,22 @@ _PANELS = (
 
 
 def plot_cluster(rows: Sequence[ClusterFigures], path: Path) -> None:
-    """Write three panels a trace, over the number of replicas, a line per routing policy.
+    """Write the file of `--plot`.
 
     Raises:
         ConfigError: matplotlib is not installed, or can't write that kind of file.
     """
-    figure_class = require_matplotlib(path)
+    require_matplotlib(path)
+    cluster_figure(rows).savefig(path, dpi=130)
+
+
+def cluster_figure(rows: Sequence[ClusterFigures]) -> Any:
+    """Three panels a trace, over the number of replicas, a line per routing policy: a figure of matplotlib.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    figure_class = require_matplotlib()
     traces = list(dict.fromkeys(row.trace for row in rows)) or [""]
     figure = figure_class(figsize=(13, 3.8 * len(traces)), layout="constrained")
     for line, trace in enumerate(traces):
@@ -41,4 +52,4 @@ def plot_cluster(rows: Sequence[ClusterFigures], path: Path) -> None:
             axes.set_title(trace)
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
-    figure.savefig(path, dpi=130)
+    return figure
