@@ -229,9 +229,11 @@ def broken_upstream(
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_stream_that_breaks_is_an_error_and_is_not_asked_again() -> None:
@@ -306,20 +308,22 @@ def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
         asked: list[str] = []
 
         def ask(text: str) -> None:
-            body = {"model": "m", "prompt": text * 20_000, "stream": True}
+            body = {"model": "m", "prompt": text * 300_000, "stream": True}  # a queue of half a minute
             with contextlib.suppress(httpx.TransportError):
                 asked.append(httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=60).text)
 
         threads = [threading.Thread(target=ask, args=(text,)) for text in "ab"]
         for thread in threads:
             thread.start()
-        until(lambda: [state.running for state in proxy.fleet.states()] == [1, 1])
-        until(lambda: proxy.fleet.states()[0].queue_s == 0)
-        assert [state.running for state in proxy.fleet.states()] == [1, 1]
-        assert proxy.fleet.states()[1].queue_s > 0
-        goes_on.set()
-        for thread in threads:
-            thread.join(30)
+        try:
+            until(lambda: [state.running for state in proxy.fleet.states()] == [1, 1])
+            until(lambda: proxy.fleet.states()[0].queue_s == 0)
+            assert [state.running for state in proxy.fleet.states()] == [1, 1]
+            assert proxy.fleet.states()[1].queue_s > 0
+        finally:
+            goes_on.set()
+            for thread in threads:
+                thread.join(30)
         until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
 
 
