@@ -195,12 +195,13 @@ def test_streams_keep_alive_and_other_routes_go_through() -> None:
 
 @contextlib.contextmanager
 def broken_upstream(
-    after_events: int, goes_on: threading.Event | None = None
+    after_events: int, goes_on: threading.Event | None = None, begins: threading.Event | None = None
 ) -> Iterator[tuple[str, list[bytes]]]:
     """A server that is killed in every answer, after so many events; its address, and what it was asked.
 
     Args:
         goes_on: what it waits for before that.
+        begins: what it waits for before it answers.
     """
     asked: list[bytes] = []
 
@@ -215,6 +216,8 @@ def broken_upstream(
                 self.request.sendall(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 return
             asked.append(head)
+            if begins is not None:
+                begins.wait(60)
             if after_events:
                 event_stream = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
                 self.request.sendall(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % event_stream)
@@ -299,11 +302,11 @@ def test_answers_of_a_killed_server_end_and_nothing_hangs() -> None:
 
 
 def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
-    goes_on = threading.Event()
+    goes_on, begins = threading.Event(), threading.Event()
     with (
-        broken_upstream(1, goes_on) as (begins, _),
+        broken_upstream(1, goes_on, begins) as (answers, _),
         broken_upstream(0, goes_on) as (waits, _),
-        fleet_here([begins, waits]) as proxy,
+        fleet_here([answers, waits]) as proxy,
     ):
         asked: list[str] = []
 
@@ -317,10 +320,12 @@ def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
             thread.start()
         try:
             until(lambda: [state.running for state in proxy.fleet.states()] == [1, 1])
+            begins.set()
             until(lambda: proxy.fleet.states()[0].queue_s == 0)
             assert [state.running for state in proxy.fleet.states()] == [1, 1]
             assert proxy.fleet.states()[1].queue_s > 0
         finally:
+            begins.set()
             goes_on.set()
             for thread in threads:
                 thread.join(30)
