@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -89,10 +90,11 @@ def test_commands_say_what_to_install(line: str) -> None:
     assert "pip install 'radixkv[cpu]'" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("line", ["--help", "serve --help", "keys new ada"])
+@pytest.mark.parametrize("line", ["--help", "serve --help", "keys new ada", "audit --example"])
 def test_what_needs_no_model_works(line: str) -> None:
     done = run_command(*line.split())
     assert done.returncode == 0, done.stderr
+    assert "'radixkv'" not in done.stdout, "the extra is named in the help, too"
 
 
 def test_what_serving_needs_is_what_the_extras_bring() -> None:
@@ -151,6 +153,11 @@ def test_the_wheel_alone_is_small_and_works(bare: Path, tmp_path: Path) -> None:
             answer = httpx.post(f"{proxy.url}/v1/chat/completions/length", content=body)
             assert answer.content == b"hello"
     assert "hello" in record.read_text()
+    report = tmp_path / "report.json"
+    for source in ("--example", str(record)):
+        done = run(bare, "-I", "-m", "radixkv", "audit", source, "--json", str(report), folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(report.read_text())["requests"]
     done = run(bare, "-I", "-m", "radixkv", "serve", folder=tmp_path)
     assert done.returncode == 2
     assert "pip install 'radixkv[cpu]'" in done.stderr

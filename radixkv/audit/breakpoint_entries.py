@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -97,18 +98,29 @@ class BreakpointEntries:
         return Found(best, expired, since, running, written, len(breakpoints))
 
     def note(self, record: Record, chain: list[bytes], found: Found, now: float, available: float) -> None:
-        """A prompt has read and written what it found. O(its breakpoints)."""
-        if found.block >= 0:
-            entry = self._entries[chain[found.block]]
+        """A prompt has read and written what it found. O(its breakpoints).
+
+        Args:
+            available: when what it writes can be read; infinite: that is told by noting it again.
+        """
+        entry = self._entries.get(chain[found.block]) if found.block >= 0 else None
+        if entry is not None:
             self._entries[chain[found.block]] = entry._replace(used=max(now, entry.used))
             self._entries.move_to_end(chain[found.block])
         for at, ttl in found.written:
             known = self._entries.get(chain[at])
-            if known is None or known.used + known.ttl < now:
+            if known is None or known.available == math.inf or known.used + known.ttl < now:
                 self._entries[chain[at]] = Entry(ttl, available, now)
             self._entries.move_to_end(chain[at])
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
+
+    def forget_running(self, chain: list[bytes], found: Found) -> None:
+        """Nothing is written by a prompt that was noted, since it failed."""
+        for at, _ in found.written:
+            known = self._entries.get(chain[at])
+            if known is not None and known.available == math.inf:
+                del self._entries[chain[at]]
 
 
 def _last_cacheable(record: Record) -> int:

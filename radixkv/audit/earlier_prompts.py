@@ -109,10 +109,7 @@ class EarlierPrompts:
     def add(self, prompt: EarlierPrompt, chain: list[bytes], answer: tuple[Block, ...]) -> None:
         """Keep a prompt; what it goes on after needs to be kept no longer, the oldest ones go."""
         same, family = self._keys(prompt.record)
-        said = next((b.text for b in reversed(answer) if len(b.text) >= _MIN_CHARS), "")
-        if said:
-            same.append(_key(b"assistant", said))
-        prompt.known_by = (*chain, *same, *family)
+        prompt.known_by = (*chain, *same, *_said(answer), *family)
         text, units = len(prompt.units.text), len(prompt.units.units.data)
         blocks = len(prompt.record.blocks) * (_OBJECT_BYTES + _KEY_BYTES)
         # The body, the text made of it, and the units.
@@ -124,6 +121,13 @@ class EarlierPrompts:
         while self._bytes > self._max_bytes and len(self._latest) > 1:
             self.drop(next(iter(self._latest.values())))
 
+    def answered(self, prompt: EarlierPrompt, answer: tuple[Block, ...]) -> None:
+        """The answer to a prompt that is kept is known by now."""
+        if id(prompt) in self._latest:
+            for key in _said(answer):
+                self._by_key[key] = prompt
+                prompt.known_by = (*prompt.known_by, key)
+
     def drop(self, prompt: EarlierPrompt) -> None:
         """Keep a prompt no longer."""
         if self._latest.pop(id(prompt), None) is None:
@@ -132,6 +136,12 @@ class EarlierPrompts:
         for key in prompt.known_by:
             if self._by_key.get(key) is prompt:
                 del self._by_key[key]
+
+
+def _said(answer: tuple[Block, ...]) -> list[bytes]:
+    """Keys of what the assistant said."""
+    said = next((b.text for b in reversed(answer) if len(b.text) >= _MIN_CHARS), "")
+    return [_key(b"assistant", said)] if said else []
 
 
 def _key(kind: bytes, *texts: str) -> bytes:

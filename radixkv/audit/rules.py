@@ -7,6 +7,7 @@ is blamed without evidence: what is not recorded stays `unknown`.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -94,6 +95,41 @@ class Observation:
     reported_prompt: int | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Looked:
+    """A prompt, and what there was of it when it came.
+
+    Attributes:
+        chain: see `chain_of`.
+        earlier: the prompt that it should go on after; is_after_running: that had no answer yet.
+        in_tree: units that the tree had; evicted: it had had more.
+        steady, place: units and characters that it shares with the earlier one.
+        found: of what is held at breakpoints alone; None: these rules hold all prefixes.
+    """
+
+    record: Record
+    units: PromptUnits
+    chain: list[bytes]
+    now: float
+    earlier: EarlierPrompt | None
+    is_after_running: bool
+    conversation: str
+    in_tree: int
+    evicted: bool
+    steady: int
+    place: int
+    found: Found | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """A request whose answer has not ended: what is expected of it, and what `Rules.end` needs of it."""
+
+    observation: Observation
+    looked: Looked
+    kept: EarlierPrompt
+
+
 class Rules:
     """Observes the requests of a log one after the other, in the order of their beginning.
 
@@ -136,35 +172,107 @@ class Rules:
         Raises:
             NoRequest: its prompt can't be rendered.
         """
-        rules = self.rule_set
-        if not rules.tools_first and record.tools:
+        looked = self._look(record)
+        observation = self._observation(looked)
+        available = _available(looked.record)
+        if looked.found is not None and not record.failed:
+            when = looked.now if available is None else available
+            self._entries.note(looked.record, looked.chain, looked.found, looked.now, when)
+        if not record.failed:
+            self._keep(looked, available)
+            self._supersede(looked)
+        return observation
+
+    def begin(self, record: Record) -> Begun:
+        """As `observe`, of a request without its answer: later ones find it from now on. `end` it once.
+
+        Raises:
+            NoRequest: its prompt can't be rendered.
+        """
+        looked = self._look(record, grows=False)
+        observation = self._observation(looked)
+        if looked.found is not None:
+            self._entries.note(looked.record, looked.chain, looked.found, looked.now, math.inf)
+        return Begun(observation, looked, self._keep(looked, math.inf))
+
+    def end(self, begun: Begun, record: Record) -> Observation:
+        """What these rules make of a request that was begun, now that its answer is known. O(its size).
+
+        What it could find was settled when it began; the answer tells of how many tokens that was.
+        """
+        looked, kept = begun.looked, begun.kept
+        whole = replace(record, blocks=looked.record.blocks)
+        units = self.coding.encode(whole)
+        _, evicted = self._grow(whole, units)
+        looked = replace(looked, record=whole, units=units, evicted=evicted)
+        available = _available(whole)
+        if looked.found is not None and record.failed:
+            self._entries.forget_running(looked.chain, looked.found)
+        elif looked.found is not None:
+            when = looked.now if available is None else available
+            self._entries.note(whole, looked.chain, looked.found, looked.now, when)
+        if record.failed:
+            self._earlier.drop(kept)
+        else:
+            kept.record, kept.units, kept.available = replace(whole, body={}), units, available
+            self._earlier.answered(kept, whole.answer)
+            self._supersede(looked)
+        return self._observation(looked)
+
+    def _look(self, record: Record, *, grows: bool = True) -> Looked:
+        """Everything that a prompt finds when it comes.
+
+        Args:
+            grows: it is in the tree from then on, unless it failed; else a running one before it counts.
+        """
+        if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
         units = self.coding.encode(record)
         chain = chain_of(record)
         now = self._now if record.time is None else record.time
         self._now = max(self._now, now)
         earlier, conversation = self._earlier.find(record, chain)
-        in_tree, evicted = self._grow(record, units)
+        is_running = earlier is not None and earlier.available == math.inf
+        steady, place = _shared(earlier, units)
+        if grows:
+            in_tree, evicted = self._grow(record, units)
+        else:
+            in_tree, evicted = self.cache.match(units.units, self._namespace(record)).num_tokens, False
+            in_tree = max(in_tree, steady if is_running else 0)
+        found = None
+        if self.rule_set.matching != "prefix":
+            tokens = [units.tokens_at(end) for end in units.block_ends]
+            found = self._entries.read(record, chain, tokens, now)
+        return Looked(
+            record,
+            units,
+            chain,
+            now,
+            earlier,
+            is_running,
+            conversation,
+            in_tree,
+            evicted,
+            steady,
+            place,
+            found,
+        )
+
+    def _observation(self, looked: Looked) -> Observation:
+        """What is made of it. Changes nothing."""
+        record, units, found, earlier = looked.record, looked.units, looked.found, looked.earlier
         told = record.usage.prompt
         total = told if told and not units.is_exact else units.num_tokens
         rate = units.tokens_per_unit
-        steady, place = _shared(earlier, units)
-        if rules.matching == "prefix":
-            found = None
-            cached = self._in_blocks(in_tree * rate, total)
+        if found is None:
+            cached = self._in_blocks(looked.in_tree * rate, total)
         else:
-            tokens = [units.tokens_at(end) for end in units.block_ends]
-            found = self._entries.read(record, chain, tokens, now)
-            cached = min(round(tokens[found.block]), total) if found.block >= 0 else 0
-        shared = max(round(in_tree * rate), round(steady * rate))
-        judged = self._judge(record, units, earlier, steady, place, found, cached, total, evicted)
-        reason, breaker, lost, (before, old, new) = judged
-        available = self._note(record, chain, found, now)
-        kept = EarlierPrompt(replace(record, body={}), units, conversation, (), available)
-        if not record.failed:
-            self._keep(kept, chain, earlier, steady)
+            end = units.block_ends[found.block] if found.block >= 0 else 0
+            cached = min(round(units.tokens_at(end)), total)
+        shared = max(round(looked.in_tree * rate), round(looked.steady * rate))
+        reason, breaker, lost, (before, old, new) = self._judge(looked, cached, total)
         return Observation(
-            conversation=conversation,
+            conversation=looked.conversation,
             prompt_tokens=total,
             is_estimate=not units.is_exact,
             shared_tokens=min(shared, total),
@@ -172,7 +280,7 @@ class Rules:
             best_tokens=min(total, cached + lost) if reason == "broken" else cached,
             reported_tokens=record.usage.cached,
             reason=reason,
-            fault=self._fault(record, reason, cached, units, earlier),
+            fault=self._fault(looked, reason, cached),
             breaker=breaker,
             before=before,
             old=old,
@@ -191,7 +299,7 @@ class Rules:
 
         Of a request that failed nothing was computed.
         """
-        namespace = (record.key if self.rule_set.by_key else "", record.salt, record.model)
+        namespace = self._namespace(record)
         data = units.units
         if not len(data):
             return 0, False
@@ -215,18 +323,13 @@ class Rules:
         lease.release()
         return match.num_tokens, evicted
 
+    def _namespace(self, record: Record) -> tuple[str, str, str]:
+        return (record.key if self.rule_set.by_key else "", record.salt, record.model)
+
     def _in_blocks(self, tokens: float, total: int) -> int:
         """Tokens of a prefix that a hit is made of: whole blocks, and never all of the prompt."""
         most = min(int(tokens + 1e-6), total - 1)
         return max(0, most - most % self.rule_set.block_tokens)
-
-    def _note(self, record: Record, chain: list[bytes], found: Found | None, now: float) -> float | None:
-        """Entries are read and written; when what is written can be read, None: not known."""
-        waits = record.first_seconds if record.first_seconds is not None else record.seconds
-        available = None if record.time is None or waits is None else record.time + waits
-        if found is not None and not record.failed:
-            self._entries.note(record, chain, found, now, now if available is None else available)
-        return available
 
     def _written(self, found: Found | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
         """Tokens that are written for each time to live: those after what was read, or after one before."""
@@ -239,32 +342,29 @@ class Rules:
             before = end
         return tuple(written)
 
-    def _keep(
-        self, prompt: EarlierPrompt, chain: list[bytes], earlier: EarlierPrompt | None, steady: int
-    ) -> None:
-        if (
-            earlier is not None
-            and prompt.conversation == earlier.conversation
-            and not _parts(earlier, prompt.units, steady)
-        ):
+    def _keep(self, looked: Looked, available: float | None) -> EarlierPrompt:
+        """Later prompts can go on after this one."""
+        record = replace(looked.record, body={})
+        kept = EarlierPrompt(record, looked.units, looked.conversation, (), available)
+        self._earlier.add(kept, looked.chain, looked.record.answer)
+        return kept
+
+    def _supersede(self, looked: Looked) -> None:
+        """What a prompt of the same conversation goes on after needs to be kept no longer."""
+        earlier = looked.earlier
+        if earlier is None or looked.conversation != earlier.conversation:
+            return
+        if not _parts(earlier, looked.units, looked.steady):
             self._earlier.drop(earlier)
-        self._earlier.add(prompt, chain, prompt.record.answer)
 
     # ------------------------------------------------------------------ why
 
     def _judge(
-        self,
-        record: Record,
-        units: PromptUnits,
-        earlier: EarlierPrompt | None,
-        steady: int,
-        place: int,
-        found: Found | None,
-        cached: int,
-        total: int,
-        evicted: bool,
+        self, looked: Looked, cached: int, total: int
     ) -> tuple[Reason, Breaker | None, int, tuple[str, str, str]]:
         """Why no more was found, what breaks the prompt, tokens lost by it, and the texts there."""
+        record, units, earlier, found = looked.record, looked.units, looked.earlier, looked.found
+        steady, place = looked.steady, looked.place
         rate, none = units.tokens_per_unit, ("", "", "")
         if earlier is not None and _parts(earlier, units, steady):
             breaker = self._breaker(record, earlier, units, place)
@@ -291,7 +391,7 @@ class Rules:
                 minimum = self.rule_set.minimum(record.model)
                 reason: Reason = "too_short" if within < minimum else "no_breakpoint"
                 return reason, None, missed if reason == "no_breakpoint" else 0, none
-        elif missed > slack and evicted:
+        elif missed > slack and looked.evicted:
             return "evicted", make_breaker("evicted"), missed, none
         return ("first" if earlier is None or not cached else "hit"), None, 0, none
 
@@ -316,26 +416,24 @@ class Rules:
         one, other = (EncodedTokens(each.data[compared]) for each in (new, old))
         return round((steady + same_later(one, other)) * units.tokens_per_unit)
 
-    def _fault(
-        self,
-        record: Record,
-        reason: Reason,
-        cached: int,
-        units: PromptUnits,
-        earlier: EarlierPrompt | None,
-    ) -> Fault:
+    def _fault(self, looked: Looked, reason: Reason, cached: int) -> Fault:
         """What is to blame for tokens that were not found, by evidence."""
         if reason == "broken":
             return "prompt"
-        told, prompt = record.usage.cached, record.usage.prompt
+        units, earlier = looked.units, looked.earlier
+        told, prompt = looked.record.usage.cached, looked.record.usage.prompt
         slack = self.rule_set.block_tokens
         if prompt and units.is_exact and prompt != units.num_tokens:  # they count in other tokens
             cached = cached * prompt // units.num_tokens
         if not units.is_exact or (prompt and prompt != units.num_tokens):
             slack = max(128, cached // 50)
         if told is not None and told + slack < cached:
+            if looked.is_after_running:
+                return "client"  # what it shares was being computed for another request
             # These rules find it, and its time is known: the prompt was steady.
-            is_timed = record.time is not None and earlier is not None and earlier.record.time is not None
+            is_timed = (
+                looked.record.time is not None and earlier is not None and earlier.record.time is not None
+            )
             return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
         by_reason: dict[str, Fault] = {
             "expired": "time",
@@ -344,6 +442,12 @@ class Rules:
             "concurrent": "client",
         }
         return by_reason.get(reason, "none")
+
+
+def _available(record: Record) -> float | None:
+    """When what a request wrote can be read; None: not known."""
+    waits = record.first_seconds if record.first_seconds is not None else record.seconds
+    return None if record.time is None or waits is None else record.time + waits
 
 
 def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
+from rich.markup import escape
 
 import radixkv
 from radixkv.config import EMBEDDED_MODEL
@@ -102,7 +103,7 @@ def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
 
         app.command(
             name,
-            help=f"{missing}.",
+            help=escape(f"{missing}."),  # of `[cpu]` markup would leave nothing
             add_help_option=False,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )(refuse)

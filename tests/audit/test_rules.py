@@ -9,6 +9,7 @@ import pytest
 
 from radixkv.audit.exchange import make_record
 from radixkv.audit.prompt_units import byte_coding
+from radixkv.audit.record import Record
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.audit.rules import Observation, Rules
 
@@ -263,3 +264,44 @@ def test_openais_entries_stay_half_an_hour_after_their_last_use() -> None:
     rules = by_bytes("openai")
     cached(rules, openai(20, ttl="12h"))
     assert cached(rules, openai(20, ttl="12h"), 43000.0) > 0
+
+
+@pytest.mark.parametrize("name", ["radixkv", "anthropic"])
+def test_what_is_expected_is_settled_when_a_request_begins(name: str) -> None:
+    """One is asked while the other has no answer: their ends, in either order, change nothing of that."""
+    head = {"role": "system", "content": "You are the harbour master of Bergen. " * 600}
+
+    def asked(text: str, start: float, *, ended: bool) -> Record:
+        body: dict[str, Any] = {"model": "claude-sonnet-4-5", "max_tokens": 5}
+        body["system"] = [{"type": "text", "text": head["content"], "cache_control": {"type": "ephemeral"}}]
+        body["messages"] = [{"role": "user", "content": text}]
+        usage = {"input_tokens": 5000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+        answer = {"type": "message", "content": [{"type": "text", "text": "Yes."}], "usage": usage}
+        times = {"time": start, "seconds": 9.0, "first_seconds": 8.0} if ended else {"time": start}
+        return make_record(body, answer if ended else None, path="/v1/messages", **times)
+
+    rules = Rules(rule_set(name))
+    one = rules.begin(asked("Which ships?", 100.0, ended=False))
+    two = rules.begin(asked("Which pilots?", 101.0, ended=False))
+    assert one.observation.cached_tokens == 0
+    last = rules.end(two, asked("Which pilots?", 101.0, ended=True))
+    first = rules.end(one, asked("Which ships?", 100.0, ended=True))
+    assert first.cached_tokens == 0
+    assert first.reason == "first"
+    assert last.fault == "client", "its prefix was being computed: the upstream did not miss"
+    later = rules.observe(asked("Which cranes?", 120.0, ended=True))
+    assert later.cached_tokens > 4000
+    assert later.fault == "provider"
+
+
+@pytest.mark.parametrize("name", ["radixkv", "anthropic"])
+def test_what_was_begun_and_failed_leaves_nothing(name: str) -> None:
+    rules = Rules(rule_set(name))
+    sent = blocks(20, (19,))
+    begun = rules.begin(make_record(sent, time=0.0))
+    refused = {"error": {"type": "rate_limit_error", "message": "later"}}
+    rules.end(begun, make_record(sent, refused, time=0.0, seconds=0.1, failed=True))
+    again = rules.begin(make_record(sent, time=1.0))
+    assert again.observation.cached_tokens == 0
+    rules.end(again, make_record(sent, time=1.0, seconds=0.1))
+    assert cached(rules, sent, 2.0) > 0

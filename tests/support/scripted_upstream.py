@@ -111,6 +111,22 @@ def _reset(conversation: Conversation, before: bytes) -> None:
     conversation.reset()
 
 
+def _after_end(conversation: Conversation) -> None:
+    while conversation.request.recv(65536):
+        pass
+    conversation.send(HEAD + b"Content-Length: 4\r\n\r\nlate")
+    raise ConnectionAbortedError
+
+
+def _ended(conversation: Conversation) -> None:
+    conversation.send(HEAD + b"Content-Length: 2\r\n\r\nok")
+    conversation.request.shutdown(socket.SHUT_WR)
+    rest = b""
+    while data := conversation.request.recv(65536):
+        rest += data
+    conversation.server.received.append(rest)
+
+
 SCRIPTS: dict[str, Script] = {
     "length": lambda it: it.send(HEAD + b"Content-Length: 5\r\n\r\nhello"),
     "none": lambda it: it.send(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n"),
@@ -143,6 +159,8 @@ SCRIPTS: dict[str, Script] = {
     "reset": lambda it: it.reset(),
     "reset_head": lambda it: _reset(it, b"HTTP/1.1 200 OK\r\n"),
     "reset_body": lambda it: _reset(it, CHUNKED + chunk(b"data: 1\n\n")),
+    "after_end": _after_end,
+    "last_ended": _ended,
     "hang": lambda it: it.wait_for_end(),
     "endless": lambda it: (it.send(CHUNKED + chunk(b"data: 1\n\n")), it.wait_for_end())[0],
 }

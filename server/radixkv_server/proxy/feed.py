@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import pickle
+import re
 import struct
 import sys
 import time
@@ -24,6 +25,7 @@ from radixkv_server.proxy.passage import Passage
 
 logger = logging.getLogger(__name__)
 
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)  # of the environment
 _LENGTH = struct.Struct("<Q")
 _RESTART_S = 1.0  # doubled with each restart that follows soon
 _MAX_RESTART_S = 60.0
@@ -32,9 +34,11 @@ _SOON_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the observer is told of a request.
+    """What the observer is told of a request: once it is asked, and again when its answer has ended.
 
     Attributes:
+        number: the same both times.
+        has_ended: its answer has.
         conversation: what its headers call it; empty: nothing.
         secrets: to be removed from all texts.
         is_whole: the answer was.
@@ -42,7 +46,9 @@ class Seen:
         num_dropped: requests that it was not told of, so far.
     """
 
+    number: int
     exchange: Exchange
+    has_ended: bool
     upstream: str
     conversation: str
     secrets: tuple[str, ...]
@@ -84,15 +90,24 @@ class Feed:
         finally:
             await self._stop()
 
+    def begin(self, passage: Passage) -> None:
+        """Tell of a request that is whole. Never waits."""
+        self._put(passage, has_ended=False)
+
     def put(self, passage: Passage) -> None:
         """Tell of a request whose answer has ended. Never waits."""
+        self.num_dropped += not self._put(passage, has_ended=True)
+
+    def _put(self, passage: Passage, *, has_ended: bool) -> bool:
         exchange, pipe = passage.exchange(), self._pipe
-        is_full = pipe is None or pipe.is_closing() or pipe.get_write_buffer_size() > self._max_bytes
-        if exchange is None or pipe is None or is_full:
-            self.num_dropped += 1
-            return
+        if exchange is None or pipe is None or pipe.is_closing():
+            return False
+        if pipe.get_write_buffer_size() > self._max_bytes:
+            return False
         seen = Seen(
+            passage.number,
             exchange,
+            has_ended,
             passage.upstream,
             passage.conversation,
             passage.secrets,
@@ -101,6 +116,7 @@ class Feed:
             passage.choice,
         )
         pipe.write(_frame(seen))
+        return True
 
     def put_states(self, states: list[UpstreamState]) -> None:
         """Tell how the upstreams are. Never waits."""
@@ -110,7 +126,8 @@ class Feed:
 
     async def _start(self) -> None:
         command = (sys.executable, "-m", "radixkv_server.proxy.observer")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, env=environment
         )

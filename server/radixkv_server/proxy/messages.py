@@ -114,7 +114,7 @@ class AnswerWatch:
 
     Args:
         on_end: called with a request's passage once its answer is whole.
-        on_switch: called when the connection leaves HTTP.
+        on_switch: called when the connection leaves HTTP, or what comes is none.
     """
 
     def __init__(self, on_end: Callable[[Passage], None], on_switch: Callable[[], None]) -> None:
@@ -123,11 +123,6 @@ class AnswerWatch:
         self._on_switch = on_switch
         self._open: deque[tuple[RequestHead, Passage]] = deque()
         self._parser: h11.Connection | None = None
-
-    @property
-    def open(self) -> int:
-        """Requests without a whole answer."""
-        return len(self._open)
 
     def expect(self, head: RequestHead, passage: Passage) -> None:
         """An answer to this request will come."""
@@ -145,6 +140,7 @@ class AnswerWatch:
                     return
             except h11.ProtocolError:
                 self.is_opaque = True
+                self._on_switch()
                 return
             data = self._parser.trailing_data[0]
             self._parser = None

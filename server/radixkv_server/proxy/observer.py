@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.audit.prices import Prices
+from radixkv.audit.record import Record
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
@@ -60,6 +61,7 @@ class Observer:
 
     def __init__(self, settings: ObserverSettings) -> None:
         self._file: RecordFile | None = None
+        self._num_unwritten = 0  # since the record could be written last
         if settings.record is not None:
             redaction = Redaction(settings.redaction_key) if settings.redact else None
             self._file = RecordFile(settings.record, settings.record_bytes, settings.record_files, redaction)
@@ -71,18 +73,30 @@ class Observer:
             start_console(self._watched, settings.prices, settings.host, settings.console_port)
 
     def take(self, seen: Seen) -> None:
-        """A request whose answer has ended; what is no request to a model is passed over."""
+        """A request, asked or with its answer; what is no request to a model is passed over."""
         try:
             record = seen.exchange.record()
         except NoRequest:
             return
-        if self._file is not None:
-            try:
-                self._file.write(seen, record)
-            except OSError as error:
-                logger.warning("--record: %s", error.strerror or error)
-        if self._watched is not None:
+        if self._file is not None and seen.has_ended:
+            self._write(self._file, seen, record)
+        if self._watched is not None and seen.has_ended:
             self._watched.take(seen, record)
+        elif self._watched is not None:
+            self._watched.begin(seen, record)
+
+    def _write(self, file: RecordFile, seen: Seen, record: Record) -> None:
+        """Append to the record; a fault is told once, and how much it cost when it is over."""
+        try:
+            file.write(seen, record)
+        except OSError as error:
+            if not self._num_unwritten:
+                logger.warning("--record: %s; requests are not recorded", error.strerror or error)
+            self._num_unwritten += 1
+        else:
+            if self._num_unwritten:
+                logger.warning("--record: requests are recorded again, after %d lost", self._num_unwritten)
+            self._num_unwritten = 0
 
     def take_states(self, states: list[UpstreamState]) -> None:
         """How the upstreams are now, where there are several."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import ClassVar
 from urllib.parse import unquote_plus
 
 from radixkv.audit.exchange import SECRET_HEADERS, SECRET_PARAMETERS, Exchange, conversation_in, key_digest
 from radixkv_server.proxy.fleet_state import Choice
 
 _SCHEMES = ("bearer ", "basic ", "token ")
+_MAX_OPEN_BYTES = 512 * 1024 * 1024  # of bodies, of all requests whose answers have not ended
+_numbers = count(1)
 _MIN_SECRET = 8  # characters: shorter ones can't be told from other text
 
 
@@ -20,13 +24,20 @@ class Passage:
 
     Args:
         max_bytes: of each body that are kept: of what is longer, nothing is.
+
+    Attributes:
+        number: tells it from all others of this process.
+        open_bytes: of bodies that are kept of all requests whose answers have not ended.
     """
+
+    open_bytes: ClassVar[int] = 0
 
     path: str
     headers: dict[str, str]
     upstream: str
     max_bytes: int
     started: float = field(default_factory=time.time)
+    number: int = field(default_factory=lambda: next(_numbers))
     status: int = 0
     first_seconds: float | None = None
     seconds: float | None = None
@@ -47,7 +58,7 @@ class Passage:
 
     def add_request(self, data: bytes) -> None:
         """More of the request's body."""
-        self._request = _extended(self._request, data, self.max_bytes)
+        self._request = self._extended(self._request, data)
 
     def answered(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The head of the answer."""
@@ -58,15 +69,26 @@ class Passage:
         """More of the answer's body."""
         if self.first_seconds is None:
             self.first_seconds = time.monotonic() - self._clock
-        self._answer = _extended(self._answer, data, self.max_bytes)
+        self._answer = self._extended(self._answer, data)
 
     def cut_off(self) -> None:
         """Its answer ended before it was whole."""
         self.is_cut_off = True
 
     def end(self) -> None:
-        """Its answer has ended."""
+        """Its answer has ended. Once."""
         self.seconds = time.monotonic() - self._clock
+        Passage.open_bytes -= len(self._request or b"") + len(self._answer or b"")
+
+    def _extended(self, kept: bytearray | None, data: bytes) -> bytearray | None:
+        if kept is None or self.seconds is not None:  # it has been told of
+            return kept
+        if len(kept) + len(data) > self.max_bytes or Passage.open_bytes + len(data) > _MAX_OPEN_BYTES:
+            Passage.open_bytes -= len(kept)
+            return None
+        Passage.open_bytes += len(data)
+        kept += data
+        return kept
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -104,10 +126,3 @@ class Passage:
     def conversation(self) -> str:
         """What its headers call the conversation; empty: nothing."""
         return conversation_in(self.headers)
-
-
-def _extended(kept: bytearray | None, data: bytes, most: int) -> bytearray | None:
-    if kept is None or len(kept) + len(data) > most:
-        return None
-    kept += data
-    return kept

@@ -33,7 +33,6 @@ _PLAIN = frozenset(
         ),
         *(
             "service_tier",
-            "tool_choice",
             "truncation",
             "prompt_cache_retention",
             "verbosity",
@@ -43,7 +42,17 @@ _PLAIN = frozenset(
 )
 _MAX_PLAIN = 64
 #: Fields of objects whose own fields are the client's words: arguments, and properties of a schema.
-_NAMES_ARE_TEXT = frozenset({"properties", "input", "metadata", "$defs", "patternProperties", "definitions"})
+_NAMES_ARE_TEXT = frozenset(
+    {
+        *("properties", "input", "arguments", "metadata", "logit_bias"),
+        *("$defs", "patternProperties", "definitions"),
+    }
+)
+#: Of these the fields' values are schemas again, whose own fields are an API's.
+_SCHEMAS = frozenset({"properties", "$defs", "patternProperties", "definitions"})
+#: Numbers of a schema that are the client's.
+_NUMBERS_ARE_TEXT = frozenset({"default", "const", "minimum", "maximum", "multipleOf"})
+_FIELD = re.compile(r"[A-Za-z_$][A-Za-z0-9_.$-]{0,63}")
 
 
 class Redaction:
@@ -65,19 +74,33 @@ class Redaction:
         digest = hashlib.blake2b(word, key=self._key, digest_size=12).digest()
         return base64.urlsafe_b64encode(digest).decode()[: len(found[0])]
 
-    def value(self, value: Any, name: str = "", *, is_schema: bool = False) -> Any:
-        """JSON data with its texts replaced; the names of fields stay, where they are an API's. O(n)."""
+    def value(self, value: Any, name: str = "", *, is_text: bool = False) -> Any:
+        """JSON data with its texts replaced; the names of fields stay, where they are an API's. O(n).
+
+        Args:
+            is_text: all of it is the client's: names of fields, numbers and words of an API, too.
+        """
         if isinstance(value, str):
-            is_plain = name in _PLAIN and len(value) <= _MAX_PLAIN and " " not in value and not is_schema
+            is_plain = name in _PLAIN and len(value) <= _MAX_PLAIN and " " not in value and not is_text
             return value if is_plain else self.text(value)
-        if isinstance(value, list):
-            return [self.value(item, name, is_schema=is_schema) for item in value]
+        if isinstance(value, list):  # items of Responses are its `input`: objects of an API's fields
+            inner = "" if name == "input" else name
+            return [self._item(item, inner, is_text=is_text) for item in value]
         if isinstance(value, dict):
-            hides = name in _NAMES_ARE_TEXT or is_schema
+            hides = name in _NAMES_ARE_TEXT or is_text
+            below = is_text or (hides and name not in _SCHEMAS)
             return {
-                self.text(key) if hides else key: self.value(
-                    item, key, is_schema=is_schema or (hides and name != "properties") or name == "input"
+                self.text(key) if hides or not _FIELD.fullmatch(key) else key: self.value(
+                    item, key, is_text=below
                 )
                 for key, item in value.items()
             }
-        return self.text(str(value)) if is_schema and isinstance(value, int | float) else value
+        is_number = isinstance(value, int | float)
+        return self.text(str(value)) if is_number and (is_text or name in _NUMBERS_ARE_TEXT) else value
+
+    def _item(self, item: Any, name: str, *, is_text: bool) -> Any:
+        """Of a list: numbers there are a text's, as tokens or bytes."""
+        if isinstance(item, int | float) and not isinstance(item, bool) and not is_text:
+            digest = hashlib.blake2b(str(item).encode(), key=self._key, digest_size=4).digest()
+            return int.from_bytes(digest, "little")
+        return self.value(item, name, is_text=is_text)

@@ -56,6 +56,7 @@ async def serve(
     """
     feed = Feed(observing, MAX_WAITING_BYTES)
     on_passage, kept = (feed.put, settings.max_kept_bytes) if observing.is_needed else (_pass_over, 0)
+    on_begin = feed.begin if observing.console_port is not None else _pass_over
     connections: set[asyncio.Task[None]] = set()
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -69,7 +70,9 @@ async def serve(
         if isinstance(upstream, Fleet):
             relay = RoutedRelay(upstream, client, on_passage, max_body_bytes=most, max_kept_bytes=kept)
         else:
-            relay = Relay(upstream, client, on_passage, max_body_bytes=most, max_kept_bytes=kept)
+            relay = Relay(
+                upstream, client, on_passage, on_begin=on_begin, max_body_bytes=most, max_kept_bytes=kept
+            )
         await relay.run()
 
     stopped = stop or asyncio.Event()

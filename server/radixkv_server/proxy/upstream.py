@@ -79,6 +79,18 @@ class Upstream:
             self.host, self.port, ssl=self.tls, server_hostname=name, limit=READ_BYTES
         )
 
+    async def connect_to(self, protocol: asyncio.Protocol) -> None:
+        """Make a new connection this protocol's.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        name = self.host if self.tls else None
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(
+            lambda: protocol, self.host, self.port, ssl=self.tls, server_hostname=name
+        )
+
     def addressed(self, head: bytes) -> bytes:
         """The head of a request, byte for byte but for the path's prefix and the `Host` header. O(head)."""
         line = _REQUEST_LINE.match(head)

@@ -85,7 +85,7 @@ class Views:
             "upstreams": [
                 {**asdict(state), **_rates(watched.of_upstream(state.address))} for state in watched.states
             ],
-            "running_requests": sum(state.running for state in watched.states),
+            "running_requests": sum(state.running for state in watched.states) or watched.num_running,
             "pool": {
                 "cached_blocks": stats.cached_blocks,
                 "held_blocks": stats.held_blocks,

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from radixkv.audit.record import Record
 from radixkv.audit.rule_sets import RuleSet
-from radixkv.audit.rules import Observation, Rules
+from radixkv.audit.rules import Begun, Observation, Rules
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
 from radixkv_server.proxy.feed import Seen
 from radixkv_server.proxy.fleet_state import UpstreamState
 
 KEPT_REQUESTS = 500
+MAX_RUNNING = 2000  # of more, the oldest are looked at when they end
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
 SHOWN_CHARS = 600  # of a node, and of a prompt
 MAX_SEEN_NODES = 20_000
@@ -30,10 +31,12 @@ class WatchedRequest:
     """A request whose answer has ended.
 
     Attributes:
+        place: in the order of asking.
         version: of everything that was watched, when it came.
     """
 
     name: str
+    place: int
     seen: Seen
     record: Record
     observation: Observation
@@ -48,7 +51,10 @@ class WatchedRequest:
     @property
     def reason(self) -> str:
         """Why no more was found; `upstream_missed`: the prompt was steady, and its time was not over."""
-        return "upstream_missed" if self.observation.fault == "provider" else self.observation.reason
+        observed = self.observation
+        if observed.fault == "client" and observed.reason in ("hit", "first"):
+            return "concurrent"
+        return "upstream_missed" if observed.fault == "provider" else observed.reason
 
 
 @dataclass(slots=True)
@@ -81,32 +87,58 @@ class Watched:
         self.num_dropped = 0
         self._rules = Rules(rule_set, memory_bytes=memory_bytes)
         self._latest: OrderedDict[str, WatchedRequest] = OrderedDict()
+        self._num_asked = 0
+        self._running: OrderedDict[int, tuple[int, Begun]] = OrderedDict()  # by their numbers
         self._steps: deque[tuple[float, Sums]] = deque(maxlen=_STEPS)
         self._chars = self._tokens = 1
         self.states: Sequence[UpstreamState] = ()  # of several upstreams
         self._by_upstream: defaultdict[str, Sums] = defaultdict(Sums)
         self._lock = threading.Lock()
 
-    def take(self, seen: Seen, record: Record) -> None:
-        """A request; later ones can find it. O(its size)."""
+    def begin(self, seen: Seen, record: Record) -> None:
+        """A request is asked; later ones can find it. O(its size)."""
         with self._lock:
-            observation = self._rules.observe(record)
+            self._running[seen.number] = (self._next_place(), self._rules.begin(record))
+            if len(self._running) > MAX_RUNNING:
+                self._running.popitem(last=False)
+
+    def take(self, seen: Seen, record: Record) -> None:
+        """A request's answer has ended: what was expected when it was asked is compared. O(its size)."""
+        with self._lock:
+            place, begun = self._running.pop(seen.number, (0, None))
+            if begun is None:
+                place, observation = self._next_place(), self._rules.observe(record)
+            else:
+                observation = self._rules.end(begun, record)
             self.version += 1
-            one = WatchedRequest(f"r{self.version}", seen, record, observation, self.version)
+            one = WatchedRequest(f"r{place}", place, seen, record, observation, self.version)
             self._latest[one.name] = one
             if len(self._latest) > KEPT_REQUESTS:
                 self._latest.popitem(last=False)
-            self.total.add(one)
-            self._by_upstream[seen.upstream].add(one)
-            self.missed[one.reason] += max(0, observation.prompt_tokens - one.cached_tokens)
-            self.num_dropped = seen.num_dropped
-            self._chars += sum(len(block.text) for block in record.blocks)
-            self._tokens += observation.prompt_tokens
-            if record.first_seconds is not None:
-                self._first_seconds += record.first_seconds
-                for at, bound in enumerate(FIRST_BYTE_BOUNDS):
-                    self._first_bytes[at] += record.first_seconds <= bound
-            self._step(one)
+            self._count(one)
+
+    def _next_place(self) -> int:
+        self._num_asked += 1
+        return self._num_asked
+
+    def _count(self, one: WatchedRequest) -> None:
+        record, observation = one.record, one.observation
+        self.total.add(one)
+        self._by_upstream[one.seen.upstream].add(one)
+        self.missed[one.reason] += max(0, observation.prompt_tokens - one.cached_tokens)
+        self.num_dropped = one.seen.num_dropped
+        self._chars += sum(len(block.text) for block in record.blocks)
+        self._tokens += observation.prompt_tokens
+        if record.first_seconds is not None:
+            self._first_seconds += record.first_seconds
+            for at, bound in enumerate(FIRST_BYTE_BOUNDS):
+                self._first_bytes[at] += record.first_seconds <= bound
+        self._step(one)
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose answer has not ended."""
+        return len(self._running)
 
     def take_states(self, states: Sequence[UpstreamState]) -> None:
         """How several upstreams are now."""
@@ -129,10 +161,10 @@ class Watched:
         return self._tokens / self._chars
 
     def latest(self, limit: int, after: int = 0) -> list[WatchedRequest]:
-        """The newest requests first, those above a version."""
+        """Those asked last first, of what ended above a version."""
         with self._lock:
-            found = [one for one in reversed(self._latest.values()) if one.version > after]
-        return found[:limit]
+            found = [one for one in self._latest.values() if one.version > after]
+        return sorted(found, key=lambda one: -one.place)[:limit]
 
     def find(self, name: str) -> WatchedRequest | None:
         """One of the latest, by its name."""

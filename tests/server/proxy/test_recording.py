@@ -19,6 +19,7 @@ from running_proxy import RunningProxy, running_proxy
 from scripted_engine import ScriptedEngine
 
 from radixkv.audit.exchange import make_record
+from radixkv_server.proxy.redaction import Redaction
 
 KEY = "sk-secret-0123456789abcdef"
 QUESTION = "Which ships are in the harbour of Bergen at 08:01?"
@@ -217,3 +218,42 @@ def test_traffic_goes_on_without_the_observer(tmp_path: Path) -> None:
         os.kill(observer_of(proxy), signal.SIGKILL)
         assert [post() for _ in range(5)] == [200] * 5, "without it"
     assert any("traffic goes on" in line for line in proxy.lines)
+
+
+def test_hashes_of_responses_keep_their_form_and_numbers_of_texts_are_hashed() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"age": 4711}'}
+    body = {
+        "model": "m",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Where is Ishmael, aged 4711?"}]},
+            call,
+            {"type": "function_call_output", "call_id": "c1", "output": "ishmael@pequod.example"},
+        ],
+        "tools": [
+            {"type": "function", "name": "find", "parameters": {"properties": {"age": {"minimum": 4711}}}}
+        ],
+        "logit_bias": {"4711": 1},
+    }
+    redaction = Redaction()
+    hashed = redaction.value(body)
+    told, made = make_record(body, path="/v1/responses"), make_record(hashed, path="/v1/responses")
+    assert [block[1:4] for block in made.blocks] == [block[1:4] for block in told.blocks]
+    assert made.blocks[1].text == redaction.text(told.blocks[1].text)
+    tokens = {"model": "m", "prompt": [4711, 815, 4711], "messages": []}
+    choice = {"logprobs": {"content": [{"token": "Ahab", "bytes": [65, 104]}]}, "arguments": {"age": 4711}}
+    hashes = redaction.value(tokens)["prompt"]
+    assert hashes[0] == hashes[2] != hashes[1]
+    text = json.dumps([hashed, hashes, redaction.value(choice)])
+    for word in ("4711", "Ishmael", "pequod", "Ahab", "[65", "104]", "815,"):
+        assert word not in text, word
+
+
+def test_a_record_that_cant_be_written_is_told_once_and_traffic_goes_on() -> None:
+    body = {"model": "scripted", "messages": MESSAGES, "max_tokens": 2}
+    with (
+        live_server(ScriptedEngine()) as server,
+        running_proxy(server.url, "--record", "/dev/full") as proxy,
+    ):
+        answers = [httpx.post(f"{proxy.url}/v1/chat/completions", json=body) for _ in range(5)]
+        assert [one.status_code for one in answers] == [200] * 5
+    assert len([line for line in proxy.lines if "--record" in line]) == 1, proxy.lines

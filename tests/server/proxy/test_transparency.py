@@ -12,7 +12,7 @@ from running_proxy import RunningProxy, running_proxy
 from scripted_upstream import CHUNKED, SCRIPTS, ScriptedUpstream, chunk, scripted_upstream
 
 ENDINGS = ("cut", "reset", "reset_head", "reset_body")
-NOT_ALONE = ("websocket", "hang", "endless", "head")
+NOT_ALONE = ("websocket", "hang", "endless", "head", "after_end", "last_ended")
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +183,33 @@ def test_paths_go_below_the_upstreams(upstream: ScriptedUpstream) -> None:
         assert upstream.received[-1].startswith(b"GET /deep/er/v1/last_closed?x=1 HTTP/1.1\r\nHost: 127")
         exchange(proxy.port, b"GET http://e.org/v1/last_closed HTTP/1.1\r\nHost: e.org\r\n\r\n")
         assert upstream.received[-1].startswith(b"GET /deep/er/v1/last_closed HTTP/1.1\r\n")
+
+
+def test_each_side_can_end_before_the_other(upstream: ScriptedUpstream, proxy: RunningProxy) -> None:
+    """A client that has said all still gets its answer; what it says after the answer's end still arrives."""
+
+    def ends_first(port: int) -> tuple[bytes, str]:
+        with connect(port) as client:
+            client.sendall(request_of("after_end"))
+            client.shutdown(socket.SHUT_WR)
+            return read_to_end(client)
+
+    def goes_on(port: int) -> tuple[bytes, str]:
+        with connect(port) as client:
+            client.sendall(request_of("last_ended"))
+            told = read_to_end(client)
+            client.sendall(b"no whole head")
+            client.shutdown(socket.SHUT_WR)
+            client.settimeout(20)
+            return told
+
+    assert ends_first(proxy.port) == ends_first(upstream.port)
+    for port in (upstream.port, proxy.port):
+        count = upstream.received.count(b"no whole head")
+        assert goes_on(port)[0].endswith(b"ok")
+        ended = threading.Event()
+        for _ in range(400):
+            if upstream.received.count(b"no whole head") > count:
+                break
+            ended.wait(0.05)
+        assert upstream.received.count(b"no whole head") == count + 1
