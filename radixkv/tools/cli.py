@@ -97,6 +97,7 @@ def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
         raise error
     for name in names:
         missing = missing_package(error, f"radixkv {name}")
+        assert missing is not None
 
         def refuse(context: typer.Context, missing: RadixKVError = missing) -> None:
             raise missing
