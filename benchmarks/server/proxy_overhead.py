@@ -8,7 +8,7 @@ the head of its answer, a chunk's from its sending to its arrival; what the prox
 rounds of the difference.
 On a busy machine times say little: so there is the proxy's CPU time for each chunk, requests included.
 
-    python -m benchmarks.server.proxy_overhead --streams 64 --rounds 5 --json out.json
+    python -m benchmarks.proxy_overhead --streams 64 --rounds 5 --json out.json
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ def main() -> None:
     shape = ["--chunks", str(options.chunks), "--pause", str(options.pause)]
     proxy = ["-m", "radixkv", "proxy", "--upstream", f"http://127.0.0.1:{port}", "--port"]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        running.enter_context(
-            process("-m", "benchmarks.server.proxy_overhead", "--upstream", str(port), *shape)
-        )
+        running.enter_context(process("-m", "benchmarks.proxy_overhead", "--upstream", str(port), *shape))
         ports = {"direct": port, **{way: free_port() for way in WAYS[1:]}}
         record = ["--record", str(Path(folder) / "record.jsonl"), "--console-port", str(free_port())]
         other, events = f"http://localhost:{port}", f",events=tcp://127.0.0.1:{free_port()}"

@@ -27,13 +27,16 @@ class StepPipeline:
     Args:
         clock: seconds.
         looks_ahead: whether the next step may be launched before one is waited for.
+
+    Attributes:
+        runner: what runs them.
     """
 
     def __init__(
         self, runner: Runner, clock: Callable[[], float], make_forks: MakeForks, *, looks_ahead: bool
     ) -> None:
         self.looks_ahead = looks_ahead
-        self._runner, self._clock, self._make_forks = runner, clock, make_forks
+        self.runner, self._clock, self._make_forks = runner, clock, make_forks
         self._ahead: LaunchedStep | None = None
 
     def next(
@@ -62,7 +65,7 @@ class StepPipeline:
 
     def _launch(self, batch: Batch, after: LaunchedStep | None = None) -> LaunchedStep:
         return LaunchedStep(
-            self._runner,
+            self.runner,
             batch,
             self._make_forks,
             self._clock(),

@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from inspection import inside
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
@@ -267,9 +268,9 @@ def test_deterministic_mode_gives_the_same_bits(prompts):
         llm = LLM.from_engine(engine)
         for _ in range(rounds):
             recorder = RecordingRunner(engine.runner)
-            engine.runner = recorder
+            inside(engine).steps.runner = recorder
             llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-            engine.runner = recorder.runner
+            inside(engine).steps.runner = recorder.runner
             recorded.append(recorder.logits)
         return engine.stats()
 

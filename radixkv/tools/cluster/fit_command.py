@@ -13,7 +13,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.tools.cluster.measure import measure_steps, num_parts, replay_on_engine
 from radixkv.tools.cluster.routers import RoundRobin
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterSimulation
@@ -56,6 +55,7 @@ def fit_command(
     simulated one, and both times to first token are printed.
     """
     from radixkv.engine.builder import build_engine
+    from radixkv.tools.cluster.measure import measure_steps, num_parts, replay_on_engine
 
     check_writable("--json", json_file)
     trace = None
