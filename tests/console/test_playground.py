@@ -54,7 +54,7 @@ def test_a_conversation_shows_what_was_cached_and_what_an_edit_breaks(
         second = say(page, "And <b>now</b>? say:Four.", 2)
         asked = server.engine.requests[-1]
         assert prompt <= asked.outcome.num_cached_tokens < len(asked.prompt)
-        expect(second).to_contain_text(f"{asked.cached} of {len(asked.prompt)} prompt tokens cached")
+        expect(second).to_contain_text(f"{asked.outcome.num_cached_tokens} of {len(asked.prompt)} prompt tokens cached")
         expect(second).to_contain_text("first token after")
         expect(second).to_contain_text("(estimated)")
         second.get_by_role("button", name="Measure").click()
