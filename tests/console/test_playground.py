@@ -54,13 +54,14 @@ def test_a_conversation_shows_what_was_cached_and_what_an_edit_breaks(
         second = say(page, "And <b>now</b>? say:Four.", 2)
         asked = server.engine.requests[-1]
         assert prompt <= asked.outcome.num_cached_tokens < len(asked.prompt)
-        expect(second).to_contain_text(f"{asked.outcome.num_cached_tokens} of {len(asked.prompt)} prompt tokens cached")
+        cached = asked.outcome.num_cached_tokens
+        expect(second).to_contain_text(f"{cached} of {len(asked.prompt)} prompt tokens cached")
         expect(second).to_contain_text("first token after")
         expect(second).to_contain_text("(estimated)")
         second.get_by_role("button", name="Measure").click()
         second.get_by_text("(measured)").wait_for()
         assert server.engine.requests[-1].salt.startswith("cold-")
-        assert server.engine.requests[-1].cached == 0
+        assert server.engine.requests[-1].outcome.num_cached_tokens == 0
 
         page.get_by_label("System prompt").fill(SYSTEM.replace("8:15", "9:47"))
         page.get_by_role("button", name="See what breaks").click()
