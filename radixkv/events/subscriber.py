@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -143,7 +144,9 @@ class _Stream:
             follower.replay_failed()
         if follower.wanted is not None and self._asked is None:
             self._asked = now
-            self._replays.send_multipart((b"", follower.wanted.to_bytes(8, "big")))
+            # Whom the publisher refuses has nobody to send to: waiting would stop the whole thread.
+            with suppress(zmq.Again):
+                self._replays.send_multipart((b"", follower.wanted.to_bytes(8, "big")), zmq.NOBLOCK)
 
     def _open_replays(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.DEALER)

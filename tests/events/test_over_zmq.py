@@ -39,9 +39,21 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.002)
 
 
+class InsistentFollower(Follower):
+    """Asks again for each replay that did not come, and counts them."""
+
+    num_failed = 0
+
+    def replay_failed(self) -> None:
+        self.num_failed += 1
+        self.lost()
+
+
 @contextmanager
-def following(spec: EventsSpec, *, replay_s: float = 0.2) -> Iterator[Follower]:
-    follower = Follower(BlockKeys(SECRET))
+def following(
+    spec: EventsSpec, *, replay_s: float = 0.2, follower: Follower | None = None
+) -> Iterator[Follower]:
+    follower = Follower(BlockKeys(SECRET)) if follower is None else follower
     subscriber = Subscriber({"one": (spec, follower)}, replay_s=replay_s)
     try:
         yield follower
@@ -177,7 +189,13 @@ def test_only_readers_with_a_certificate_get_in(tmp_path: Path) -> None:
             ]
             return replace(spec, endpoint=f"tcp://127.0.0.1:{ports[0]}", replay=f"tcp://127.0.0.1:{ports[1]}")
 
-        with following(reader("stranger")) as stranger, following(at(publisher)) as plain:
+        insistent = InsistentFollower(BlockKeys(SECRET))
+        with (
+            following(reader("stranger")) as stranger,
+            following(at(publisher)) as plain,
+            following(reader("stranger"), replay_s=0.02, follower=insistent),
+        ):
             with following(reader("reader")) as follower:
                 until(lambda: follower.hashes == keys_of(traffic.truth, BlockKeys(SECRET), 4))
-            assert stranger.incarnation is plain.incarnation is None
+            until(lambda: insistent.num_failed >= 20)  # it waits for nobody who would take its questions
+            assert stranger.incarnation is plain.incarnation is insistent.incarnation is None
