@@ -10,7 +10,7 @@ from radixkv.audit.record import DEFAULT_TTL, Block, Record
 from radixkv.audit.rule_sets import RuleSet
 
 
-class Entry(NamedTuple):
+class BreakpointEntry(NamedTuple):
     """A prefix that was written.
 
     Attributes:
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     used: float
 
 
-class Found(NamedTuple):
+class BreakpointHit(NamedTuple):
     """What a prompt finds.
 
     Attributes:
@@ -52,7 +52,7 @@ class BreakpointEntries:
     def __init__(self, rules: RuleSet, max_entries: int) -> None:
         self._rules = rules
         self._max_entries = max_entries
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, BreakpointEntry] = OrderedDict()
 
     def breakpoints(self, record: Record) -> list[tuple[int, float]]:
         """The blocks of a prompt that end at a breakpoint, in order, with the time to live of each."""
@@ -68,7 +68,7 @@ class BreakpointEntries:
             found.setdefault(automatic, record.automatic_ttl or DEFAULT_TTL)
         return [(at, ttl or default) for at, ttl in sorted(found.items())]
 
-    def read(self, record: Record, chain: list[bytes], tokens: list[float], now: float) -> Found:
+    def read(self, record: Record, chain: list[bytes], tokens: list[float], now: float) -> BreakpointHit:
         """What a prompt finds now, and would write.
 
         Args:
@@ -95,9 +95,11 @@ class BreakpointEntries:
                     best = block
                     break
         written = tuple((at, ttl) for at, ttl in breakpoints if at > best and tokens[at] >= minimum)
-        return Found(best, expired, since, running, written, len(breakpoints))
+        return BreakpointHit(best, expired, since, running, written, len(breakpoints))
 
-    def note(self, record: Record, chain: list[bytes], found: Found, now: float, available: float) -> None:
+    def note(
+        self, record: Record, chain: list[bytes], found: BreakpointHit, now: float, available: float
+    ) -> None:
         """A prompt has read and written what it found. O(its breakpoints).
 
         Args:
@@ -110,12 +112,12 @@ class BreakpointEntries:
         for at, ttl in found.written:
             known = self._entries.get(chain[at])
             if known is None or known.available == math.inf or known.used + known.ttl < now:
-                self._entries[chain[at]] = Entry(ttl, available, now)
+                self._entries[chain[at]] = BreakpointEntry(ttl, available, now)
             self._entries.move_to_end(chain[at])
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 
-    def forget_running(self, chain: list[bytes], found: Found) -> None:
+    def forget_running(self, chain: list[bytes], found: BreakpointHit) -> None:
         """Nothing is written by a prompt that was noted, since it failed."""
         for at, _ in found.written:
             known = self._entries.get(chain[at])

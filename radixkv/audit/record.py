@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """Tokens as the answer tells them; None: not told.
 
     Attributes:
@@ -84,7 +84,7 @@ class Record:
     answer: tuple[Block, ...] = ()
     response_id: str = ""
     output: tuple[Any, ...] = ()
-    usage: Usage = field(default_factory=Usage)
+    usage: ReportedUsage = field(default_factory=ReportedUsage)
     time: float | None = None
     seconds: float | None = None
     first_seconds: float | None = None

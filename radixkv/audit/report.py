@@ -1,4 +1,4 @@
-"""Report: what the observations of a log add up to, as plain data."""
+"""AuditReport: what the observations of a log add up to, as plain data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Break:
     example: Json = field(default_factory=dict)
 
 
-class Report:
+class AuditReport:
     """Adds observations up, within a bound however long the log is.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from radixkv.audit.record import Block, Dialect, Json, Usage
+from radixkv.audit.record import Block, Dialect, Json, ReportedUsage
 from radixkv.audit.request_bodies import anthropic_content, chat_message, response_items
 
 _MAX_TOKENS = 2**40  # of one request; more are no count
@@ -30,11 +30,11 @@ def answer_blocks(answer: Json, dialect: Dialect, index: int) -> tuple[Block, ..
     return tuple(blocks)
 
 
-def usage_of(answer: Mapping[str, Any]) -> Usage:
+def usage_of(answer: Mapping[str, Any]) -> ReportedUsage:
     """What an answer tells of its tokens, in whichever API's words."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
-        return Usage()
+        return ReportedUsage()
     output = _count(usage, "completion_tokens", "output_tokens")
     read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
@@ -43,7 +43,7 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
         details = details if isinstance(details, dict) else {}
         cached = _count(details, "cached_tokens")
         told = _count(details, "cache_write_tokens", "cache_creation_tokens", "created_cache_tokens")
-        return Usage(
+        return ReportedUsage(
             _count(usage, "input_tokens") if prompt is None else prompt,
             read if cached is None else cached,
             written if told is None else told,
@@ -51,9 +51,9 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
         )
     rest = _count(usage, "input_tokens")
     if rest is None or (read is None and written is None):
-        return Usage(rest, read, written, output)
+        return ReportedUsage(rest, read, written, output)
     # Anthropic's input_tokens are those after the last breakpoint alone.
-    return Usage(rest + (read or 0) + (written or 0), read, written, output)
+    return ReportedUsage(rest + (read or 0) + (written or 0), read, written, output)
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from radixkv.audit.breakpoint_entries import BreakpointEntries, Found
+from radixkv.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
 from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts, chain_of
 from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.audit.record import Block, Record
@@ -118,7 +118,7 @@ class Looked:
     evicted: bool
     steady: int
     place: int
-    found: Found | None
+    found: BreakpointHit | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -331,7 +331,7 @@ class Rules:
         most = min(int(tokens + 1e-6), total - 1)
         return max(0, most - most % self.rule_set.block_tokens)
 
-    def _written(self, found: Found | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
+    def _written(self, found: BreakpointHit | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
         """Tokens that are written for each time to live: those after what was read, or after one before."""
         if found is None or not found.written:
             return ()

@@ -22,7 +22,7 @@ _MIN_MEASURED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixOnReplica:
     """What of a prompt a replica has.
 
     Attributes:
@@ -117,7 +117,7 @@ class Replica:
 
     # ------------------------------------------------------------------ what a prompt finds there
 
-    def find(self, prompt: PromptBlocks) -> Found:
+    def find(self, prompt: PromptBlocks) -> PrefixOnReplica:
         """What of a prompt it has; at least one token is left to compute. O(log blocks)."""
         count, size, resident = prompt.count(self.block_size), self.block_size, self._resident
 
@@ -133,13 +133,13 @@ class Replica:
         most = prompt.num_tokens - 1
         coming = self._expected.get(prompt.owner)
         if coming is None or held == count:
-            return Found(min(held * size, most))
+            return PrefixOnReplica(min(held * size, most))
 
         def is_coming(index: int) -> bool:
             return prompt.links(size, index, index + 1)[0] in coming
 
         expected = _leading(is_coming, held, count)
-        return Found(min(held * size, most), min(expected * size, most) - min(held * size, most))
+        return PrefixOnReplica(min(held * size, most), min(expected * size, most) - min(held * size, most))
 
     # ------------------------------------------------------------------ what it has to do
 
@@ -151,7 +151,7 @@ class Replica:
         done = min(head, max(0.0, now - self._head_since))
         return self._charged_tokens / self.prefill_rate - done
 
-    def charge(self, prompt: PromptBlocks, found: Found, now: float) -> Charge:
+    def charge(self, prompt: PromptBlocks, found: PrefixOnReplica, now: float) -> Charge:
         """A prompt is sent there now. O(its blocks that are not there)."""
         if not self._charges:
             self._head_since = self._counted_until = now

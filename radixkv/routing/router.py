@@ -25,7 +25,7 @@ from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.errors import EngineOverloadedError
 from radixkv.events.block_keys import BlockKeys
 from radixkv.routing.prompt_blocks import PromptBlocks
-from radixkv.routing.replica import Charge, Found, Replica
+from radixkv.routing.replica import Charge, PrefixOnReplica, Replica
 
 #: Seconds by which two replicas may differ and still begin at the same time.
 SAME_S = 0.001
@@ -50,7 +50,7 @@ class Route:
     """
 
     replica: Replica
-    found: Found
+    found: PrefixOnReplica
     queue_s: float
     begins_s: float
     cost_s: float
@@ -61,7 +61,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     replica: Replica
-    found: Found
+    found: PrefixOnReplica
     queue_s: float
     begins_s: float
     cost_s: float

@@ -24,7 +24,7 @@ from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
 
 
-class FusedLayer(nn.Module):
+class FusedGpuLayer(nn.Module):
     """A layer that stands for a transformers layer, for which `can_fuse` holds.
 
     It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H]. The residual is

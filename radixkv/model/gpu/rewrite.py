@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radixkv.model.decoder_layers import describe_norm, is_norm, replace_layers
-from radixkv.model.gpu.fused_layers import FusedLayer, FusedNorm, can_fuse
+from radixkv.model.gpu.fused_layers import FusedGpuLayer, FusedNorm, can_fuse
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def fuse_layers(model: nn.Module) -> int:
     Returns:
         How many were replaced.
     """
-    count = replace_layers(model, lambda parts: FusedLayer(parts) if can_fuse(parts) else None)
+    count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if is_norm(child):

@@ -20,7 +20,7 @@ from radixkv.audit.prices import read_prices
 from radixkv.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.audit.readers.recording import Recording
 from radixkv.audit.record import Json, Record
-from radixkv.audit.report import Report, request_json
+from radixkv.audit.report import AuditReport, request_json
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.request_rows import RequestRows
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
@@ -120,7 +120,7 @@ def audit_command(
             block_size = reported_block_size(Recording(files, size // 4), chosen.block_tokens)
         if block_size is not None:
             chosen = replace(chosen, block_tokens=block_size)
-        report = Report(chosen, prefill_rate, told)
+        report = AuditReport(chosen, prefill_rate, told)
         observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
         recording = Recording(files, size // 4)
         began = time.perf_counter()

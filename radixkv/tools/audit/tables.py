@@ -23,7 +23,7 @@ _FAULTS = {
 
 
 def print_report(console: Console, report: Json) -> None:
-    """Print a report; see `Report.to_dict`."""
+    """Print a report; see `AuditReport.to_dict`."""
     total = report["summary"]
     console.print(
         f"{total['requests']:,} requests, {total['prompt_tokens']:,} prompt tokens "

@@ -58,7 +58,7 @@ class WatchedRequest:
 
 
 @dataclass(slots=True)
-class Sums:
+class RequestSums:
     """Over requests."""
 
     requests: int = 0
@@ -80,7 +80,7 @@ class Watched:
     def __init__(self, rule_set: RuleSet, memory_bytes: int) -> None:
         self.rule_set = rule_set
         self.version = 0
-        self.total = Sums()
+        self.total = RequestSums()
         self.missed: Counter[str] = Counter()  # reason -> tokens
         self._first_bytes = [0] * len(FIRST_BYTE_BOUNDS)
         self._first_seconds = 0.0
@@ -89,10 +89,10 @@ class Watched:
         self._latest: OrderedDict[str, WatchedRequest] = OrderedDict()
         self._num_asked = 0
         self._running: OrderedDict[int, tuple[int, Begun]] = OrderedDict()  # by their numbers
-        self._steps: deque[tuple[float, Sums]] = deque(maxlen=_STEPS)
+        self._steps: deque[tuple[float, RequestSums]] = deque(maxlen=_STEPS)
         self._chars = self._tokens = 1
         self.states: Sequence[UpstreamState] = ()  # of several upstreams
-        self._by_upstream: defaultdict[str, Sums] = defaultdict(Sums)
+        self._by_upstream: defaultdict[str, RequestSums] = defaultdict(RequestSums)
         self._lock = threading.Lock()
 
     def begin(self, seen: Seen, record: Record) -> None:
@@ -144,7 +144,7 @@ class Watched:
         """How several upstreams are now."""
         self.states = states
 
-    def of_upstream(self, address: str) -> Sums:
+    def of_upstream(self, address: str) -> RequestSums:
         """Sums over the requests that one of them answered."""
         with self._lock:
             return _sum([self._by_upstream[address]])
@@ -152,7 +152,7 @@ class Watched:
     def _step(self, one: WatchedRequest) -> None:
         now = time.monotonic()
         if not self._steps or now - self._steps[-1][0] > _STEP_S:
-            self._steps.append((now, Sums()))
+            self._steps.append((now, RequestSums()))
         self._steps[-1][1].add(one)
 
     @property
@@ -170,7 +170,7 @@ class Watched:
         """One of the latest, by its name."""
         return self._latest.get(name)
 
-    def windows(self) -> dict[str, Sums]:
+    def windows(self) -> dict[str, RequestSums]:
         """Sums over the latest minutes, about, and over all."""
         now = time.monotonic()
         with self._lock:
@@ -180,7 +180,7 @@ class Watched:
                 "total": _sum([self.total]),
             }
 
-    def history(self) -> list[tuple[float, Sums]]:
+    def history(self) -> list[tuple[float, RequestSums]]:
         """Sums over ten seconds each, with their age, the oldest first."""
         now = time.monotonic()
         with self._lock:
@@ -205,8 +205,8 @@ class Watched:
             return TreeSnapshot(walk.nodes(), walk.is_complete, ranks_are_exact=False)
 
 
-def _sum(parts: Iterable[Sums]) -> Sums:
-    total = Sums()
+def _sum(parts: Iterable[RequestSums]) -> RequestSums:
+    total = RequestSums()
     for part in parts:
         total.requests += part.requests
         total.hit_requests += part.hit_requests

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from radixkv.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
-from radixkv.model.gpu.fused_layers import FusedLayer
+from radixkv.model.gpu.fused_layers import FusedGpuLayer
 from radixkv.model.gpu.rewrite import fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
@@ -147,7 +147,7 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
     """transformers' logits, cold and hot, from few kernels."""
     folder = save_tiny_model(tmp_path, family, **FUSED[family])
     runner = make_runner(load(folder))
-    assert sum(isinstance(module, FusedLayer) for module in runner.model.modules()) == 2
+    assert sum(isinstance(module, FusedGpuLayer) for module in runner.model.modules()) == 2
     with kernels_by_layer(runner) as launched:
         logits = cold_and_hot(runner)
     for got, wanted in zip(logits, expected(folder), strict=True):
@@ -171,7 +171,7 @@ def test_narrow_types_round_as_transformers_does(
     fused = make_runner(load(folder, dtype), quantization)
     monkeypatch.setattr(model_runner, "rewrite_layers", lambda *_: None)
     plain = make_runner(load(folder, dtype), quantization)
-    assert not any(isinstance(module, FusedLayer) for module in plain.model.modules())
+    assert not any(isinstance(module, FusedGpuLayer) for module in plain.model.modules())
     with kernels_by_layer(plain) as launched:
         wanted = cold_and_hot(plain)
     assert launched[0].total() > 2 * MAX_KERNELS
