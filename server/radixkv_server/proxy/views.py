@@ -12,7 +12,7 @@ from radixkv.insight.breaker import Breaker
 from radixkv_server.apis.cache.tree import TreeJson
 from radixkv_server.dialect import Json
 from radixkv_server.insight.node_names import NodeNames
-from radixkv_server.proxy.watched import SHOWN_CHARS, Sums, Watched, WatchedRequest
+from radixkv_server.proxy.watched import SHOWN_CHARS, RequestSums, Watched, WatchedRequest
 
 #: The console's names of reasons, where rules have others.
 _REASONS = {"first": "first_seen", "broken": "diverged"}
@@ -227,7 +227,7 @@ def _speed(record: Record) -> float | None:
     return round(record.usage.output / spent, 1) if spent > 0 else None
 
 
-def _rates(sums: Sums) -> Json:
+def _rates(sums: RequestSums) -> Json:
     def rate(part: int, whole: int) -> float | None:
         return round(part / whole, 4) if whole else None
 
