@@ -319,7 +319,7 @@ class LLM:
                         elapsed = bar.tasks[0].elapsed or 0.0
                         rate = (self.engine.stats().generated_tokens - before) / max(elapsed, 1e-9)
                         bar.update(task, completed=len(inbox.outputs), rate=f"{rate:.1f} tokens/s")
-            finally:  # a failure or an interrupt must not leave requests behind
+            finally:  # no request may outlive a failure or an interrupt
                 self._close(inbox)
         return [inbox.outputs[request_id] for request_id in ids]
 

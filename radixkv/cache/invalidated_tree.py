@@ -1,4 +1,4 @@
-"""InvalidatedTree: what a reset leaves behind, so that it need not walk a million nodes.
+"""InvalidatedTree: what a reset leaves, so that it need not walk a million nodes.
 
 A reset takes the roots away at once; the nodes below stay as they were. Their block ids are handed to the
 pool node by node, as it allocates; the ghost index asks them what the reset took, for as long as it would

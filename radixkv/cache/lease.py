@@ -323,9 +323,11 @@ class Lease(LeasePath):
                 self.tree_tokens = num_tokens
                 tree.end_changes()
                 return 0
-        shared_until = max(tree_tokens, self.sync())
+        shared_until = self.sync()
+        if shared_until < tree_tokens:
+            shared_until = tree_tokens
         tree.end_changes()
-        return max(0, min(num_tokens, shared_until) - before)
+        return min(num_tokens, shared_until) - before if shared_until > before else 0
 
     def rollback(self, num_tokens: int) -> None:
         """A step failed: tokens from `num_tokens` on, as far as this lease committed them, can't be matched.
@@ -360,8 +362,8 @@ class Lease(LeasePath):
             keep = 0
         if keep is not None:
             used, self.num_committed = False, min(self.num_committed, keep)
-        if self.has_pending_copies:  # what the copies would have made is not there
-            self._end_copies()
+        if self.pending is not None and self.pending.hold_something:
+            self._end_copies()  # what the copies would have made is not there
         elif self.tree_tokens < self.num_committed:
             self.sync()
         self._is_released = True

@@ -109,7 +109,7 @@ class LeasePath(BlockTable):
                 assert above is not None
                 siblings = above.children if above.owner is owner else tree.children_of(above, owner)
                 if siblings is not None and end <= limit:
-                    child = siblings.find(bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
+                    child = siblings.whole.get(bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
                     if child is not None:
                         shared_until = self._dedupe(child, start, limit)
                         continue
@@ -139,7 +139,7 @@ class LeasePath(BlockTable):
         assert above is not None
         siblings = tree.children_of(above, self.owner.public if is_public else self.owner)
         block = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return siblings is not None and siblings.find(block) is not None
+        return siblings is not None and block in siblings.whole
 
     def _grow_tail(self, pos: int, end: int) -> None:
         """Grow the tree's partial block [.., pos) to `end`, for the lease and the forks that share it."""
@@ -202,7 +202,7 @@ class LeasePath(BlockTable):
         ):
             tree.extend(node, key, blocks)
         else:
-            self.node = tree.add_held_child(node, owner, key, blocks)
+            self.node = tree.add_held_child(node, owner, siblings, key, blocks)
             if siblings is not None and siblings.partial:
                 self.capacity.drop_covered(self.node)
         if owner.group is not self.owner.group:

@@ -181,14 +181,18 @@ class RadixTree(TreeNodes):
 
     # ------------------------------------------------------------------ growth
 
-    def add_held_child(self, parent: Node, owner: Namespace, key: bytearray, blocks: array[int]) -> Node:
-        """Hang a new run, which keeps `key` and `blocks`, below a node and move a lease's hold down to it."""
+    def add_held_child(
+        self, parent: Node, owner: Namespace, siblings: Children | None, key: bytearray, blocks: array[int]
+    ) -> Node:
+        """Hang a new run, which keeps `key` and `blocks`, below a node and move a lease's hold down to it.
+
+        `siblings` are the owner's children there so far.
+        """
         before = bytes(parent.ids[-IDENTITY_BYTES:]) if parent.owner is owner else None
         ids = self.identities.chain(before or self.identity_after(parent, owner), key)
         node = Node(parent, owner, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
-        siblings = self.children_of(parent, owner)
         if siblings is None:
             siblings = Children(self.block_bytes)
             if parent.owner is owner:

@@ -1,6 +1,6 @@
 """TreeNodes: the nodes of a radix tree, and all that only reads them: lookups, paths, tokens.
 
-`RadixTree` is one that can be changed; a reset leaves one behind that can't, see
+`RadixTree` is one that can be changed; a reset leaves one that can't, see
 `radixkv.cache.invalidated_tree`.
 """
 

@@ -273,7 +273,7 @@ class MeasuredTier:
     # ------------------------------------------------------------------ saves, and what fails
 
     def wants(self, run: BlockRun, *, everything: bool = False) -> range:
-        """Which blocks of a text that a request leaves behind are to be saved.
+        """Which blocks of a text that a request leaves are to be saved.
 
         Args:
             everything: of all, not of those that are worth it.

@@ -1,4 +1,4 @@
-"""Selection: which of the blocks that requests leave behind are worth writing to a tier.
+"""Selection: which of the blocks that requests leave are worth writing to a tier.
 
     first use     remembered, not written: most prompts never come again
     second use    written: what came twice comes a third time

@@ -15,7 +15,7 @@ class OpenTier(Tier, Protocol):
 
     Attributes:
         name: what people call it.
-        selection: what it is offered of the texts that requests leave behind.
+        selection: what it is offered of the texts that requests leave.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Clearing the first blocks of a cache: all layers and scales of them, and nothing behind."""
+"""Clearing the first blocks of a cache: all layers and scales of them, and nothing after them."""
 
 from __future__ import annotations
 

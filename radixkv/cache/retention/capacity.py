@@ -238,7 +238,7 @@ class Capacity:
     def release(self, node: Node) -> None:
         """A lease no longer ends at `node`; otherwise as `unprotect`."""
         self.tree.release(node)
-        if not node.refs:
+        if not node.refs and len(node.key) < self.tree.block_bytes:
             self._forget_if_covered(node)
 
     def _forget_if_covered(self, node: Node) -> None:

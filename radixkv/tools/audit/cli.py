@@ -36,7 +36,7 @@ from radixkv.tools.output_files import check_writable
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_ASKED_RECORDS, _LEAST_TOLD = 500, 3
+_ASKED_RECORDS, _MIN_TOLD = 500, 3
 _MIN_MEMORY = 16 << 20
 _SHOWN_TOKENS = 400  # of each node of the tree
 
@@ -209,7 +209,7 @@ def reported_block_size(records: Iterable[Record], usual: int) -> int:
     told = [record.usage.cached for record in islice(records, _ASKED_RECORDS) if record.usage.cached]
     common = math.gcd(*told)
     power = common & -common
-    return power if len(set(told)) >= _LEAST_TOLD and power > usual else usual
+    return power if len(set(told)) >= _MIN_TOLD and power > usual else usual
 
 
 def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:

@@ -28,8 +28,8 @@ def proxy(
         list[str],
         typer.Option(
             metavar="URL[,events=tcp://HOST:PORT]",
-            help="The server behind, as https://api.openai.com. Of several, each request goes to the one "
-            "that is expected to answer soonest, by the block events it publishes or by what was sent there.",
+            help="The server to hand requests on to, as https://api.openai.com. Of several, each request goes to "
+            "the one that is expected to answer soonest, by the block events it publishes or by what was sent there.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")] = (
@@ -90,13 +90,13 @@ def proxy(
         raise ConfigError("--redact is for what --record writes: give its FILE")
     check_writable("--record", record)
     logging.getLogger("radixkv_server").setLevel(logging.INFO)
-    behind: Upstream | Fleet
+    target: Upstream | Fleet
     if len(upstream) == 1 and ",events=" not in upstream[0]:
-        behind = Upstream.parse(upstream[0])
+        target = Upstream.parse(upstream[0])
     else:
-        behind = Fleet([FleetMember.parse(text) for text in upstream])
+        target = Fleet([FleetMember.parse(text) for text in upstream])
     settings = ProxySettings(
-        behind,
+        target,
         host,
         port,
         None if max_body is None else parse_size(max_body),

@@ -1,4 +1,4 @@
-"""Upstream: the server behind the proxy, and what of a request's head must be changed for it."""
+"""Upstream: the server that the proxy hands on to, and what of a request's head must be changed for it."""
 
 from __future__ import annotations
 

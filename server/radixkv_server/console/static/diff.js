@@ -41,7 +41,7 @@ export function sideBySide({ before, prompt }, onward, [name, otherName]) {
   if (onward === null || onward === undefined)
     return el("div", { class: "sides" }, column(name, before, [{ text: prompt, isSame: false }]));
   const [mine, theirs] = differences(prompt, onward);
-  // Where less is known of the other, what comes behind its end differs from nothing.
+  // Where less is known of the other, what comes after its end differs from nothing.
   const isCut = onward.length < prompt.length && theirs.at(-1)?.isSame && !mine.at(-1).isSame;
   if (isCut) mine.at(-1).isSame = true;
   return el("div", { class: "sides" }, column(name, before, mine), column(otherName, before, theirs));

@@ -37,7 +37,7 @@ function cards() {
     missed: card("Missed tokens by reason", "Prompt tokens that had to be computed since the server's start, by why the first of them was not found.",
       "work on the longest bar; “first seen” alone is new text and cannot be avoided."),
     breaks: card("What breaks most prompts", "The places where prompts that begin alike part from what is cached, those that cost most first.",
-      "move what varies behind what stays the same."),
+      "move what varies after what stays the same."),
   };
 }
 
