@@ -28,8 +28,9 @@ def proxy(
         list[str],
         typer.Option(
             metavar="URL[,events=tcp://HOST:PORT]",
-            help="The server to hand requests on to, as https://api.openai.com. Of several, each request goes to "
-            "the one that is expected to answer soonest, by the block events it publishes or by what was sent there.",
+            help="The server to hand requests on to, as https://api.openai.com. Of several, each request goes"
+            " to the one that is expected to answer soonest, by the block events it publishes or by what was "
+            "sent there.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")] = (
