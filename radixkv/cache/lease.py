@@ -370,6 +370,9 @@ class Lease(LeasePath):
         del self.capacity.leases[self.id]
         if self.forks is not None:
             self.forks.remove(self)
+            if keep is not None:  # what is to be forgotten goes with the last of them
+                for fork in self.forks:
+                    fork.own_from = min(fork.own_from, self.own_from)
         tree, capacity, node = self.tree, self.capacity, self.node
         if self.num_blocks > -(-self.tree_tokens // tree.block_size):
             capacity.free_private(self.private_blocks(), self.owner.group)

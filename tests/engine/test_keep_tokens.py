@@ -72,6 +72,17 @@ def test_samples_and_preemption_leave_nothing(num_blocks: int, n: int) -> None:
     assert (stats.cache.cached_blocks, stats.cache.held_blocks) == (0, 0)
 
 
+@pytest.mark.parametrize("length", range(16, 25))
+def test_what_a_sample_added_while_another_held_it_goes_with_the_last(length: int) -> None:
+    engine, _ = make_engine(num_blocks=60, block_size=8, budget=13)
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=8, ignore_eos=True, n=2)
+    for seed in range(3):
+        engine.add_request(prompt(seed, length), params, keep_tokens=0)
+    run_all(engine)
+    stats = engine.stats()
+    assert (stats.num_preemptions, stats.cache.cached_blocks, stats.cache.held_blocks) == (0, 0, 0)
+
+
 def test_a_pin_holds_to_its_token() -> None:
     engine, _ = make_engine(num_blocks=20, block_size=16)
     tokens = prompt(5, 60)
