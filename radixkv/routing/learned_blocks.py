@@ -23,19 +23,20 @@ class LearnedBlocks:
         self._max_blocks = max_blocks
         self._keys: OrderedDict[int, None] = OrderedDict()  # the latest used last; of a prompt its beginning
 
-    def answered(self, prompt: PromptBlocks, expected_tokens: int, reported_share: float | None) -> None:
-        """A prompt was computed there. O(its blocks).
+    def reported(self, prompt: PromptBlocks, expected_tokens: int, share: float) -> None:
+        """How much of a prompt was there, as its answer's usage says.
 
         Args:
             expected_tokens: of it that were believed to be there.
-            reported_share: of it that was there, as usage says; None: it does not say.
         """
-        size = self._replica.block_size
-        keys = [keys[0] for keys in prompt.all_keys(size)]
-        if reported_share is not None and reported_share * prompt.num_tokens < expected_tokens / 2:
+        if share * prompt.num_tokens < expected_tokens / 2:
             # Much of what was believed was gone: so are probably others that were used before this prompt.
-            gone = [self._keys.popitem(last=False)[0] for _ in range(len(self._keys) // 4)]
-            self._replica.removed(gone)
+            self._replica.removed([self._keys.popitem(last=False)[0] for _ in range(len(self._keys) // 4)])
+            self.computed(prompt)
+
+    def computed(self, prompt: PromptBlocks) -> None:
+        """A prompt was computed there. O(its blocks)."""
+        keys = prompt.own_keys(self._replica.block_size)
         for key in reversed(keys):
             self._keys[key] = None
             self._keys.move_to_end(key)

@@ -28,6 +28,7 @@ class PromptBlocks:
         self.owner = keys.owner(frame_namespace(namespace))
         self._owners = (self.owner, keys.owner(PUBLIC))
         self._chains: dict[int, bytearray] = {}  # by block size
+        self._own_keys: dict[int, list[int]] = {}
         self._all_keys: dict[int, list[tuple[int, ...]]] = {}
         self._keys: dict[tuple[int, int], tuple[int, ...]] = {}
 
@@ -47,6 +48,14 @@ class PromptBlocks:
             (link,) = self.links(block_size, index, index + 1)
             found = tuple([block_key(owner, link) for owner in self._owners])
             self._keys[block_size, index] = found
+        return found
+
+    def own_keys(self, block_size: int) -> Sequence[int]:
+        """Of all blocks those of its owner. The first call O(tokens)."""
+        found = self._own_keys.get(block_size)
+        if found is None:
+            owner, links = self.owner, self.links(block_size, 0, self.count(block_size))
+            found = self._own_keys[block_size] = [block_key(owner, link) for link in links]
         return found
 
     def all_keys(self, block_size: int) -> Sequence[tuple[int, ...]]:

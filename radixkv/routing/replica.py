@@ -2,7 +2,8 @@
 
 resident     what its events say; exact
 expected     of prompts that were sent there and have no token yet: the blocks beyond what was there
-charged      tokens of these prompts that it has to compute, from the moment each was sent
+charged      tokens of these prompts that it has to compute, from the moment each was sent; where nobody sees
+             the first token, until they should be computed, or their blocks are there
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from radixkv.events.block_keys import block_key
 from radixkv.routing.prompt_blocks import PromptBlocks
 
 #: Prompt tokens a second, until some were measured.
@@ -47,11 +49,13 @@ class Charge:
         tokens: that the replica has to compute.
         owner: whose the prompt is.
         links: of the blocks that the replica will have then, and did not have before.
+        tells_first_token: it is said when that comes.
     """
 
     tokens: int
     owner: bytes
     links: tuple[bytes, ...]
+    tells_first_token: bool = True
 
 
 class Replica:
@@ -145,19 +149,39 @@ class Replica:
 
     def queue_s(self, now: float) -> float:
         """Seconds until it has computed all prompts that were sent there."""
+        self._settle(now)
         if not self._charges:
             return 0.0
         head = next(iter(self._charges)).tokens / self.prefill_rate
         done = min(head, max(0.0, now - self._head_since))
         return self._charged_tokens / self.prefill_rate - done
 
-    def charge(self, prompt: PromptBlocks, found: PrefixOnReplica, now: float) -> Charge:
-        """A prompt is sent there now. O(its blocks that are not there)."""
+    def _settle(self, now: float) -> None:
+        """Uncharge what must be computed where nobody says so: its blocks are there, or its time is over."""
+        silent = [charge for charge in self._charges if not charge.tells_first_token]
+        for charge in silent:
+            if charge.links and block_key(charge.owner, charge.links[-1]) in self._resident:
+                self._uncharge(charge, now)
+        while self._charges:
+            head = next(iter(self._charges))
+            ends = self._head_since + head.tokens / self.prefill_rate
+            if head.tells_first_token or now < ends:
+                return
+            self._uncharge(head, ends)
+
+    def charge(
+        self, prompt: PromptBlocks, found: PrefixOnReplica, now: float, *, tells_first_token: bool = True
+    ) -> Charge:
+        """A prompt is sent there now. O(its blocks that are not there).
+
+        Args:
+            tells_first_token: `computed` is called when its first token comes.
+        """
         if not self._charges:
             self._head_since = self._counted_until = now
         count = prompt.count(self.block_size)
         links = prompt.links(self.block_size, min(-(-found.tokens // self.block_size), count), count)
-        charge = Charge(prompt.num_tokens - found.tokens, prompt.owner, links)
+        charge = Charge(prompt.num_tokens - found.tokens, prompt.owner, links, tells_first_token)
         if links:
             self._expected.setdefault(prompt.owner, {}).update(dict.fromkeys(links, charge))
         self._charges[charge] = None
@@ -165,36 +189,38 @@ class Replica:
         self.num_running += 1
         return charge
 
-    def computed(self, charge: Charge, now: float, *, is_first_token: bool = True) -> None:
+    def computed(self, charge: Charge, now: float) -> None:
         """A prompt's first token has come: it is computed, and its blocks are known from events.
 
         Several may be computed at once, so the rate is that of all, over the time in which there were any.
-
-        Args:
-            is_first_token: it came now; False: at some time before, which tells no rate.
         """
         if charge not in self._charges:
             return
-        if is_first_token and charge.tokens >= _MIN_MEASURED_TOKENS:
+        if charge.tells_first_token and charge.tokens >= _MIN_MEASURED_TOKENS:
             took = max(0.0, now - self._counted_until)
             fades = math.exp(-took / RATE_WINDOW_S)
             self._busy_s = self._busy_s * fades + took
             self._computed_tokens = self._computed_tokens * fades + charge.tokens
             self.prefill_rate = self._computed_tokens / self._busy_s
-        self._discharge(charge, now)
+        self._uncharge(charge, now)
+        self._forget_links(charge)
 
     def ended(self, charge: Charge, now: float) -> None:
         """A request has ended, with or without tokens."""
         self.num_running -= 1
         if charge in self._charges:
-            self._discharge(charge, now)
+            self._uncharge(charge, now)
+        self._forget_links(charge)
 
-    def _discharge(self, charge: Charge, now: float) -> None:
+    def _uncharge(self, charge: Charge, now: float) -> None:
         if charge is next(iter(self._charges)):
             self._head_since = now
         self._counted_until = now
         del self._charges[charge]
         self._charged_tokens -= charge.tokens
+
+    def _forget_links(self, charge: Charge) -> None:
+        """They are there, or will not come."""
         coming = self._expected.get(charge.owner)
         if coming is None:
             return

@@ -91,6 +91,14 @@ class Router:
         """A replica is gone; routes to it may still be given back."""
         self.replicas.pop(name, None)
 
+    def prompt(self, token_ids: TokenIds, namespace: NamespaceName = "") -> PromptBlocks:
+        """A prompt, to be routed. O(tokens).
+
+        Raises:
+            InvalidRequestError: no token ids.
+        """
+        return PromptBlocks(self._keys, token_ids, namespace)
+
     def route(
         self,
         token_ids: TokenIds,
@@ -100,17 +108,30 @@ class Router:
         session: str | None = None,
         excluded: Collection[str] = (),
     ) -> Route:
+        """Choose a replica for a prompt of these tokens; see `route_prompt` and `prompt`."""
+        prompt = self.prompt(token_ids, namespace)
+        return self.route_prompt(prompt, now, session=session, excluded=excluded)
+
+    def route_prompt(
+        self,
+        prompt: PromptBlocks,
+        now: float,
+        *,
+        session: str | None = None,
+        excluded: Collection[str] = (),
+        tells_first_token: bool = True,
+    ) -> Route:
         """Choose a replica for a prompt, and charge it. O(tokens + replicas * log blocks).
 
         Args:
             session: what requests have in common that continue one another.
             excluded: replicas that have failed at this request.
+            tells_first_token: `computed` will be called when its first token comes; else the prompt counts
+                as computed once it should be, and once its blocks are there.
 
         Raises:
             EngineOverloadedError: no replica takes requests.
-            InvalidRequestError: no token ids.
         """
-        prompt = PromptBlocks(self._keys, token_ids, namespace)
         candidates = [
             self._candidate(replica, prompt, now)
             for replica in self.replicas.values()
@@ -134,7 +155,7 @@ class Router:
             self._sessions.move_to_end(session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        charge = best.replica.charge(prompt, best.found, now)
+        charge = best.replica.charge(prompt, best.found, now, tells_first_token=tells_first_token)
         if best.found.tokens < max(candidate.found.tokens for candidate in candidates):
             reason: Reason = "queue_elsewhere"
         elif best.found.tokens:
@@ -151,9 +172,9 @@ class Router:
         return _Candidate(replica, found, queue_s, queue_s + computes_s, others_s + computes_s)
 
     @staticmethod
-    def computed(route: Route, now: float, *, is_first_token: bool = True) -> None:
-        """The first token of a request has come; `is_first_token` False: at some time before `now`."""
-        route.replica.computed(route.charge, now, is_first_token=is_first_token)
+    def computed(route: Route, now: float) -> None:
+        """The first token of a request has come."""
+        route.replica.computed(route.charge, now)
 
     @staticmethod
     def ended(route: Route, now: float) -> None:

@@ -6,18 +6,17 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
 
-from radixkv.cache.keys import NamespaceName
 from radixkv.errors import ConfigError
 from radixkv.events.block_keys import BlockKeys
 from radixkv.events.spec import EventsSpec, parse_events
 from radixkv.routing.learned_blocks import LearnedBlocks
-from radixkv.routing.prompt_blocks import PromptBlocks
 from radixkv.routing.replica import Replica
 from radixkv.routing.router import Route, Router
 from radixkv_server.proxy.fleet_state import Choice, Health, UpstreamState
@@ -33,8 +32,12 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at an upstream's health, and that it may take to answer.
 HEALTH_S = 1.0
 _HEALTH_TIMEOUT_S = 2.0
+# Its pool looks at all of its connections for each request.
+_LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=8)
 # Text pieces per block, where an upstream tells no events.
 _LEARNED_BLOCK = 16
+#: Names of answers whose upstream is remembered.
+MAX_NAMES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +92,39 @@ class Sent:
     """A request on its way: where it goes, and the books that are kept of it."""
 
     def __init__(
-        self, member: _Member, prompt: RoutedPrompt | None, route: Route, blocks: PromptBlocks, choice: Choice
+        self, fleet: Fleet, member: _Member, prompt: RoutedPrompt, route: Route, choice: Choice
     ) -> None:
         self.upstream = member.upstream
         self.member = member
         self.choice = choice
+        self._fleet = fleet
         self._prompt = prompt
         self._route = route
-        self._blocks = blocks
+
+    def is_elsewhere(self, status: int) -> bool:
+        """Whether an answer's status says that another upstream may answer better."""
+        return status == 503 or (status == 404 and bool(self._prompt.goes_on_from))
+
+    def keeps(self, name: str) -> None:
+        """The answer is called so: what goes on from it is for the same upstream."""
+        self._fleet.remember(name, self.member.address)
 
     def begun(self) -> None:
         """The first byte of its answer's body has come: its prompt is computed."""
-        streams = self._prompt is not None and self._prompt.streams
-        Router.computed(self._route, time.monotonic(), is_first_token=streams)
+        Router.computed(self._route, time.monotonic())
+        if self.member.learned is not None and self._prompt.num_units:
+            self.member.learned.computed(self._prompt.blocks)
 
-    def ended(self, share: float | None = None, *, worked: bool) -> None:
+    def ended(self, share: float | None = None) -> None:
         """Its answer has ended. Once.
 
         Args:
-            share: of its prompt that was cached, as the answer says.
-            worked: it was an answer of the model.
+            share: of its prompt that was cached, as the answer says; None: it does not.
         """
         Router.ended(self._route, time.monotonic())
-        if worked and self.member.learned is not None and self._prompt is not None:
-            self.member.learned.answered(self._blocks, self._route.found.resident, share)
+        learned, blocks = self.member.learned, self._prompt.blocks
+        if share is not None and learned is not None and self._prompt.num_units:
+            learned.reported(blocks, self._route.found.resident, share)
 
 
 class Fleet:
@@ -134,8 +146,12 @@ class Fleet:
             raise ConfigError("--upstream: one of them is given twice")
         for member in self._members.values():
             self._router.add(member.replica)
-        self._client: httpx.AsyncClient | None = None
-        self._reader: PromptReader | None = None
+        self._keepers: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # name of an answer -> who gave it, the latest last
+        self._client = httpx.AsyncClient(trust_env=False, limits=_LIMITS)
+        learns = any(member.learned is not None for member in self._members.values())
+        self._reader = PromptReader(self._client, self._router.prompt, _LEARNED_BLOCK if learns else 0)
 
     def __str__(self) -> str:
         return ", ".join(self._members)
@@ -149,12 +165,10 @@ class Fleet:
         """Follow and watch until cancelled."""
         subscriber = self._subscribe()
         try:
-            async with httpx.AsyncClient(trust_env=False) as self._client, asyncio.TaskGroup() as group:
-                self._reader = PromptReader(self._client)
+            async with self._client, asyncio.TaskGroup() as group:
                 for member in self._members.values():
                     group.create_task(self._watch(member))
         finally:
-            self._client = self._reader = None
             if subscriber is not None:
                 subscriber.close()
 
@@ -173,7 +187,6 @@ class Fleet:
         return Subscriber(streams)
 
     async def _watch(self, member: _Member) -> None:
-        assert self._client is not None
         while True:
             try:
                 member.health = await self._health(member)
@@ -185,14 +198,13 @@ class Fleet:
                 logger.warning("%s %s", member.address, "is back" if is_well else "takes no requests")
                 if is_well and member.learned is not None:
                     member.learned.forget()
-                if is_well and self._reader is not None:
+                if is_well:
                     self._reader.forget(member.address)
                 member.replica.is_open = is_well
             await asyncio.sleep(HEALTH_S)
 
     async def _health(self, member: _Member) -> Health:
         """Whether it takes requests; one that is shutting down answers its health checks with 503."""
-        assert self._client is not None
         for path in ("/health/ready", "/health"):
             try:
                 answer = await self._client.get(member.address + path, timeout=_HEALTH_TIMEOUT_S)
@@ -211,23 +223,16 @@ class Fleet:
 
     # ------------------------------------------------------------------ requests
 
-    async def read(self, path: str, headers: dict[str, str], body: bytes) -> RoutedPrompt | None:
-        """What a request asks for; None: it is none to a model."""
-        if self._reader is None or not body:
-            return None
+    async def read(self, path: str, headers: dict[str, str], body: bytes) -> RoutedPrompt:
+        """What a request asks for."""
         tokenizers = [
             member.address
             for member in self._members.values()
             if member.events is not None and member.replica.is_open
         ]
-        try:
-            return await self._reader.read(path, headers, body, tokenizers)
-        except RuntimeError:  # the client is being closed
-            return None
+        return await self._reader.read(path, headers, body, tokenizers)
 
-    def send(
-        self, prompt: RoutedPrompt | None, excluded: Collection[str], failed: Sequence[str] = ()
-    ) -> Sent:
+    def send(self, prompt: RoutedPrompt, excluded: Collection[str], failed: Sequence[str] = ()) -> Sent:
         """Choose where a request goes.
 
         Args:
@@ -241,24 +246,39 @@ class Fleet:
             if member.follower is not None and member.follower.block_size:
                 member.replica.block_size = member.follower.block_size
                 member.replica.keeps_prefixes = member.follower.has_heartbeat
-        # What is no prompt goes to the upstream that has least to do.
-        units = [0] if prompt is None else prompt.units or [0]
-        session = None if prompt is None else prompt.session
-        namespace: NamespaceName = "" if prompt is None else prompt.namespace
-        route = self._router.route(
-            units, time.monotonic(), namespace=namespace, session=session, excluded=excluded
+        keeper = self._keeper(prompt, excluded)
+        route = self._router.route_prompt(
+            prompt.blocks,
+            time.monotonic(),
+            session=prompt.session,
+            excluded=excluded if keeper is None else self._members.keys() - {keeper},
+            tells_first_token=prompt.streams,
         )
         member = self._members[route.replica.name]
         choice = Choice(
-            route.reason,
-            prompt is not None and prompt.is_exact,
-            0 if prompt is None else len(prompt.units),
+            route.reason if keeper is None else "keeps",
+            prompt.is_exact,
+            prompt.num_units,
             route.found.resident,
             route.found.expected,
             round(route.queue_s, 4),
             tuple(failed),
         )
-        return Sent(member, prompt, route, PromptBlocks(self._keys, units, namespace), choice)
+        return Sent(self, member, prompt, route, choice)
+
+    def _keeper(self, prompt: RoutedPrompt, excluded: Collection[str]) -> str | None:
+        """Who keeps what a request goes on from; None: nobody is known, or takes requests."""
+        kept_by = next((self._keepers[name] for name in prompt.goes_on_from if name in self._keepers), None)
+        if kept_by is None or kept_by in excluded or not self._members[kept_by].replica.is_open:
+            return None
+        return kept_by
+
+    def remember(self, name: str, address: str) -> None:
+        """An upstream gave an answer of this name, and may keep it."""
+        self._keepers[name] = address
+        self._keepers.move_to_end(name)
+        if len(self._keepers) > MAX_NAMES:
+            self._keepers.popitem(last=False)
 
     def has_others(self, tried: Collection[str]) -> bool:
         """Whether there is an upstream beside these that takes requests."""

@@ -38,7 +38,7 @@ class Choice:
     """Where a request went, and why.
 
     Attributes:
-        reason: what decided.
+        reason: what decided; `keeps`: what the request goes on from is there.
         units: of the prompt: tokens, or pieces of its text where these are not known.
         resident: of these, that the upstream holds.
         expected: that it was computing for another request.
@@ -46,7 +46,7 @@ class Choice:
         failed: upstreams that were tried before.
     """
 
-    reason: Reason
+    reason: Reason | Literal["keeps"]
     is_exact: bool
     units: int
     resident: int

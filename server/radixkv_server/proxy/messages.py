@@ -25,6 +25,11 @@ class RequestHead:
     method: bytes
     target: bytes
     headers: Sequence[tuple[bytes, bytes]]  # names in lower case
+    version: bytes = b"1.1"
+
+    def has(self, name: bytes) -> bool:
+        """Whether a header of this name, in lower case, is there."""
+        return any(found == name for found, _ in self.headers)
 
     @property
     def content_length(self) -> int:
@@ -37,11 +42,13 @@ class RequestStream:
 
     Attributes:
         is_opaque: the rest is handed on without a look.
+        num_ended: requests that are whole.
         body: takes the content of the current request's body, without its framing.
     """
 
     def __init__(self) -> None:
         self.is_opaque = False
+        self.num_ended = 0
         self.body: Callable[[bytes], None] = lambda data: None
         self._parser: h11.Connection | None = None
         self._head = b""  # of a head that is not whole
@@ -68,14 +75,15 @@ class RequestStream:
                 yield data[: len(data) - len(rest)]
             if ended:
                 self._parser = None
+                self.num_ended += 1
             data = rest
         if self.is_opaque and (self._head or data):
             yield self.give_up() or data
 
     @property
     def is_between(self) -> bool:
-        """Whether what was fed ended with a whole request."""
-        return self._parser is None
+        """Whether all requests are whole whose heads are."""
+        return self._parser is None or self._parser.their_state is h11.IDLE
 
     def give_up(self) -> bytes:
         """Look no more; what was held back, to be handed on."""
@@ -95,7 +103,7 @@ class RequestStream:
             return None
         raw = self._head[: len(self._head) - len(self._parser.trailing_data[0])]
         self._head = b""
-        return RequestHead(raw, event.method, event.target, list(event.headers))
+        return RequestHead(raw, event.method, event.target, list(event.headers), event.http_version)
 
     def _read_body(self) -> bool:
         """Take what there is of the body; whether it has ended."""
@@ -123,6 +131,11 @@ class AnswerWatch:
         self._on_switch = on_switch
         self._open: deque[tuple[RequestHead, Passage]] = deque()
         self._parser: h11.Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more of an answer may come."""
+        return self.is_opaque or bool(self._open)
 
     def expect(self, head: RequestHead, passage: Passage) -> None:
         """An answer to this request will come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import ClassVar
@@ -126,3 +126,20 @@ class Passage:
     def conversation(self) -> str:
         """What its headers call the conversation; empty: nothing."""
         return conversation_in(self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """What relays do with what goes by.
+
+    Attributes:
+        on_begin: called with each request once it is whole, and known where it goes; must not wait.
+        on_passage: called with each request whose answer has ended; must not wait.
+        max_body_bytes: longer request bodies are refused; None: any length, as far as they can be held.
+        max_kept_bytes: of a body, for who looks at it.
+    """
+
+    on_begin: Callable[[Passage], None]
+    on_passage: Callable[[Passage], None]
+    max_body_bytes: int | None
+    max_kept_bytes: int

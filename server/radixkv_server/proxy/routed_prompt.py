@@ -14,16 +14,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx
+from pydantic_core import from_json
 
 from radixkv.audit.exchange import Exchange, conversation_in
 from radixkv.audit.record import Record
-from radixkv.cache.keys import NamespaceName
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds, encode_tokens
+from radixkv.errors import InvalidRequestError
+from radixkv.routing.prompt_blocks import PromptBlocks
 
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
@@ -45,33 +48,36 @@ _TEMPLATE_FIELDS = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_UNIT_BYTES = 4  # of text, where tokens are not known: about as many as a token has
+_NUMBERED = re.compile(r"\d")
+_SEVEN_BITS = bytes(byte & 0x7F for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """One request to a model.
+    """What one request asks for.
 
     Attributes:
-        units: token ids, or pieces of the text.
+        blocks: of token ids, or of pieces of the text.
         is_exact: they are token ids.
+        num_units: of these; 0: it is no request to a model.
         streams: whether its answer comes token by token.
         session: what it has in common with those before it; None: nothing is known.
-        namespace: in which a cache looks it up.
-        impossible: addresses of servers that do not keep what it goes on from.
+        goes_on_from: names of what one upstream may keep and others not: responses, conversations.
+        impossible: addresses of servers that do not keep it.
     """
 
-    units: Sequence[int]
-    is_exact: bool
-    streams: bool
-    session: str | None
-    namespace: NamespaceName = ""
+    blocks: PromptBlocks
+    is_exact: bool = False
+    num_units: int = 0
+    streams: bool = False
+    session: str | None = None
+    goes_on_from: tuple[str, ...] = ()
     impossible: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    tokens: list[int]
+    tokens: EncodedTokens
     namespace: NamespaceName
 
 
@@ -88,10 +94,20 @@ class PromptReader:
 
     Args:
         client: asks these.
+        make_blocks: of token ids in a namespace.
+        learned_block: units of a block, where a text's pieces are learned; 0: none are.
     """
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        make_blocks: Callable[[TokenIds, NamespaceName], PromptBlocks],
+        learned_block: int,
+    ) -> None:
         self._client = client
+        self._make_blocks = make_blocks
+        self._learned_block = learned_block
+        self._nothing = make_blocks([0], "")
         self._others: set[str] = set()  # addresses of servers that are not ours
 
     def forget(self, address: str) -> None:
@@ -100,24 +116,27 @@ class PromptReader:
 
     async def read(
         self, path: str, headers: Mapping[str, str], body: bytes, tokenizers: Sequence[str]
-    ) -> RoutedPrompt | None:
-        """What a request asks for; None: it is no request to a model.
+    ) -> RoutedPrompt:
+        """What a request asks for.
 
         Args:
             headers: by names in lower case.
             tokenizers: base addresses of servers whose tokens count; the first one that answers is believed.
         """
+        named = _named_in(path)
         try:
             read = partial(_read, path, headers, body)
+            if not body:
+                raise ValueError("there is nothing to read")
             record = await asyncio.to_thread(read) if len(body) > _LONG_BODY else read()
         except (ValueError, RecursionError):
-            return None
+            return RoutedPrompt(self._nothing, goes_on_from=named)
         data = record.body
+        named += _goes_on_from(data)
         told: _Told | None = None
         impossible = set[str]()
-        asks_all = _goes_on(data)
         for address in tokenizers:
-            if told is not None and not asks_all:
+            if told is not None and not named:
                 break
             try:
                 told = await self._ask(address, path, headers, body, record) or told
@@ -127,10 +146,26 @@ class PromptReader:
                 break
         streams = data.get("stream") is True
         session = conversation_in(headers) or record.conversation or None
-        if told is None:
-            namespace: NamespaceName = ("", record.salt) if record.salt else ""
-            return RoutedPrompt(_pieces(record), False, streams, session, namespace)
-        return RoutedPrompt(told.tokens, True, streams, session, told.namespace, frozenset(impossible))
+        make = partial(self._blocks, record, told)
+        blocks = await asyncio.to_thread(make) if len(body) > _LONG_BODY else make()
+        return RoutedPrompt(
+            blocks,
+            told is not None,
+            blocks.num_tokens,
+            streams,
+            session,
+            named,
+            frozenset(impossible if told is not None else ()),  # where nobody keeps it, anybody can say so
+        )
+
+    def _blocks(self, record: Record, told: _Told | None) -> PromptBlocks:
+        if told is not None:
+            return self._make_blocks(told.tokens, told.namespace)
+        namespace: NamespaceName = ("", record.salt) if record.salt else ""
+        blocks = self._make_blocks(_pieces(record), namespace)
+        if self._learned_block:
+            blocks.own_keys(self._learned_block)  # computed here, where nobody waits for the event loop
+        return blocks
 
     async def _ask(
         self, address: str, path: str, headers: Mapping[str, str], body: bytes, record: Record
@@ -170,7 +205,7 @@ class PromptReader:
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response | None:
         try:
             return await self._client.post(url, content=body, headers=headers, timeout=_TOKENIZE_S)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, RuntimeError):  # the latter: the client is being closed
             return None
 
 
@@ -178,20 +213,30 @@ def _read(path: str, headers: Mapping[str, str], body: bytes) -> Record:
     return Exchange(path=path, request=body, request_headers=headers).record()
 
 
-def _goes_on(data: Mapping[str, Any]) -> bool:
-    """Whether a body goes on from what only some servers may keep."""
-    thread = data.get("thread")
-    is_continued = isinstance(thread, dict) and thread.get("type") != "create"
-    return is_continued or isinstance(data.get("previous_response_id"), str)
+def _named_in(path: str) -> tuple[str, ...]:
+    """What a path names of things that a server keeps: `/v1/responses/NAME/...`."""
+    return tuple(part for part in path.split("/")[3:] if _NUMBERED.search(part))
 
 
-def _pieces(record: Record) -> list[int]:
+def _goes_on_from(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a body goes on from that only some servers may keep."""
+    found = [data.get("previous_response_id")]
+    for name in ("thread", "conversation"):
+        value = data.get(name)
+        if isinstance(value, dict):
+            value = value.get("id", "") if value.get("type") != "create" else None
+        found.append(value)
+    items = data.get("input")
+    objects = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    found += [item.get("id") for item in objects if item.get("type") == "item_reference"]
+    return tuple(name for name in found if isinstance(name, str))
+
+
+def _pieces(record: Record) -> EncodedTokens:
     text = "\0".join(f"{block.role}\1{block.kind}\1{block.text}" for block in record.blocks)
-    piece = f"{record.model}\2{text}".encode("utf-8", "surrogatepass")
-    return [
-        int.from_bytes(piece[at : at + _UNIT_BYTES], "little") & 0x7FFF_FFFF
-        for at in range(0, len(piece), _UNIT_BYTES)
-    ]
+    data = f"{record.model}\2{text}".encode("utf-8", "surrogatepass")
+    # Of each byte seven bits, so that all are token ids: as good for telling texts apart.
+    return EncodedTokens(data.translate(_SEVEN_BITS) + bytes(-len(data) % TOKEN_BYTES))
 
 
 def _tokenize_body(path: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -205,7 +250,7 @@ def _tokenize_body(path: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _json(answer: httpx.Response) -> Mapping[str, Any]:
     try:
-        data = answer.json()
+        data = from_json(answer.content)
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
@@ -213,11 +258,12 @@ def _json(answer: httpx.Response) -> Mapping[str, Any]:
 
 def _told(data: Mapping[str, Any], namespace: object) -> _Told | None:
     tokens = data.get("tokens")
-    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+    if not isinstance(tokens, list) or not tokens or not isinstance(namespace, list) or not namespace:
         return None
-    if not isinstance(namespace, list) or not namespace:
+    try:
+        return _Told(EncodedTokens(encode_tokens(tokens)), tuple(map(str, namespace)))
+    except InvalidRequestError:
         return None
-    return _Told(tokens, tuple(map(str, namespace)))
 
 
 def reported_share(answer_tail: bytes) -> float | None:

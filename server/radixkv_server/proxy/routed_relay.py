@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
-from collections.abc import Callable
-
-import h11
+from dataclasses import dataclass
+from typing import ClassVar
 
 from radixkv.errors import EngineOverloadedError
-from radixkv_server.proxy.fleet import Fleet, Sent
-from radixkv_server.proxy.messages import RequestHead, RequestStream, answer_parser
-from radixkv_server.proxy.passage import Passage
-from radixkv_server.proxy.relay import reset
-from radixkv_server.proxy.routed_prompt import reported_share
-from radixkv_server.proxy.upstream import READ_BYTES, Upstream
-
-logger = logging.getLogger(__name__)
+from radixkv_server.proxy.connections import ClientSide, UpstreamSide, refusal
+from radixkv_server.proxy.fleet import Fleet
+from radixkv_server.proxy.messages import RequestHead, RequestStream
+from radixkv_server.proxy.passage import Passage, RelaySettings
+from radixkv_server.proxy.routed_answer import RoutedAnswer
+from radixkv_server.proxy.upstream import Upstream
 
 #: Of a request that is read whole before it is sent on, where no limit is given.
 MAX_BODY_BYTES = 256 * 1024 * 1024
+#: Of all requests that are being read or answered; above, new ones are refused.
+MAX_OPEN_BYTES = 1024 * 1024 * 1024
 _EXPECT = re.compile(rb"^expect:[^\r\n]*\r?\n", re.IGNORECASE | re.MULTILINE)
-_TAIL_BYTES = 64 * 1024
-_PING = re.compile(rb"\s*(:|event: ping)")  # of a stream whose first token has not come
+_JOINED_BYTES = 256 * 1024  # of a request: sent as one piece
 _TEXTS = {
     400: (b"Bad Request", b"this is no HTTP request"),
     413: (b"Content Too Large", b"the body is too long"),
@@ -39,202 +36,251 @@ _TEXTS = {
 }
 
 
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
 class _NoAnswer(Exception):
     """An upstream failed before the first byte of its answer."""
 
 
-class _TakesNone(_NoAnswer):
-    """An upstream says that it takes no requests now."""
+class _Elsewhere(_NoAnswer):
+    """An upstream says that it takes no requests now, or does not keep what this one goes on from."""
 
 
 class _ClientLeft(Exception):
     """Nobody reads the answer any more."""
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One request, whole.
+
+    Attributes:
+        sent_body: as it came, with its framing.
+        body: without.
+    """
+
+    head: RequestHead
+    sent_body: bytes
+    body: bytes
+
+
 class RoutedRelay:
     """Serves one client's connection, request after request.
 
     Args:
-        on_passage: called with each request whose answer has ended; must not wait.
-        max_body_bytes: longer request bodies are refused; None: those above `MAX_BODY_BYTES`.
-        max_kept_bytes: of a body, for who looks at it.
+        client: the connection; `run` closes it.
+
+    Attributes:
+        open_bytes: of all requests that are being read or answered.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        on_passage: Callable[[Passage], None],
-        *,
-        max_body_bytes: int | None,
-        max_kept_bytes: int,
-    ) -> None:
+    open_bytes: ClassVar[int] = 0
+
+    def __init__(self, fleet: Fleet, client: ClientSide, settings: RelaySettings) -> None:
         self._fleet = fleet
-        self._from_client, self._to_client = client
-        self._on_passage = on_passage
-        self._max_body_bytes = MAX_BODY_BYTES if max_body_bytes is None else max_body_bytes
-        self._max_kept_bytes = max_kept_bytes
+        self._client = client
+        self._settings = settings
+        most = settings.max_body_bytes
+        self._max_body_bytes = MAX_BODY_BYTES if most is None else most
+        self._open_bytes = 0  # of the current request
         self._read_ahead = b""  # of the request after the current one
-        self._kept: dict[Upstream, _Connection] = {}  # for the next request there
+        self._kept: dict[Upstream, UpstreamSide] = {}  # for the next request there
 
     async def run(self) -> None:
         """Until the client leaves, or an answer that ends with its connection has ended."""
+        is_faulty = False
         try:
-            while await self._serve_request():
-                pass
+            while (asked := await self._read_request()) is not None:
+                if not await self._route(asked):
+                    break
+                self._account(-self._open_bytes)
         except (OSError, _ClientLeft):
-            reset(self._to_client)
+            is_faulty = True
         finally:
-            for _, writer in self._kept.values():
-                writer.close()
-            self._to_client.close()
+            self._account(-self._open_bytes)
+            for side in self._kept.values():
+                side.close()
+            self._client.close(is_faulty=is_faulty)
 
-    # ------------------------------------------------------------------ a request
+    # ------------------------------------------------------------------ the request
 
-    async def _serve_request(self) -> bool:
-        """Whether another one may follow."""
-        requests, pieces, has_more = RequestStream(), bytearray(), False
-        body, head = bytearray(), None
+    async def _read_request(self) -> _Asked | None:
+        """The next one; None: there is none, or it was refused."""
+        requests, pieces, body, head = RequestStream(), bytearray(), bytearray(), None
         requests.body = body.extend
-        while head is None or not requests.is_between:
-            data = self._read_ahead or await self._from_client.read(READ_BYTES)
+        rest: list[bytes] = []  # of requests that were sent before this one was answered
+        while not requests.num_ended:
+            data = self._read_ahead or await self._client.read()
             self._read_ahead = b""
             if not data:
-                return False
+                return None
+            self._account(len(data))
             for piece in requests.feed(data):
-                if requests.is_opaque:
-                    break
-                if has_more:
-                    continue
-                if not isinstance(piece, RequestHead):
-                    pieces += piece
-                elif head is None:
+                if requests.num_ended:
+                    requests.body = _ignore
+                    rest.append(piece.raw if isinstance(piece, RequestHead) else piece)
+                elif isinstance(piece, RequestHead):
                     head = piece
-                    if any(name == b"expect" for name, _ in head.headers):
-                        self._to_client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                else:  # another request, sent before this one was answered
-                    has_more, requests.body = True, _ignore
-            if requests.is_opaque:
-                return await self._refuse(400)
-            if max(len(pieces), head.content_length if head else 0) > self._max_body_bytes:
-                return await self._refuse(413)
-            if has_more:
-                break
+                    if not head.has(b"transfer-encoding"):
+                        requests.body = _ignore  # it comes as it is
+                    if head.has(b"expect") and head.content_length <= self._max_body_bytes:
+                        self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                else:
+                    pieces += piece
+            status = 0
+            if requests.is_opaque and not requests.num_ended:
+                status = 400
+            elif max(len(pieces), head.content_length if head else 0) > self._max_body_bytes:
+                status = 413
+            elif RoutedRelay.open_bytes > MAX_OPEN_BYTES:
+                status = 503
+            if status:
+                await self._refuse(status)
+                return None
         assert head is not None
-        # Who sends requests without waiting for answers sends the rest again on another connection.
-        return await self._route(head, bytes(pieces), bytes(body)) and not has_more
+        self._read_ahead = b"".join(rest) + requests.give_up()
+        sent_body = bytes(pieces)
+        return _Asked(head, sent_body, bytes(body) if head.has(b"transfer-encoding") else sent_body)
 
-    async def _route(self, head: RequestHead, sent_body: bytes, body: bytes) -> bool:
+    def _account(self, count: int) -> None:
+        self._open_bytes += count
+        RoutedRelay.open_bytes += count
+
+    async def _route(self, asked: _Asked) -> bool:
+        """Send a request to one upstream after the other until one answers; whether another may follow."""
+        head = asked.head
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        path = head.target.decode("latin-1").partition("?")[0]
-        prompt = await self._fleet.read(path, headers, body)
-        tried, failed = set(() if prompt is None else prompt.impossible), list[str]()
-        while True:
-            try:
-                sent = self._fleet.send(prompt, tried, failed)
-            except EngineOverloadedError:
-                return await self._refuse(502 if failed else 503)
-            passage = Passage.of(head.target, head.headers, str(sent.upstream), self._max_kept_bytes)
-            passage.choice = sent.choice
-            passage.add_request(body)
-            answer = _Answer(head, body, passage, sent)
-            tried.add(str(sent.upstream))
-            try:
-                return await self._ask(head, sent_body, answer, tried)
-            except _TakesNone:
-                pass  # whether it will soon is seen by its health
-            except _NoAnswer:
-                self._fleet.failed(sent)
-            finally:
-                failed.append(str(sent.upstream))
-                if answer.finish():
-                    self._on_passage(passage)
+        passage = Passage.of(head.target, head.headers, "", self._settings.max_kept_bytes)
+        passage.add_request(asked.body)
+        reading = await self._fleet.read(passage.path, headers, asked.body)
+        tried, failed = set(reading.impossible), list[str]()
+        try:
+            while True:
+                try:
+                    sent = self._fleet.send(reading, tried, failed)
+                except EngineOverloadedError:
+                    status = 502 if failed else 503
+                    passage.answered(status, [])
+                    await self._refuse(status)
+                    return False
+                passage.upstream, passage.choice = str(sent.upstream), sent.choice
+                if not failed:
+                    self._settings.on_begin(passage)
+                tried.add(str(sent.upstream))
+                may_go_elsewhere = self._fleet.has_others(tried)
+                answer = RoutedAnswer(head, asked.body, passage, sent, may_go_elsewhere=may_go_elsewhere)
+                try:
+                    return await self._ask(asked, answer)
+                except _Elsewhere:
+                    passage.status = 0  # whether it takes requests is seen by its health
+                except _NoAnswer:
+                    self._fleet.failed(sent)
+                finally:
+                    failed.append(str(sent.upstream))
+                    answer.finish()
+        finally:
+            passage.end()
+            self._settings.on_passage(passage)
 
-    async def _ask(self, head: RequestHead, body: bytes, answer: _Answer, tried: set[str]) -> bool:
+    async def _refuse(self, status: int) -> None:
+        """Answer in an upstream's place."""
+        reason, message = _TEXTS[status]
+        again = b"Retry-After: 1\r\n" if status == 503 else b""
+        await self._client.refuse(refusal(status, reason, message, b"proxy_error", again))
+
+    # ------------------------------------------------------------------ its answer
+
+    async def _ask(self, asked: _Asked, answer: RoutedAnswer) -> bool:
         """Ask the chosen upstream, on the connection that is kept to it, if there is one."""
         upstream = answer.sent.upstream
         kept = self._kept.pop(upstream, None)
-        if kept is not None:
+        if kept is not None and kept.is_idle:
             try:
-                return await self._ask_on(kept, head, body, answer, tried)
-            except _TakesNone:
+                return await self._ask_on(kept, asked, answer)
+            except _Elsewhere:
                 raise
             except _NoAnswer:
                 pass  # it was closed while nothing was asked
+        elif kept is not None:
+            kept.close()
+        side = UpstreamSide()
         try:
-            connection = await upstream.connect()
+            await upstream.connect(side)
         except OSError as error:
             raise _NoAnswer from error
-        return await self._ask_on(connection, head, body, answer, tried)
+        return await self._ask_on(side, asked, answer)
 
-    async def _ask_on(
-        self, connection: _Connection, head: RequestHead, body: bytes, answer: _Answer, tried: set[str]
-    ) -> bool:
-        upstream, (reader, writer) = answer.sent.upstream, connection
-        leaving = asyncio.create_task(self._from_client.read(READ_BYTES))
-        leaving.add_done_callback(lambda task: writer.transport.abort() if _has_left(task) else None)
-        sending = asyncio.create_task(_send(writer, upstream.addressed(_EXPECT.sub(b"", head.raw)) + body))
+    async def _ask_on(self, side: UpstreamSide, asked: _Asked, answer: RoutedAnswer) -> bool:
+        assert side.transport is not None
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(_: object = None) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def take(data: bytes) -> None:
+            if passed := answer.take(data):
+                self._client.hand_on(passed, side)
+            if answer.is_over or self._client.is_gone:
+                settle()
+
+        side.on_data = take
+        side.ended.add_done_callback(settle)
+        leaving = asyncio.create_task(self._client.read())
+        leaving.add_done_callback(lambda task: settle() if _has_left(task) else None)
+        for piece in _pieces(
+            answer.sent.upstream.addressed(_EXPECT.sub(b"", asked.head.raw)), asked.sent_body
+        ):
+            side.transport.write(piece)
         keeps = False
         try:
-            keeps = await self._hand_back(reader, answer, leaving, tried)
+            await over
+            if _has_left(leaving) or self._client.is_gone:
+                raise _ClientLeft
+            if answer.goes_elsewhere:
+                raise _Elsewhere
+            if not answer.has_begun:
+                raise _NoAnswer
+            if answer.is_switched:
+                await self._join(side, leaving)
+            elif not answer.is_over:
+                self._client.write(answer.held if side.is_faulty else answer.take(b""))
+            if side.is_faulty and not answer.is_whole:
+                raise ConnectionResetError("the upstream left half way through its answer")
+            keeps = answer.keeps_connection
             return keeps
         finally:
-            if keeps and sending.done() and not reader.at_eof():
-                self._kept[upstream] = connection
+            side.ended.remove_done_callback(settle)
+            side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
+            if keeps and side.is_idle:
+                self._kept[answer.sent.upstream] = side
             else:
-                sending.cancel()
-                writer.close() if answer.is_whole else writer.transport.abort()
+                side.close(is_faulty=not (answer.is_whole or answer.is_switched))
             if leaving.done() and not _has_left(leaving):
-                self._read_ahead += leaving.result()
+                self._read_ahead += b"" if answer.is_switched else leaving.result()
             else:
                 leaving.cancel()
                 with contextlib.suppress(asyncio.CancelledError, OSError):
                     await leaving
 
-    async def _hand_back(
-        self,
-        reader: asyncio.StreamReader,
-        answer: _Answer,
-        leaving: asyncio.Task[bytes],
-        tried: set[str],
-    ) -> bool:
-        has_begun = False
-        while not answer.is_whole:
-            try:
-                data = await reader.read(READ_BYTES)
-            except OSError as error:
-                if has_begun or _has_left(leaving):
-                    raise
-                raise _NoAnswer from error
-            if _has_left(leaving):
-                raise _ClientLeft
-            if not data and not has_begun:
-                raise _NoAnswer
-            answer.feed(data)
-            if not has_begun and answer.status == 503 and self._fleet.has_others(tried):
-                raise _TakesNone
-            has_begun = True
-            if data:
-                self._to_client.write(data)
-                await self._to_client.drain()
-            elif not answer.is_whole:
-                raise ConnectionResetError("the upstream left half way through its answer")
-        return answer.keeps_connection
+    async def _join(self, side: UpstreamSide, leaving: asyncio.Task[bytes]) -> None:
+        """The connection has left HTTP: bytes go both ways until one side ends."""
 
-    async def _refuse(self, status: int) -> bool:
-        reason, message = _TEXTS[status]
-        body = b'{"error": {"message": "%b", "type": "proxy_error"}}' % message
-        again = b"Retry-After: 1\r\n" if status == 503 else b""
-        self._to_client.write(
-            b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n"
-            b"Connection: close\r\n\r\n%b" % (status, reason, again, len(body), body)
-        )
-        with contextlib.suppress(OSError):
-            await self._to_client.drain()
-        return False
+        async def send_on() -> None:
+            data = await leaving
+            while data:
+                await side.write(data)
+                data = await self._client.read()
+
+        sending = asyncio.create_task(send_on())
+        try:
+            await asyncio.wait([sending, side.ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+def _pieces(head: bytes, body: bytes) -> list[bytes]:
+    """What is sent at once; a long body is not copied for it."""
+    return [head + body] if len(body) < _JOINED_BYTES else [head, body]
 
 
 def _has_left(leaving: asyncio.Task[bytes]) -> bool:
@@ -245,74 +291,4 @@ def _has_left(leaving: asyncio.Task[bytes]) -> bool:
 
 
 def _ignore(data: bytes) -> None:
-    """Of a request that is not served."""
-
-
-async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the answer tells
-        writer.write(data)
-        await writer.drain()
-
-
-class _Answer:
-    """One answer on its way.
-
-    Attributes:
-        is_whole: it has ended.
-        keeps_connection: another request may follow on the client's connection.
-    """
-
-    def __init__(self, head: RequestHead, body: bytes, passage: Passage, sent: Sent) -> None:
-        self.sent = sent
-        self.is_whole = False
-        self.keeps_connection = False
-        self._passage = passage
-        self._parser = answer_parser(head)
-        if body:
-            self._parser.send_with_data_passthrough(h11.Data(data=body))
-        self._parser.send_with_data_passthrough(h11.EndOfMessage())
-        self._tail = bytearray()
-        self._has_begun = False
-
-    @property
-    def status(self) -> int:
-        """What its head says; 0: that has not come."""
-        return self._passage.status
-
-    @property
-    def _worked(self) -> bool:
-        return 200 <= self._passage.status < 300
-
-    def feed(self, data: bytes) -> None:
-        """Bytes that go by; empty: the end of the connection. What is no answer lasts until then."""
-        try:
-            self._parser.receive_data(data)
-            while True:
-                event = self._parser.next_event()
-                if isinstance(event, h11.Response):
-                    self._passage.answered(event.status_code, list(event.headers))
-                elif isinstance(event, h11.Data):
-                    if not self._has_begun and self._worked and not _PING.match(event.data):
-                        self._has_begun = True
-                        self.sent.begun()
-                    self._passage.add_answer(event.data)
-                    self._tail += event.data
-                    if len(self._tail) > 2 * _TAIL_BYTES:
-                        del self._tail[:-_TAIL_BYTES]
-                elif isinstance(event, h11.EndOfMessage):
-                    self.is_whole = True
-                    self.keeps_connection = self._parser.their_state is h11.DONE
-                    return
-                else:
-                    return
-        except h11.ProtocolError:
-            self.is_whole = not data
-
-    def finish(self) -> bool:
-        """Close the books; whether there was an answer to tell of."""
-        worked = self.is_whole and self._worked
-        self.sent.ended(reported_share(bytes(self._tail)) if worked else None, worked=worked)
-        if not self.is_whole:
-            self._passage.cut_off()
-        self._passage.end()
-        return self._passage.status > 0
+    """Of a request that is not served, or that comes as it is."""

@@ -10,16 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixkv.errors import ConfigError
+from radixkv_server.proxy.connections import ClientSide, refusal
 from radixkv_server.proxy.feed import Feed
 from radixkv_server.proxy.fleet import Fleet
 from radixkv_server.proxy.observer import ObserverSettings
-from radixkv_server.proxy.passage import Passage
+from radixkv_server.proxy.passage import Passage, RelaySettings
 from radixkv_server.proxy.relay import Relay
 from radixkv_server.proxy.routed_relay import RoutedRelay
 from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
 STATES_S = 0.5  # between two looks at how the upstreams are
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # for the observer
+MAX_CONNECTIONS = 4096
+_TOO_MANY = refusal(
+    503,
+    b"Service Unavailable",
+    b"too many connections; try again later",
+    b"proxy_error",
+    b"Retry-After: 1\r\n",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class ProxySettings:
         upstream: where requests go; several are a fleet, which chooses.
         max_body_bytes: longer request bodies are refused; None: any length.
         max_kept_bytes: of each body, for the observer; of longer ones it is told nothing.
+        max_connections: of clients; more are refused.
     """
 
     upstream: Upstream | Fleet
@@ -37,6 +47,7 @@ class ProxySettings:
     port: int
     max_body_bytes: int | None
     max_kept_bytes: int
+    max_connections: int = MAX_CONNECTIONS
 
 
 async def serve(
@@ -55,25 +66,32 @@ async def serve(
         ConfigError: the port can't be had.
     """
     feed = Feed(observing, MAX_WAITING_BYTES)
-    on_passage, kept = (feed.put, settings.max_kept_bytes) if observing.is_needed else (_pass_over, 0)
-    on_begin = feed.begin if observing.console_port is not None else _pass_over
+    is_needed = observing.is_needed
+    relaying = RelaySettings(
+        on_begin=feed.begin if observing.console_port is not None else _pass_over,
+        on_passage=feed.put if is_needed else _pass_over,
+        max_body_bytes=settings.max_body_bytes,
+        max_kept_bytes=settings.max_kept_bytes if is_needed else 0,
+    )
     connections: set[asyncio.Task[None]] = set()
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         connections.add(task)
-        task.add_done_callback(connections.discard)
-        client = (reader, writer)
-        most, upstream = settings.max_body_bytes, settings.upstream
-        relay: Relay | RoutedRelay
-        if isinstance(upstream, Fleet):
-            relay = RoutedRelay(upstream, client, on_passage, max_body_bytes=most, max_kept_bytes=kept)
-        else:
-            relay = Relay(
-                upstream, client, on_passage, on_begin=on_begin, max_body_bytes=most, max_kept_bytes=kept
-            )
-        await relay.run()
+        client, upstream = ClientSide(reader, writer), settings.upstream
+        try:
+            if len(connections) > settings.max_connections:
+                await client.refuse(_TOO_MANY)
+            elif isinstance(upstream, Fleet):
+                await RoutedRelay(upstream, client, relaying).run()
+            else:
+                await Relay(upstream, client, relaying).run()
+        except asyncio.CancelledError:
+            pass  # the proxy ends
+        finally:
+            client.close()
+            connections.discard(task)
 
     stopped = stop or asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -86,7 +104,7 @@ async def serve(
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise ConfigError(f"can't listen on {settings.host}:{settings.port}: {reason}") from error
-    beside = [asyncio.create_task(feed.run())] if observing.is_needed else []
+    beside = [asyncio.create_task(feed.run())] if is_needed else []
     if isinstance(settings.upstream, Fleet):
         beside.append(asyncio.create_task(settings.upstream.run()))
         beside.append(asyncio.create_task(_tell_states(settings.upstream, feed)))

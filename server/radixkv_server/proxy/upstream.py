@@ -68,18 +68,7 @@ class Upstream:
     def __str__(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new connection.
-
-        Raises:
-            OSError: there is none to be had.
-        """
-        name = self.host if self.tls else None
-        return await asyncio.open_connection(
-            self.host, self.port, ssl=self.tls, server_hostname=name, limit=READ_BYTES
-        )
-
-    async def connect_to(self, protocol: asyncio.Protocol) -> None:
+    async def connect(self, protocol: asyncio.Protocol) -> None:
         """Make a new connection this protocol's.
 
         Raises:

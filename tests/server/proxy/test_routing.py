@@ -335,9 +335,9 @@ def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
 def test_connections_to_upstreams_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, connect = [], Upstream.connect
 
-    async def counted(self: Upstream) -> Any:
+    async def counted(self: Upstream, protocol: asyncio.Protocol) -> None:
         opened.append(str(self))
-        return await connect(self)
+        await connect(self, protocol)
 
     monkeypatch.setattr(Upstream, "connect", counted)
     with (

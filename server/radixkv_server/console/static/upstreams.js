@@ -9,6 +9,7 @@ const REASONS = {
   queue_elsewhere: "more of it is elsewhere, but so is a queue that costs more",
   session: "the request before it went there",
   least_queue: "it has least to do there",
+  keeps: "what it goes on from is there",
 };
 
 /** A panel that is empty until there are several. */

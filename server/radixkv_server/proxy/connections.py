@@ -1,0 +1,194 @@
+"""The two ends of what goes through: an upstream's connection, and that of the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+
+from radixkv_server.proxy.upstream import READ_BYTES
+
+#: What waits for a client: above, the upstream is not read.
+WAITING_BYTES = 64 * 1024
+_REFUSED_S = 2.0  # for a client to finish that was refused
+
+
+def _ignore(data: bytes) -> None:
+    """Nobody asked for it."""
+
+
+class UpstreamSide(asyncio.Protocol):
+    """A connection to an upstream, whose bytes are handed over in the moment in which they come.
+
+    Args:
+        on_fault: called when the connection is lost, and was not closed.
+
+    Attributes:
+        on_data: takes the bytes.
+        transport: None: it is not connected yet.
+        ended: nothing more comes.
+        is_faulty: the connection was lost.
+    """
+
+    def __init__(
+        self, on_data: Callable[[bytes], None] = _ignore, on_fault: Callable[[], None] | None = None
+    ) -> None:
+        self.on_data = on_data
+        self.transport: asyncio.Transport | None = None
+        self.is_faulty = False
+        self._on_fault = on_fault
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.on_data(data)
+
+    def eof_received(self) -> bool:
+        """Whether it can be written to all the same."""
+        self._end()
+        return self.transport is not None and self.transport.can_write_eof()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_faulty = error is not None
+        if error is not None and self._on_fault is not None:
+            self._on_fault()
+        self._end()
+        self._can_write.set()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    async def write(self, data: bytes) -> None:
+        """Send it, and wait while too much waits to be sent.
+
+        Raises:
+            ConnectionResetError: the connection is no more.
+        """
+        assert self.transport is not None
+        if not self.transport.is_closing():
+            self.transport.write(data)
+            await self._can_write.wait()
+        if self.transport.is_closing():
+            raise ConnectionResetError("the upstream has gone")
+
+    def write_eof(self) -> bool:
+        """Send no more; whether that can be said, and answers still come."""
+        if self.transport is None or not self.transport.can_write_eof():
+            return False
+        with contextlib.suppress(OSError):
+            self.transport.write_eof()
+        return not self.ended.done()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open, and all that was written has been sent."""
+        return (
+            not self.ended.done()
+            and self.transport is not None
+            and not self.transport.get_write_buffer_size()
+        )
+
+    def close(self, *, is_faulty: bool = False) -> None:
+        """Once what was written is sent; a faulty one as a fault does."""
+        if self.transport is not None:
+            _reset(self.transport) if is_faulty else self.transport.close()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class ClientSide:
+    """A client's connection.
+
+    Args:
+        reader, writer: of it.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._transport = writer.transport
+        self._resuming: asyncio.Task[None] | None = None
+
+    async def read(self) -> bytes:
+        """What it sends; empty: it has ended its side.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        return await self._reader.read(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        """Send it something."""
+        self._transport.write(data)
+
+    def hand_on(self, data: bytes, source: UpstreamSide) -> None:
+        """Send it what an upstream sent, at once; that one is not read while too much waits here."""
+        self._transport.write(data)
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > WAITING_BYTES and self._resuming is None and source.transport is not None:
+            self._resuming = asyncio.create_task(self._resume(source.transport))
+
+    async def _resume(self, transport: asyncio.Transport) -> None:
+        with contextlib.suppress(OSError):
+            transport.pause_reading()
+            await self._writer.drain()
+        self._resuming = None
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody takes what is sent."""
+        return self._transport.is_closing()
+
+    def write_eof(self) -> None:
+        """Send no more.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        self._writer.write_eof()
+
+    async def refuse(self, answer: bytes) -> None:
+        """Send the last answer, and take what still comes: closed with bytes unread, it would be reset."""
+        self._writer.write(answer)
+        with contextlib.suppress(OSError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(_REFUSED_S):
+                while await self.read():
+                    pass
+
+    def close(self, *, is_faulty: bool = False) -> None:
+        """Once what was written is sent; a faulty one as a fault does."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+        _reset(self._transport) if is_faulty else self._transport.close()
+
+
+def _reset(transport: asyncio.WriteTransport) -> None:
+    """Close a connection so that the other side sees a reset, and no end."""
+    with contextlib.suppress(OSError, AttributeError):
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+    transport.abort()
+
+
+def refusal(status: int, reason: bytes, message: bytes, kind: bytes, headers: bytes = b"") -> bytes:
+    """An answer of the proxy itself, after which the connection is closed."""
+    body = b'{"error": {"message": "%b", "type": "%b"}}' % (message, kind)
+    length = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+    head = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\n" % (status, reason)
+    return head + headers + length + body

@@ -1,0 +1,131 @@
+"""RoutedAnswer: one upstream's answer on its way: where it begins and ends, and whether it is handed on."""
+
+from __future__ import annotations
+
+import re
+
+import h11
+
+from radixkv_server.proxy.fleet import Sent
+from radixkv_server.proxy.messages import RequestHead, answer_parser
+from radixkv_server.proxy.passage import Passage
+from radixkv_server.proxy.routed_prompt import reported_share
+
+_TAIL_BYTES = 64 * 1024
+_PING = re.compile(rb"\s*(:|event: ping)")  # of a stream whose first token has not come
+_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
+_ID_BYTES = 4096  # of an answer, in which it says what it is called
+
+
+class RoutedAnswer:
+    """Takes the bytes of an answer, and says which to hand on.
+
+    Args:
+        head, body: of the request.
+        may_go_elsewhere: where it says that this upstream can't serve the request, another one is asked.
+
+    Attributes:
+        has_begun: something of it has come.
+        held: what has come of its head, and was not handed on yet.
+        is_whole: it has ended.
+        is_over: it has, or left HTTP, or is not to be handed on.
+        is_switched: it left HTTP.
+        goes_elsewhere: the request is for another upstream.
+    """
+
+    def __init__(
+        self, head: RequestHead, body: bytes, passage: Passage, sent: Sent, *, may_go_elsewhere: bool
+    ) -> None:
+        self.sent = sent
+        self.has_begun = False
+        self.held = b""
+        self.is_whole = False
+        self.is_switched = False
+        self.goes_elsewhere = False
+        self._head = head
+        self._may_go_elsewhere = may_go_elsewhere
+        self._passage = passage
+        self._parser = answer_parser(head)
+        if body:
+            self._parser.send_with_data_passthrough(h11.Data(data=body))
+        self._parser.send_with_data_passthrough(h11.EndOfMessage())
+        self._tail = bytearray()
+        self._has_body = False
+        self._is_known = False  # whether it is the one to hand on
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_whole or self.is_switched or self.goes_elsewhere
+
+    @property
+    def keeps_connection(self) -> bool:
+        """Whether another request may follow on the client's connection, and on the upstream's."""
+        is_clean = self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]
+        return self.is_whole and is_clean and self._head.version == b"1.1"
+
+    @property
+    def _worked(self) -> bool:
+        return 200 <= self._passage.status < 300
+
+    def take(self, data: bytes) -> bytes:
+        """Bytes that came, or none at the connection's end; those to hand on now.
+
+        A head is held until it is whole: it may say that the request is for another upstream.
+        """
+        self.has_begun = self.has_begun or bool(data)
+        if not self._is_known:
+            self.held += data
+        self._look(data)
+        if self._is_known:
+            data, self.held = self.held or data, b""
+            return data
+        return b""
+
+    def _look(self, data: bytes) -> None:
+        """What is no answer lasts until the connection ends."""
+        try:
+            self._parser.receive_data(data)
+            while True:
+                event = self._parser.next_event()
+                if isinstance(event, h11.Response):
+                    self._passage.answered(event.status_code, list(event.headers))
+                    if (
+                        self._may_go_elsewhere
+                        and self.sent.is_elsewhere(event.status_code)
+                        and not self._is_known
+                    ):
+                        self.goes_elsewhere = True
+                        return
+                    self._is_known = True
+                elif isinstance(event, h11.Data):
+                    self._add(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    self.is_whole = True
+                    return
+                elif isinstance(event, h11.InformationalResponse):
+                    self._is_known = True
+                else:
+                    self.is_switched = event is h11.PAUSED
+                    return
+        except h11.ProtocolError:
+            self._is_known = True
+            self.is_whole = not data
+            self._passage.cut_off()
+
+    def _add(self, data: bytes) -> None:
+        if not self._has_body and self._worked and not _PING.match(data):
+            self._has_body = True
+            self.sent.begun()
+            if found := _ID.search(data[:_ID_BYTES]):
+                self.sent.keeps(found[1].decode("latin-1"))
+        self._passage.add_answer(data)
+        self._tail += data
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+
+    def finish(self) -> None:
+        """Close the books."""
+        worked = self.is_whole and self._worked and not self._passage.is_cut_off
+        self.sent.ended(reported_share(bytes(self._tail)) if worked else None)
+        if not self.is_whole and not self.is_switched and not self.goes_elsewhere:
+            self._passage.cut_off()
