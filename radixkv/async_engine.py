@@ -18,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from radixkv.async_cache import CacheClient
@@ -29,9 +28,8 @@ from radixkv.engine.engine_thread import EngineThread, RestartPolicy
 from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.errors import EngineStoppedError, RequestFailedError
+from radixkv.prompt_texts import PromptTexts
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
-from radixkv.text.text_size import text_size
-from radixkv.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -44,12 +42,6 @@ if TYPE_CHECKING:
     from radixkv.tiers.tier import Tier
 
 T = TypeVar("T")
-
-# A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
-# token ids).
-LONG_TEXT = 4096
-# And beyond this, one at a time: each keeps a core busy, and the engine needs cores too.
-HUGE_TEXT = 32768
 
 
 class AsyncEngine:
@@ -78,9 +70,7 @@ class AsyncEngine:
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = Streams()
-        self._huge_texts = ThreadPoolExecutor(
-            1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
-        )
+        self._texts = PromptTexts()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
         self.cache = CacheClient(
             self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
@@ -251,7 +241,7 @@ class AsyncEngine:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        return await self._off_loop(
+        return await self._texts.off_loop(
             len(text),
             lambda: self._thread.info.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
@@ -266,22 +256,13 @@ class AsyncEngine:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
-        return await self._off_loop(
-            text_size(messages, tools, options, limit=HUGE_TEXT),
-            lambda: self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **options,
-            ),
+        return await self._texts.render_chat(
+            self.tokenizer,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            options=options,
         )
-
-    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
-        if size <= LONG_TEXT:
-            return work()
-        if size <= HUGE_TEXT:
-            return await asyncio.to_thread(work)
-        return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         encode = self._thread.info.input_processor.encode
@@ -289,7 +270,7 @@ class AsyncEngine:
             size = len(prompt)
         except TypeError:  # no prompt: refused below
             size = 0
-        return await self._off_loop(size, lambda: encode(prompt))
+        return await self._texts.off_loop(size, lambda: encode(prompt))
 
     # ------------------------------------------------------------------ one request
 
@@ -313,7 +294,7 @@ class AsyncEngine:
         checks = self._thread.info.input_processor
         if params.bad_words:
             asked, size = params, sum(len(word) + 64 for word in params.bad_words)
-            params = await self._off_loop(size, lambda: checks.encode_words(asked))
+            params = await self._texts.off_loop(size, lambda: checks.encode_words(asked))
         checks.check(encoded, params, pins)
         grammar = None
         if params.grammar is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.events.counts import EventCounts
+from radixkv.routing.counts import ReplicaCounts
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
@@ -26,6 +27,7 @@ class EngineStats:
         tiers: the same by tier, and how each is.
         events: block events published; None: they are not.
         speculation: drafts, and how many of their tokens were right.
+        replicas: how each is, where these are the sums of several engines.
     """
 
     num_waiting: int
@@ -49,6 +51,7 @@ class EngineStats:
     transfers: TransferCounts | None = None
     tiers: tuple[TierCounts, ...] = ()
     events: EventCounts | None = None
+    replicas: tuple[ReplicaCounts, ...] = ()
 
 
 @dataclass(slots=True)

@@ -16,13 +16,14 @@ from radixkv.cache.keys import EncodedTokens, TokenIds, frame_namespace
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
-from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
+from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.text.encoding import encode_prompt
 
 if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
@@ -94,14 +95,9 @@ class InputProcessor:
         """
         if self.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer: give token ids", param="prompt")
-        try:
-            return self.tokenizer.encode(
-                text, add_special_tokens=add_special_tokens, allow_special=allow_special
-            )
-        except (InvalidRequestError, *ENDS_PROCESS):
-            raise
-        except BaseException as error:  # a panic of the tokenizers library is no Exception
-            raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
+        return encode_prompt(
+            self.tokenizer, text, add_special_tokens=add_special_tokens, allow_special=allow_special
+        )
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Tokenise a prompt if it is text, check its token ids, and encode them; any thread. O(length).

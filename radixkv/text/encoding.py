@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixkv.errors import ENDS_PROCESS, InvalidRequestError
+
 # Giving the lock up may cost half a millisecond until it is had again, what a text of this size takes
 # (characters, or ids).
 SHORT_TEXT = 2048
@@ -26,6 +28,26 @@ def encode_ids(backend: Any, text: str, *, add_special_tokens: bool) -> list[int
     else:
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
+    return ids
+
+
+def encode_prompt(tokenizer: Any, text: str, *, add_special_tokens: bool, allow_special: bool) -> list[int]:
+    """The ids of a user's text, whatever the tokenizer does with it; any thread.
+
+    Args:
+        tokenizer: a `radixkv.text.tokenizer.Tokenizer`, or what stands for one.
+
+    Raises:
+        InvalidRequestError: it fails on the text.
+    """
+    try:
+        ids: list[int] = tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, allow_special=allow_special
+        )
+    except (InvalidRequestError, *ENDS_PROCESS):
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
+        raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
     return ids
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-from radixkv.async_engine import HUGE_TEXT, LONG_TEXT, AsyncEngine
+from radixkv.async_engine import AsyncEngine
 from radixkv.errors import (
     EngineOverloadedError,
     EngineStoppedError,
@@ -21,6 +21,7 @@ from radixkv.errors import (
     RadixKVError,
     RequestFailedError,
 )
+from radixkv.prompt_texts import HUGE_TEXT, LONG_TEXT
 from radixkv.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

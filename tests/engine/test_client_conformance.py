@@ -1,4 +1,4 @@
-"""What every `EngineClient` does: one here, one in another process, and the server tests' own."""
+"""What every `EngineClient` does: one here, one elsewhere, several as one, and the server tests' own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from radixkv.errors import (
     RadixKVError,
 )
 from radixkv.insight.residency import Residency
+from radixkv.replicas.engine import ReplicatedEngine
 from radixkv.request import OutputDelta, PrefixPin, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -42,13 +43,20 @@ def prompt_of(engine: EngineClient) -> list[int]:
     return PROMPT if isinstance(engine, ScriptedEngine) else to_ids(engine, PROMPT)
 
 
-@pytest.fixture(params=["async", "process", "scripted"])
+@pytest.fixture(params=["async", "process", "several", "scripted"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     made: EngineClient
     if request.param == "async":
         made = paged_engine(num_blocks=128, block_size=16)
     elif request.param == "process":
         made = paged_engine_elsewhere(num_blocks=128, block_size=16)
+    elif request.param == "several":
+        made = ReplicatedEngine(
+            {
+                "here": paged_engine(num_blocks=128, block_size=16),
+                "elsewhere": paged_engine_elsewhere(num_blocks=128, block_size=16),
+            }
+        )
     else:
         made = ScriptedEngine(max_model_len=2048)
     yield made

@@ -81,6 +81,7 @@ ENGINE = {
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics
     "radixkv.events.block_keys",  # of several upstreams what each holds, and which one gets a request
     "radixkv.events.counts",
+    "radixkv.routing.counts",
     "radixkv.events.follower",
     "radixkv.events.spec",
     "radixkv.events.subscriber",

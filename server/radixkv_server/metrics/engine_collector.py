@@ -18,6 +18,7 @@ import radixkv
 from radixkv.cache.insight.ages import AGE_BOUNDS
 from radixkv.client import EngineClient
 from radixkv.events.counts import EventCounts
+from radixkv.routing.counts import ReplicaCounts
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
 
@@ -68,6 +69,7 @@ class EngineCollector(Collector):
         yield from self._speculation(stats.speculation)
         yield from _tiers(stats.tiers)
         yield from _events(stats.events)
+        yield from _replicas(stats.replicas)
         ages = HistogramMetricFamily(
             "radixkv_evicted_block_age_seconds", "From a block's latest use to its eviction."
         )
@@ -108,6 +110,31 @@ def _events(counts: EventCounts | None) -> Iterator[Metric]:
         yield CounterMetricFamily(f"radixkv_kv_events_{name}", text, value=value)
     waiting = "Blocks stored or removed that wait to be published."
     yield GaugeMetricFamily("radixkv_kv_events_waiting_blocks", waiting, value=counts.waiting_blocks)
+
+
+def _replicas(replicas: Sequence[ReplicaCounts]) -> Iterator[Metric]:
+    """How each replica is; nothing where there is one engine."""
+    for name, text, attribute in (
+        ("up", "1 while requests are sent to the replica.", "is_open"),
+        ("blocks", "Whole blocks that it holds.", "blocks"),
+        ("queue_seconds", "Until it has computed all prompts that were sent there.", "queue_s"),
+        ("requests_running", "Requests that were sent there and have not ended.", "running"),
+        ("prefill_tokens_per_second", "Prompt tokens a second, as measured.", "prefill_rate"),
+    ):
+        gauge = GaugeMetricFamily(f"radixkv_replica_{name}", text, labels=["replica"])
+        for replica in replicas:
+            gauge.add_metric([replica.name], float(getattr(replica, attribute)))
+        if replicas:
+            yield gauge
+    for name, text, attribute in (
+        ("requests", "Requests sent to the replica.", "requests"),
+        ("retries", "Of these, those that others got, since it failed before the first token.", "retries"),
+    ):
+        counter = CounterMetricFamily(f"radixkv_replica_{name}", text, labels=["replica"])
+        for replica in replicas:
+            counter.add_metric([replica.name], getattr(replica, attribute))
+        if replicas:
+            yield counter
 
 
 def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:

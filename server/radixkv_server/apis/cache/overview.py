@@ -72,7 +72,7 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
     """What only admins see."""
     stats, activity = context.engine.stats(), context.activity
     cache = stats.cache
-    return {
+    shown: Json = {
         "eviction_policy": context.engine.config.eviction_policy,
         "pool": {
             "total_blocks": cache.total_blocks,
@@ -103,6 +103,21 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
             for tenant in sorted({*activity.tenants, *(quota.namespace[0] for quota in quotas)})
         ],
     }
+    if stats.replicas:
+        shown["replicas"] = [
+            {
+                "name": replica.name,
+                "takes_requests": replica.is_open,
+                "blocks": replica.blocks,
+                "queue_s": round(replica.queue_s, 4),
+                "running_requests": replica.running,
+                "prefill_tokens_per_s": round(replica.prefill_rate, 1),
+                "requests": replica.requests,
+                "retries": replica.retries,
+            }
+            for replica in stats.replicas
+        ]
+    return shown
 
 
 async def _own_blocks(context: ServerContext, caller: Caller) -> Json:

@@ -1,0 +1,59 @@
+"""PromptTexts: text and chats to token ids for callers on an event loop, without holding that up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from radixkv.text.text_size import text_size
+from radixkv.thread_priority import yield_to_steps
+
+if TYPE_CHECKING:
+    from radixkv.client import TextTokenizer
+
+T = TypeVar("T")
+
+# A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
+# token ids).
+LONG_TEXT = 4096
+# And beyond this, one at a time: each keeps a core busy, and the engine needs cores too.
+HUGE_TEXT = 32768
+
+
+class PromptTexts:
+    """Works on texts of any size; several event loops may use one."""
+
+    def __init__(self) -> None:
+        self._huge_texts = ThreadPoolExecutor(
+            1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
+        )
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` returns; in a thread if it is done on this much text."""
+        if size <= LONG_TEXT:
+            return work()
+        if size <= HUGE_TEXT:
+            return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
+
+    async def render_chat(
+        self,
+        tokenizer: TextTokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> list[int]:
+        """See `EngineClient.render_chat`."""
+        return await self.off_loop(
+            text_size(messages, tools, options, limit=HUGE_TEXT),
+            lambda: tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **options,
+            ),
+        )
