@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,30 +16,34 @@ TOKENS_PER_BYTE = 0.25
 
 def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
     """Blocks as one text, in the order in which they are cached, and where each of them ends. O(its size)."""
-    pieces: list[str] = []
-    ends: list[int] = []
-    at, message = 0, -2
-    for block in blocks:
-        text = block.text
-        if block.message != message or block.kind != "text" or block.name:
-            message = block.message
-            kind = "" if block.kind in ("text", "media") else block.kind
-            newline = "\n" if pieces else ""
-            head = " ".join(word for word in (block.role, kind, block.name) if word)
-            text = f"{newline}[{head}] {text}" if head else text
-        at += len(text)
-        pieces.append(text)
-        ends.append(at)
-    return "".join(pieces), ends
+    pieces = _pieces(blocks, is_first=True)
+    return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
 
 
 def prompt_and_answer(record: Record) -> tuple[str, list[int], str]:
     """A prompt as `prompt_text` gives it, and what its answer adds to that where a later prompt has both."""
     text, ends = prompt_text(record.blocks)
-    if not record.answer:
-        return text, ends, ""
-    whole, _ = prompt_text((*record.blocks, *record.answer))
-    return text, ends, whole[len(text) :]
+    return text, ends, "".join(_pieces(record.answer, is_first=not record.blocks))
+
+
+def _pieces(blocks: tuple[Block, ...], *, is_first: bool) -> list[str]:
+    """The text of each block; a message's first block, and all that is no text, say what they are.
+
+    Args:
+        is_first: nothing stands before them.
+    """
+    pieces = []
+    message = -2
+    for text, role, kind, number, name, _ in blocks:
+        if number != message or kind != "text" or name:
+            message = number
+            shown = "" if kind in ("text", "media") else kind
+            head = " ".join(word for word in (role, shown, name) if word)
+            if head:
+                text = f"[{head}] {text}" if is_first else f"\n[{head}] {text}"
+        is_first = False
+        pieces.append(text)
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)

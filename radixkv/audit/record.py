@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -102,10 +102,15 @@ class Record:
     @property
     def parts(self) -> PromptParts:
         """The prompt in the form in which prompts are compared. O(its blocks)."""
-        return PromptParts(tuple(messages_of(self.blocks)), tools_shown(self.tools), self.model)
+        return prompt_parts(self.blocks, self.tools, self.model)
 
 
-def tools_shown(tools: Sequence[Json]) -> tuple[Mapping[str, Any], ...]:
+def prompt_parts(blocks: Iterable[Block], tools: Sequence[Json], model: str) -> PromptParts:
+    """A prompt in the form in which prompts are compared. O(its blocks)."""
+    return PromptParts(tuple(_messages_of(blocks)), _tools_shown(tools), model)
+
+
+def _tools_shown(tools: Sequence[Json]) -> tuple[Mapping[str, Any], ...]:
     """Tools by name, description and parameters, whatever API they were defined for."""
     shown = []
     for tool in tools:
@@ -118,16 +123,18 @@ def tools_shown(tools: Sequence[Json]) -> tuple[Mapping[str, Any], ...]:
     return tuple(shown)
 
 
-def messages_of(blocks: Iterable[Block]) -> Iterable[MessageParts]:
+def _messages_of(blocks: Iterable[Block]) -> Iterator[MessageParts]:
     """The messages that blocks stand for."""
     grouped: dict[int, list[Block]] = {}
     for block in blocks:
         if block.message >= 0:
             grouped.setdefault(block.message, []).append(block)
     for group in grouped.values():
-        by_kind = {
-            kind: "\n".join(block.text for block in group if block.kind in kinds)
-            for kind, kinds in (("text", ("text", "media")), ("thinking", ("thinking",)))
-        }
+        role = group[0].role
+        if len(group) == 1 and group[0].kind == "text":
+            yield MessageParts(role, group[0].text)
+            continue
+        text = "\n".join(block.text for block in group if block.kind in ("text", "media"))
+        thinking = "\n".join(block.text for block in group if block.kind == "thinking")
         calls = tuple((block.name, block.text) for block in group if block.kind == "call")
-        yield MessageParts(group[0].role, by_kind["text"], by_kind["thinking"], calls)
+        yield MessageParts(role, text, thinking, calls)

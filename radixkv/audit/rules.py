@@ -9,10 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from radixkv.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
-from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts, chain_of
+from radixkv.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
+from radixkv.audit.observation import Fault, Observation, Reason
+from radixkv.audit.prompt_break import (
+    TAIL_TOKENS,
+    breaker_between,
+    parts_from,
+    shared_beginning,
+    texts_at,
+    tokens_in_best_order,
+)
+from radixkv.audit.prompt_keys import PromptKeys, keys_of
 from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.audit.record import Block, Record
 from radixkv.audit.rule_sets import RuleSet
@@ -20,79 +29,10 @@ from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.insight.breaker import Breaker, make_breaker
-from radixkv.insight.prompt_difference import find_breaker
-from radixkv.insight.prompt_parts import PromptParts
-from radixkv.insight.similarity import same_later
 
-Reason = Literal[
-    "hit",  # all that an earlier prompt left is found
-    "first",  # nothing that begins like this was seen before
-    "broken",  # the prompt parts from the one that it should go on after
-    "expired",  # what was written had run out
-    "evicted",  # it had to make room
-    "too_short",  # for these rules to cache it
-    "no_breakpoint",  # nothing says that it is to be cached, or too far from what was
-    "concurrent",  # what it shares was being computed for another request
-]
-Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown"]
-
-#: The prompt's end, where the assistant begins to speak, is not the same in a later turn with all templates.
-TAIL_TOKENS = 16
-SHOWN_CHARS = 240
-_BEFORE_CHARS = 80
-_BLOCK_UNITS = 16
-_AROUND_CHARS = 600  # on each side of a difference
-_MAX_DIFFERING = (
-    24_000  # characters of a message, from the first difference on, that are compared word by word
-)
+_BLOCK_TOKENS = 16  # of the tree, where hits need be no whole blocks
+_BLOCK_CHARS = 64  # the same, where units are characters
 _BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
-_COMPARED_UNITS = 400_000  # of each side, after a break
-_MAX_COMPARED = (
-    2_000_000  # characters of prompts that are compared word by word, above these by their place alone
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What is known of one request; all counts are of tokens.
-
-    Attributes:
-        conversation: as the client named it, or a number.
-        prompt_tokens: of the prompt: by the tokenizer, else as reported, else estimated.
-        is_estimate: counts are made of characters, in proportion to what was reported.
-        shared_tokens: that it begins with and the earlier prompt had, too.
-        cached_tokens: that these rules find.
-        best_tokens: that they would find, had what differs come after all that is the same.
-        reported_tokens: that were found, as the answer told; None: it did not.
-        reported_prompt: tokens of the prompt by the same answer, in which other tokens may be counted.
-        reason: why these rules find no more.
-        fault: what is to be done something about, by what is known.
-        breaker: what breaks the prompt; None: nothing.
-        before: the text in front of where they part; old, new: how the earlier prompt and this one go on.
-        lost_tokens: that would have been found without.
-        age_s: how long ago what was found or missed was used last; None: not known.
-        earlier: where the earlier prompt stands in the log; empty: there is none.
-        written: tokens that these rules write for each time to live, where that is told apart.
-    """
-
-    conversation: str
-    prompt_tokens: int
-    is_estimate: bool
-    shared_tokens: int
-    cached_tokens: int
-    best_tokens: int
-    reported_tokens: int | None
-    reason: Reason
-    fault: Fault
-    breaker: Breaker | None = None
-    before: str = ""
-    old: str = ""
-    new: str = ""
-    lost_tokens: int = 0
-    age_s: float | None = None
-    earlier: str = ""
-    written: tuple[tuple[int, float], ...] = ()
-    reported_prompt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +40,7 @@ class Looked:
     """A prompt, and what there was of it when it came.
 
     Attributes:
-        chain: see `chain_of`.
+        prompt: it, as later ones are compared with it.
         earlier: the prompt that it should go on after; is_after_running: that had no answer yet.
         in_tree: units that the tree had; evicted: it had had more.
         steady, place: units and characters that it shares with the earlier one.
@@ -109,11 +49,11 @@ class Looked:
 
     record: Record
     units: PromptUnits
-    chain: list[bytes]
+    keys: PromptKeys
     now: float
+    prompt: EarlierPrompt
     earlier: EarlierPrompt | None
     is_after_running: bool
-    conversation: str
     in_tree: int
     evicted: bool
     steady: int
@@ -127,7 +67,6 @@ class Begun:
 
     observation: Observation
     looked: Looked
-    kept: EarlierPrompt
 
 
 class Rules:
@@ -156,7 +95,9 @@ class Rules:
         self.coding = coding if coding is not None else CharacterCoding()
         self.num_forgotten = 0
         self._now = 0.0  # of the log
-        block = rule_set.block_tokens if self.coding.is_exact and rule_set.block_tokens > 1 else _BLOCK_UNITS
+        block = _BLOCK_CHARS
+        if self.coding.is_exact:
+            block = rule_set.block_tokens if rule_set.block_tokens > 1 else _BLOCK_TOKENS
         blocks = max(64, memory_bytes // 2 // (block * TOKEN_BYTES + _BLOCK_BYTES))
         self._is_bounded = capacity_tokens is not None
         if capacity_tokens is not None:
@@ -177,9 +118,10 @@ class Rules:
         available = _available(looked.record)
         if looked.found is not None and not record.failed:
             when = looked.now if available is None else available
-            self._entries.note(looked.record, looked.chain, looked.found, looked.now, when)
+            self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, when)
         if not record.failed:
-            self._keep(looked, available)
+            looked.prompt.available = available
+            self._earlier.add(looked.prompt, looked.keys, looked.record.answer)
             self._supersede(looked)
         return observation
 
@@ -192,30 +134,32 @@ class Rules:
         looked = self._look(record, grows=False)
         observation = self._observation(looked)
         if looked.found is not None:
-            self._entries.note(looked.record, looked.chain, looked.found, looked.now, math.inf)
-        return Begun(observation, looked, self._keep(looked, math.inf))
+            self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, math.inf)
+        looked.prompt.available = math.inf
+        self._earlier.add(looked.prompt, looked.keys, ())
+        return Begun(observation, looked)
 
     def end(self, begun: Begun, record: Record) -> Observation:
         """What these rules make of a request that was begun, now that its answer is known. O(its size).
 
         What it could find was settled when it began; the answer tells of how many tokens that was.
         """
-        looked, kept = begun.looked, begun.kept
+        looked, prompt = begun.looked, begun.looked.prompt
         whole = replace(record, blocks=looked.record.blocks)
         units = self.coding.encode(whole)
         _, evicted = self._grow(whole, units)
         looked = replace(looked, record=whole, units=units, evicted=evicted)
         available = _available(whole)
         if looked.found is not None and record.failed:
-            self._entries.forget_running(looked.chain, looked.found)
+            self._entries.forget_running(looked.keys.chain, looked.found)
         elif looked.found is not None:
             when = looked.now if available is None else available
-            self._entries.note(whole, looked.chain, looked.found, looked.now, when)
+            self._entries.note(whole, looked.keys.chain, looked.found, looked.now, when)
         if record.failed:
-            self._earlier.drop(kept)
+            self._earlier.drop(prompt)
         else:
-            kept.record, kept.units, kept.available = replace(whole, body={}), units, available
-            self._earlier.answered(kept, whole.answer)
+            prompt.units, prompt.available = units, available
+            self._earlier.answered(prompt, whole.answer)
             self._supersede(looked)
         return self._observation(looked)
 
@@ -228,12 +172,12 @@ class Rules:
         if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
         units = self.coding.encode(record)
-        chain = chain_of(record)
+        keys = keys_of(record)
         now = self._now if record.time is None else record.time
         self._now = max(self._now, now)
-        earlier, conversation = self._earlier.find(record, chain)
+        earlier, conversation = self._earlier.find(record, keys)
         is_running = earlier is not None and earlier.available == math.inf
-        steady, place = _shared(earlier, units)
+        steady, place = shared_beginning(earlier, units)
         if grows:
             in_tree, evicted = self._grow(record, units)
         else:
@@ -242,20 +186,10 @@ class Rules:
         found = None
         if self.rule_set.matching != "prefix":
             tokens = [units.tokens_at(end) for end in units.block_ends]
-            found = self._entries.read(record, chain, tokens, now)
+            found = self._entries.read(record, keys.chain, tokens, now)
+        prompt = EarlierPrompt.of(record, units, conversation)
         return Looked(
-            record,
-            units,
-            chain,
-            now,
-            earlier,
-            is_running,
-            conversation,
-            in_tree,
-            evicted,
-            steady,
-            place,
-            found,
+            record, units, keys, now, prompt, earlier, is_running, in_tree, evicted, steady, place, found
         )
 
     def _observation(self, looked: Looked) -> Observation:
@@ -272,7 +206,7 @@ class Rules:
         shared = max(round(looked.in_tree * rate), round(looked.steady * rate))
         reason, breaker, lost, (before, old, new) = self._judge(looked, cached, total)
         return Observation(
-            conversation=looked.conversation,
+            conversation=looked.prompt.conversation,
             prompt_tokens=total,
             is_estimate=not units.is_exact,
             shared_tokens=min(shared, total),
@@ -287,7 +221,7 @@ class Rules:
             new=new,
             lost_tokens=lost,
             age_s=_age(earlier, record),
-            earlier=earlier.record.place if earlier is not None else "",
+            earlier=earlier.place if earlier is not None else "",
             written=self._written(found, units),
             reported_prompt=told,
         )
@@ -300,26 +234,26 @@ class Rules:
         Of a request that failed nothing was computed.
         """
         namespace = self._namespace(record)
-        data = units.units
-        if not len(data):
+        prompt = units.units
+        if not len(prompt):
             return 0, False
+        match = self.cache.match(prompt, namespace)
         if record.failed:
-            return self.cache.match(data, namespace).num_tokens, False
-        try:
-            match = self.cache.match(data, namespace)
-            lease = self.cache.acquire(data, namespace, match=match)
-        except OutOfBlocks:
-            self.num_forgotten += 1
-            return self.cache.match(data, namespace).num_tokens, True
-        evicted = lease.report.reason in ("evicted", "expired")
-        self.num_forgotten += evicted and not self._is_bounded
-        lease.commit(len(data))
+            return match.num_tokens, False
+        whole = prompt
         if self.rule_set.keeps_answers and len(units.after):
+            whole = EncodedTokens(prompt.data + units.after.data)
+        try:
+            lease = self.cache.acquire(whole, namespace, match=match if whole is prompt else None)
+        except OutOfBlocks:
             try:
-                lease.append(units.after)
-                lease.commit(lease.num_tokens)
+                lease = self.cache.acquire(prompt, namespace, match=match)
             except OutOfBlocks:
-                pass
+                self.num_forgotten += 1
+                return match.num_tokens, True
+        evicted = match.num_tokens < len(prompt) and lease.report.reason in ("evicted", "expired")
+        self.num_forgotten += evicted and not self._is_bounded
+        lease.commit(lease.num_tokens)
         lease.release()
         return match.num_tokens, evicted
 
@@ -342,19 +276,12 @@ class Rules:
             before = end
         return tuple(written)
 
-    def _keep(self, looked: Looked, available: float | None) -> EarlierPrompt:
-        """Later prompts can go on after this one."""
-        record = replace(looked.record, body={})
-        kept = EarlierPrompt(record, looked.units, looked.conversation, (), available)
-        self._earlier.add(kept, looked.chain, looked.record.answer)
-        return kept
-
     def _supersede(self, looked: Looked) -> None:
         """What a prompt of the same conversation goes on after needs to be kept no longer."""
         earlier = looked.earlier
-        if earlier is None or looked.conversation != earlier.conversation:
+        if earlier is None or looked.prompt.conversation != earlier.conversation:
             return
-        if not _parts(earlier, looked.units, looked.steady):
+        if not parts_from(earlier, looked.units, looked.steady):
             self._earlier.drop(earlier)
 
     # ------------------------------------------------------------------ why
@@ -366,11 +293,12 @@ class Rules:
         record, units, earlier, found = looked.record, looked.units, looked.earlier, looked.found
         steady, place = looked.steady, looked.place
         rate, none = units.tokens_per_unit, ("", "", "")
-        if earlier is not None and _parts(earlier, units, steady):
-            breaker = self._breaker(record, earlier, units, place)
-            lost = 0 if breaker is None else self._lost(earlier, units, steady, place) - cached
-            if lost > 0:
-                return "broken", breaker, lost, _texts_at(earlier.units.text, units.text, place)
+        if earlier is not None and parts_from(earlier, units, steady):
+            best = tokens_in_best_order(earlier, units, steady, place)
+            lost = (min(round(best), total) if found is not None else self._in_blocks(best, total)) - cached
+            breaker = breaker_between(earlier, looked.prompt, place) if lost > 0 else None
+            if breaker is not None:
+                return "broken", breaker, lost, texts_at(earlier.units.text, units.text, place)
         within = self._in_blocks(steady * rate, total) if found is None else round(steady * rate)
         missed = max(0, within - cached)
         slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
@@ -395,27 +323,6 @@ class Rules:
             return "evicted", make_breaker("evicted"), missed, none
         return ("first" if earlier is None or not cached else "hit"), None, 0, none
 
-    def _breaker(
-        self, record: Record, earlier: EarlierPrompt, units: PromptUnits, place: int
-    ) -> Breaker | None:
-        if len(units.text) + len(earlier.units.text) > _MAX_COMPARED:
-            old, new = earlier.units.text[place:], units.text[place:]
-            return make_breaker("unknown", old=old[:SHOWN_CHARS], new=new[:SHOWN_CHARS])
-        at = _block_at(units, place)
-        in_tools = at < len(record.blocks) and record.blocks[at].kind == "tool"
-        one, other = _around_difference(earlier.record.parts, record.parts)
-        return find_breaker(one, other, in_tools=in_tools)
-
-    def _lost(self, earlier: EarlierPrompt, units: PromptUnits, steady: int, place: int) -> int:
-        """Tokens that both prompts share before the break and, in runs, after it."""
-        if units.is_exact:
-            new, old, start = units.units, earlier.units.units, steady
-        else:
-            new, old, start = units.units, earlier.units.units, place
-        compared = slice(start * TOKEN_BYTES, (start + _COMPARED_UNITS) * TOKEN_BYTES)
-        one, other = (EncodedTokens(each.data[compared]) for each in (new, old))
-        return round((steady + same_later(one, other)) * units.tokens_per_unit)
-
     def _fault(self, looked: Looked, reason: Reason, cached: int) -> Fault:
         """What is to blame for tokens that were not found, by evidence."""
         if reason == "broken":
@@ -431,9 +338,7 @@ class Rules:
             if looked.is_after_running:
                 return "client"  # what it shares was being computed for another request
             # These rules find it, and its time is known: the prompt was steady.
-            is_timed = (
-                looked.record.time is not None and earlier is not None and earlier.record.time is not None
-            )
+            is_timed = looked.record.time is not None and earlier is not None and earlier.time is not None
             return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
         by_reason: dict[str, Fault] = {
             "expired": "time",
@@ -458,73 +363,7 @@ def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return (*system, *tools, *rest[len(system) :])
 
 
-def _around_difference(one: PromptParts, other: PromptParts) -> tuple[PromptParts, PromptParts]:
-    """Two prompts whose first message that differs is cut to what is around the difference, if it is long."""
-    pairs = enumerate(zip(one.messages, other.messages, strict=False))
-    at = next((at for at, (a, b) in pairs if a != b), None)
-    if at is None:
-        return one, other
-    a, b = one.messages[at].text, other.messages[at].text
-    start = max(0, common_length(a, b) - _AROUND_CHARS)
-    a, b = a[start:], b[start:]
-    after = max(0, common_length(a[::-1], b[::-1]) - _AROUND_CHARS)
-    texts = a[: len(a) - after][:_MAX_DIFFERING], b[: len(b) - after][:_MAX_DIFFERING]
-    if start + len(a) + len(b) - len(texts[0]) - len(texts[1]) < _AROUND_CHARS:
-        return one, other
-    cut = []
-    for prompt, text in zip((one, other), texts, strict=True):
-        messages = list(prompt.messages)
-        messages[at] = replace(messages[at], text=text)
-        cut.append(replace(prompt, messages=tuple(messages)))
-    return cut[0], cut[1]
-
-
 def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
-    if earlier is None or earlier.record.time is None or record.time is None:
+    if earlier is None or earlier.time is None or record.time is None:
         return None
-    return record.time - earlier.record.time
-
-
-def _shared(earlier: EarlierPrompt | None, units: PromptUnits) -> tuple[int, int]:
-    """Units that a prompt shares with an earlier one, and characters of their texts."""
-    if earlier is None:
-        return 0, 0
-    place = common_length(earlier.units.text, units.text)
-    if not units.is_exact:
-        return place, place
-    one, other = earlier.units.units.data, units.units.data
-    return common_length(one, other) // TOKEN_BYTES, place
-
-
-def common_length(one: str | bytes, other: str | bytes) -> int:
-    """How much two texts share at their beginning. O(n), at the speed of comparing memory."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    step = 1024
-    while low < high and one[low : low + step] == other[low : low + step]:
-        low += step
-        step *= 2
-    high = min(high, low + step)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _parts(earlier: EarlierPrompt, units: PromptUnits, steady: int) -> bool:
-    """Whether a prompt does not begin with the earlier one, but for how that ended."""
-    return steady * units.tokens_per_unit < earlier.units.num_tokens - TAIL_TOKENS
-
-
-def _block_at(units: PromptUnits, place: int) -> int:
-    return next((at for at, end in enumerate(units.block_ends) if place < end), len(units.block_ends))
-
-
-def _texts_at(old: str, new: str, place: int) -> tuple[str, str, str]:
-    """The text in front of a place, and how both go on there."""
-    before = new[max(0, place - _BEFORE_CHARS) : place]
-    return before, old[place : place + SHOWN_CHARS], new[place : place + SHOWN_CHARS]
+    return record.time - earlier.time

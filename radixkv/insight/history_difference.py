@@ -81,10 +81,17 @@ def _at(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Br
 
 def _drawn_anew(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
     """Examples that are turns of the chat: the same questions with their answers, in another order."""
-    for end in range(at + 4, min(len(old), len(new), at + _MAX_EXAMPLES) + 1, 2):
-        one, other = old[at:end], new[at:end]
-        if [m.role for m in one] == [m.role for m in other] and Counter(one) == Counter(other):
-            return make_breaker("examples", old=one[0].text, new=other[0].text)
+    more: Counter[MessageParts] = Counter()  # in the later prompt, less those in the earlier one
+    for place in range(at, min(len(old), len(new), at + _MAX_EXAMPLES)):
+        if old[place].role != new[place].role:
+            return None
+        for message, change in ((new[place], 1), (old[place], -1)):
+            more[message] += change
+            if not more[message]:
+                del more[message]
+        count = place + 1 - at
+        if count >= 4 and count % 2 == 0 and not more:
+            return make_breaker("examples", old=old[at].text, new=new[at].text)
     return None
 
 

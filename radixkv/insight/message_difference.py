@@ -23,7 +23,7 @@ _THOUGHTS = (
     *(("[THINK]", "[/THINK]"), ("<|channel|>analysis<|message|>", "<|end|>")),
     *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("", "</think>")),
 )
-_INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060\ufeff\u00ad\u00a0]+")
+_ZERO_WIDTH = re.compile(r"[\u200b-\u200f\u2060\ufeff\u00ad]+")
 #: Every part is bounded, or stops where the next one may begin: a text of a megabyte is read once.
 _IMAGE = re.compile(
     r"!\[[^\]\n]{0,300}\]\([^)\n]{0,2000}\)"
@@ -35,6 +35,24 @@ _IMAGE = re.compile(
     r"|https?://[^\s)\"'>]{1,300}\.(?:png|jpe?g|gif|webp|bmp|svg)\b"
     r"|(?<![\w./-])[\w./-]{1,200}\.(?:png|jpe?g|gif|webp|bmp)\b",
     re.I,
+)
+#: One of them is in every text that `_IMAGE` finds something in: far quicker to look for.
+_OF_IMAGES = (
+    *(
+        "![",
+        "image",
+        "<img",
+        ".png",
+        ".jp",
+        ".gif",
+        ".webp",
+        ".bmp",
+        ".svg",
+        "picture",
+        "screenshot",
+        "photo",
+    ),
+    *("bild", "imagen", "immagine", "imagem", "изображение", "图片", "图像", "画像"),
 )
 _HEADER_LINE = re.compile(r"x-[a-z][a-z0-9-]+:[ \t]*[a-z]\w*=\S", re.I)
 _EXAMPLE_HEAD = re.compile(
@@ -53,7 +71,8 @@ _PAIRS = re.compile(
 
 def squeezed(text: str) -> str:
     """A text without anything that is not seen."""
-    return _INVISIBLE.sub("", text)
+    seen = text if text.isascii() else _ZERO_WIDTH.sub("", text)
+    return "".join(seen.split())
 
 
 def parted_thoughts(text: str) -> tuple[str, str]:
@@ -93,11 +112,16 @@ def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
         canonical = [squeezed(canonical_text(text)) for text in texts]
         if canonical[0] == canonical[1]:
             return make_breaker("arguments_reserialised", "", *_first(differences(*texts)))
-    if same_calls and any(map(_IMAGE.search, texts)):
+    if same_calls and any(map(_has_image, texts)):
         left = [squeezed(_IMAGE.sub("", text)) for text in texts]
         if left[0] == left[1]:
             return make_breaker("image_replaced", "", *_first(differences(*texts)))
     return None
+
+
+def _has_image(text: str) -> bool:
+    lower = text.lower()
+    return any(word in lower for word in _OF_IMAGES) and _IMAGE.search(text) is not None
 
 
 def _white_space(old: str, new: str) -> tuple[str, str, str]:

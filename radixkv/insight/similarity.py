@@ -16,9 +16,7 @@ from radixkv.cache.keys import TOKEN_BYTES, TokenIds, encode_tokens
 #: Shorter runs of equal tokens are chance, or a template's own.
 MIN_RUN = 16
 _STARTS = (0, 4, 8, 16, 32, 64, 128, 256)  # tokens after the break from which on a common run is sought
-
-#: As many equal bytes as such a run has at least; they need not begin at a token.
-_EQUAL_RUN = re.compile(b"\\0{%d,}" % (MIN_RUN * TOKEN_BYTES))
+_ZEROS = re.compile(b"\\0*")
 
 
 def same_later(new: TokenIds, cached: TokenIds) -> int:
@@ -29,33 +27,56 @@ def same_later(new: TokenIds, cached: TokenIds) -> int:
 
     A lower bound: of several places that differ in length only what one of them moved is counted. O(n).
     """
-    one, other = encode_tokens(new), encode_tokens(cached)
-    best = _in_runs(one, other)
-    for start in (TOKEN_BYTES * token for token in _STARTS):
-        probe = one[start : start + MIN_RUN * TOKEN_BYTES]
-        if len(probe) < MIN_RUN * TOKEN_BYTES:
+    return _same_later(encode_tokens(new), encode_tokens(cached), TOKEN_BYTES)
+
+
+def same_later_in_texts(new: str, cached: str) -> int:
+    """As `same_later`, in characters of texts."""
+    for encoding, width in (("latin-1", 1), ("utf-16-le", 2)):
+        try:
+            one, other = (text.encode(encoding) for text in (new, cached))
+        except UnicodeEncodeError:
+            continue
+        if len(one) == len(new) * width and len(other) == len(cached) * width:
+            return _same_later(one, other, width)
+    one, other = (text.encode("utf-32-le", "surrogatepass") for text in (new, cached))
+    return _same_later(one, other, 4)
+
+
+def _same_later(one: bytes, other: bytes, width: int) -> int:
+    best, shifts = _in_runs(one, other, width), {0}
+    for start in (width * token for token in _STARTS):
+        probe = one[start : start + MIN_RUN * width]
+        if len(probe) < MIN_RUN * width:
             break
-        at = _find(other, probe)
-        if at >= 0 and at != start:
+        at = _find(other, probe, width)
+        if at >= 0 and at - start not in shifts:
+            shifts.add(at - start)
             back = min(start, at)
-            best = max(best, _in_runs(one[start - back :], other[at - back :]))
+            best = max(best, _in_runs(one[start - back :], other[at - back :], width))
     return best
 
 
-def _in_runs(one: bytes, other: bytes) -> int:
-    """Tokens at equal places that are the same, in runs of `MIN_RUN` and more. O(n)."""
+def _in_runs(one: bytes, other: bytes, width: int) -> int:
+    """Tokens of so many bytes at equal places that are the same, in runs of `MIN_RUN` and more. O(n)."""
     size = min(len(one), len(other))
     differs = int.from_bytes(one[:size], "little") ^ int.from_bytes(other[:size], "little")
-    tokens = 0
-    for run in _EQUAL_RUN.finditer(differs.to_bytes(size, "little")):
-        length = run.end() // TOKEN_BYTES + -run.start() // TOKEN_BYTES  # of the whole tokens in it
+    zeros = differs.to_bytes(size, "little")
+    run = bytes(MIN_RUN * width)  # as many equal bytes as a run has at least; they need not begin at a token
+    tokens, start = 0, zeros.find(run)
+    while start >= 0:
+        match = _ZEROS.match(zeros, start)
+        assert match is not None  # it may be empty
+        end = match.end()
+        length = end // width + -start // width  # of the whole tokens in it
         tokens += length if length >= MIN_RUN else 0
+        start = zeros.find(run, end)
     return tokens
 
 
-def _find(data: bytes, sought: bytes) -> int:
+def _find(data: bytes, sought: bytes, width: int) -> int:
     """Where the tokens `sought` begin in `data`; -1: nowhere."""
     at = data.find(sought)
-    while at % TOKEN_BYTES and at >= 0:
+    while at % width and at >= 0:
         at = data.find(sought, at + 1)
     return at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -36,8 +37,9 @@ from radixkv.tools.output_files import check_writable
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_ASKED_RECORDS, _MIN_TOLD = 500, 3
+_ASKED_RECORDS, _MIN_TOLD = 200, 3
 _MIN_MEMORY = 16 << 20
+_COLLECTED_AFTER = 200_000  # new objects
 _SHOWN_TOKENS = 400  # of each node of the tree
 
 
@@ -124,15 +126,7 @@ def audit_command(
         observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
         recording = Recording(files, size // 4)
         began = time.perf_counter()
-        for record in recording:
-            try:
-                seen = observer.observe(record)
-            except NoRequest as error:
-                recording.problems.add(record.place, str(error))
-                continue
-            report.add(record, seen)
-            if json_file is not None:
-                rows.add(record, request_json(record, seen))
+        _observe(recording, observer, report, None if json_file is None else rows)
         result = {**_of_log(files, recording, observer), **report.to_dict()}
         result["summary"]["skipped_lines"] = recording.problems.count
         result["tokens_are"] = _counted(tokenizer, observer)
@@ -146,6 +140,26 @@ def audit_command(
 
         write_page(html_file, result, _tree_of(observer), observer.coding.unit_bytes)
     print_report(Console(), result)
+
+
+def _observe(recording: Recording, observer: Rules, report: AuditReport, rows: RequestRows | None) -> None:
+    """Every request of the log in its order; what can't be rendered is a problem of the recording."""
+    gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_COLLECTED_AFTER, *thresholds[1:])  # what is remembered of a log makes no cycles
+    try:
+        for record in recording:
+            try:
+                seen = observer.observe(record)
+            except NoRequest as error:
+                recording.problems.add(record.place, str(error))
+                continue
+            report.add(record, seen)
+            if rows is not None:
+                rows.add(record, request_json(record, seen))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _coding_of(name: str) -> PromptCoding:
