@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.prompt_texts import HUGE_TEXT, LONG_TEXT
-from radixkv.request import SamplingParams
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -91,6 +92,34 @@ async def test_answers_are_those_of_the_reference_streamed_or_not():
         assert [output.outputs[0].token_ids for output in whole] == expected
         assert pieces == expected
         await assert_idle(engine)
+
+
+async def test_nothing_is_made_to_be_thrown_away(monkeypatch):
+    """A whole answer has no deltas made of it, a stream no output, and no list of all that came before."""
+    made: Counter[str] = Counter()
+
+    def counting(kind: type) -> None:
+        plain = kind.__init__
+
+        def init(self: Any, *args: Any, **options: Any) -> None:
+            made[kind.__name__] += 1
+            plain(self, *args, **options)
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    for kind in (OutputDelta, CompletionOutput, RequestOutput):
+        counting(kind)
+    for samples in (1, 3):
+        params = SamplingParams(n=samples, seed=1, max_tokens=9, ignore_eos=True)
+        async with serving() as engine:
+            await engine.generate([1, 2, 3, 4], params)
+            assert made == {"RequestOutput": 1, "CompletionOutput": samples}
+            made.clear()
+            deltas = [delta async for delta in engine.stream([1, 2, 3, 4], params)]
+            assert made == {"OutputDelta": len(deltas)}
+            assert sum(len(delta.token_ids) for delta in deltas) == 9 * samples, "each token is told once"
+            made.clear()
+            await assert_idle(engine)
 
 
 async def reference(prompt: list[int], max_tokens: int = 8) -> list[int]:
