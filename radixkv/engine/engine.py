@@ -11,9 +11,9 @@ The life of a request:
  5. Each token is decoded to text; stop conditions are checked; a delta goes out.
  6. A finished request releases its lease. What it computed stays cached, evictable.
 
-Abort and timeout enter at one place each, `abort` and `_expire`. What to do about faults is decided in
-`radixkv.engine.fault_recovery` and done here, in `_rollback` and `_rebuild`. None of them leaks a block or
-disturbs another request.
+What steps bring to requests, and how these end, is in `radixkv.engine.live_requests`. What to do about faults
+is decided in `radixkv.engine.fault_recovery` and done here, in `_rollback` and `_rebuild`. None of them leaks
+a block or disturbs another request.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import InputProcessor
-from radixkv.engine.model_step import StepOutcome
-from radixkv.engine.output_processor import OutputProcessor, StepResult
+from radixkv.engine.live_requests import LiveRequests
+from radixkv.engine.output_processor import StepResult
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
@@ -47,9 +47,8 @@ from radixkv.errors import (
     ENDS_PROCESS,
     ContextLengthExceededError,
     EngineOverloadedError,
-    InvalidRequestError,
 )
-from radixkv.request import FinishReason, PrefixPin, SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
@@ -63,8 +62,6 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
-    import torch
-
     from radixkv.events.publisher import EventPublisher
     from radixkv.text.tokenizer import Tokenizer
 
@@ -170,6 +167,11 @@ class Engine:
             drafter=self._speculation,
         )
         self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
+        self._faults = FaultRecovery()
+        self._counters = Counters()
+        self._requests = LiveRequests(
+            tokenizer, clock, self._tier, self._faults, self._speculation, self._counters
+        )
         self.scheduler = self._make_scheduler()
         looks_ahead = config.async_scheduling
         if looks_ahead is None:
@@ -178,13 +180,11 @@ class Engine:
         self._events = events
         if events is not None:
             events.attach(cache)
-        self._groups: dict[str, RequestGroup] = {}
-        self._output = OutputProcessor(tokenizer)
-        self._faults = FaultRecovery()
-        self._counters = Counters()
 
     def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
-        return self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache), stats=stats)
+        scheduler = self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache), stats=stats)
+        self._requests.attach(self.cache, scheduler)
+        return scheduler
 
     # ------------------------------------------------------------------ requests in
 
@@ -242,23 +242,14 @@ class Engine:
                 f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
                 "try again later"
             )
-        if group.request_id in self._groups:
-            raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
-        self._groups[group.request_id] = group
-        self._tier.requests_changed()
-        self.scheduler.add(group.samples[0])
+        self._requests.add(group)
         return group.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
-        group = self._groups.get(request_id)
-        if group is None:
-            return
-        self._tier.requests_changed()
-        for request in list(group.unfinished()):
+        for request in self._requests.unfinished(request_id):
             with self._repairing():  # each by itself: if one breaks something, the others still end
-                self._counters.aborted += 1
-                self._end(request, "abort")
+                self._requests.abort(request)
 
     def explain_by_tiers(
         self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName
@@ -312,7 +303,7 @@ class Engine:
     @property
     def groups(self) -> list[RequestGroup]:
         """The unfinished requests, by arrival."""
-        return list(self._groups.values())
+        return self._requests.groups()
 
     # ------------------------------------------------------------------ one step
 
@@ -325,14 +316,17 @@ class Engine:
         error: BaseException | None = None
         with self._repairing():
             self._tier.begin_step()
-            self._expire()
+            if self.config.request_timeout_s is not None:
+                self._requests.expire(self.config.request_timeout_s)
             step = self._steps.next(self._schedule, self._schedule_ahead)
             if step is not None:
                 error = step.outcome.error
                 if error is None:
                     seconds = self._counters.model_called(step.started, self.clock())
                     self._tier.computed(step.batch, seconds)
-                    self._process(step.batch, step.outcome)
+                    self._requests.take_step(step.batch, step.outcome)
+                    if self._steps.looks_ahead:
+                        self.scheduler.settle(entry.request for entry in step.batch.entries)
                 else:
                     self._rollback(step.batch, error)
             self._tier.end_step()
@@ -347,7 +341,7 @@ class Engine:
 
     def take_result(self) -> StepResult:
         """What has been added since the last step, for example by `abort`."""
-        return self._output.take_result()
+        return self._requests.output.take_result()
 
     def _schedule(self) -> Batch | None:
         alone = self._faults.next_alone
@@ -378,7 +372,7 @@ class Engine:
         if request.is_finished:
             return
         if request.num_tokens > request.num_prompt_tokens:
-            self._end(request, "length")
+            self._requests.end(request, "length")
             return
         try:  # its ceiling may have been lowered since it came
             self.input_processor.check_quota(request.tokens.encoded, request.namespace)
@@ -392,138 +386,7 @@ class Engine:
                 "quotas keep theirs (floor_blocks); try again later, or shorten it",
                 "out_of_kv_blocks",
             )
-        self._fail(request, failure, discard=False)
-
-    def _process(self, batch: Batch, outcome: StepOutcome) -> None:
-        """Give every request what the step brought it; end those that are at their end."""
-        assert outcome.logits is not None
-        self.scheduler.complete(batch)
-        self._faults.step_passed(sample_of(entry.request) for entry in batch.entries)
-        now = self.clock()
-        self._process_prompts(batch, outcome.logits, now)
-        # Forks take their lease before their parent's next token is appended anywhere.
-        for request in outcome.requests:
-            if not request.was_added and not request.group.is_finished:
-                request.group.samples.append(request)
-                self.scheduler.add_fork(request, request.group.samples[0])
-        for request, run in zip(outcome.requests, outcome.runs, strict=True):
-            request.num_forks = 0
-            if request.is_finished or not request.was_added:
-                continue
-            if request in outcome.drafts:
-                self._count_draft(request, len(outcome.drafts[request].draft), len(run) - 1)
-            if request.group.pins:
-                self._pin(request)
-            num_tokens = request.num_tokens
-            failure = self._output.add_tokens(request, run, now)
-            if request in outcome.drafts:
-                # Of a run that ends early, by a stop string, say, the rest is no part of the request.
-                self.scheduler.accept(
-                    outcome.drafts[request], min(request.num_tokens - num_tokens, len(run) - 1)
-                )
-            if failure is not None:
-                self._fail(request, failure)
-            elif request.output.finish_reason is not None:
-                self._finish(request, request.output.finish_reason)
-        if self._steps.looks_ahead:
-            self.scheduler.settle(entry.request for entry in batch.entries)
-
-    def _pin(self, request: Sample) -> None:
-        """Its prompt has been computed: pin what its user wants to be kept, as far as the budget goes."""
-        group, prompt = request.group, request.tokens.view(0, request.num_prompt_tokens)
-        pins, group.pins = group.pins, ()
-        found = [
-            self.cache.pin(prompt[: pin.num_tokens], request.namespace, pin.ttl, at_least=True)
-            for pin in pins
-        ]
-        group.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
-
-    def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
-        assert self._speculation is not None
-        self._speculation.checked(request, num_tokens, num_accepted)
-        request.accepted_draft_tokens += num_accepted
-        request.rejected_draft_tokens += num_tokens - num_accepted
-
-    def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
-        """Note when requests began, take the logprobs of prompts, and end those who wanted no more."""
-        for entry, first, end in batch.logit_spans():
-            request = entry.request
-            if request.times.first_scheduled is None:
-                request.times.first_scheduled = now
-            if request.needs_prompt_logits:
-                start = entry.start + entry.count - entry.num_logits
-                failure = self._output.add_prompt_logits(sample_of(request), start, logits[first:end])
-                if failure is not None:
-                    self._fail(sample_of(request), failure)
-            if entry.samples or not request.params.samples_nothing:
-                continue
-            if not (request.num_to_compute or request.is_finished):
-                self._end_prompt(sample_of(request), logits[end - 1], now)
-
-    def _end_prompt(self, request: Sample, logits: torch.Tensor, now: float) -> None:
-        """The prompt has been computed, and is all that was asked for."""
-        failure = self._output.check_logits(logits)
-        if failure is not None:
-            self._fail(request, failure)
-            return
-        if request.group.pins:
-            self._pin(request)
-        self._output.end(request, "length", now)
-        self._finish(request, "length")
-
-    # ------------------------------------------------------------------ the end of a request
-
-    def _fail(self, request: Sample, failure: Failure, *, discard: bool = True) -> None:
-        """End one request, all its samples, with an error; others are unharmed.
-
-        Args:
-            discard: what it computed is not to be trusted, and not cached.
-        """
-        group = request.group
-        group.failure = failure
-        for other in group.unfinished():
-            self._counters.failed += 1
-            self._end(other, "error", discard=discard)
-        if discard:
-            # Samples may have come to share what each computed, and a request may have been preempted before.
-            for other in group.samples:
-                self.cache.discard(other.tokens.view(), other.namespace, keep=other.num_cached_tokens)
-
-    def _end(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
-        """End a sample from outside the model: abort, timeout, failure."""
-        self._output.end(request, reason, self.clock())
-        self._finish(request, reason, discard=discard)
-
-    def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
-        request.finish_reason = reason
-        self.scheduler.finish(request, discard=discard)
-        if not discard:
-            self._tier.offer(request.tokens.encoded, request.namespace)
-        self._counters.finished += reason in ("stop", "length")
-        if self._speculation is not None:
-            self._speculation.ended(request)
-        self._faults.clear(request)
-        if request.group.is_finished:
-            self._close(request.group)
-
-    def _close(self, group: RequestGroup) -> None:
-        """All samples of a request have ended: deliver it, once."""
-        if self._groups.pop(group.request_id, None) is not None:
-            self._output.close(group)
-
-    def _expire(self) -> None:
-        limit = self.config.request_timeout_s
-        if limit is None:
-            return
-        oldest = self.clock() - limit
-        expired = []
-        for group in self._groups.values():  # in the order of their arrival
-            if group.samples[0].times.arrival >= oldest:
-                break
-            expired.append(group.samples[0])
-        failure = Failure(f"the request took longer than {limit:g} s (--request-timeout)", "timeout")
-        for request in expired:
-            self._fail(request, failure, discard=False)
+        self._requests.fail(request, failure, discard=False)
 
     # ------------------------------------------------------------------ faults
 
@@ -534,7 +397,7 @@ class Engine:
         if not isinstance(error, ENDS_PROCESS):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
         for request, failure in self._faults.step_failed(requests, error):
-            self._fail(request, failure)
+            self._requests.fail(request, failure)
 
     @contextmanager
     def _repairing(self) -> Iterator[None]:
@@ -568,9 +431,9 @@ class Engine:
             self.scheduler.add(request)
         for group in self.groups:
             if group.is_finished:  # it broke while it ended
-                self._close(group)
+                self._requests.close(group)
         for request, failure in self._faults.invariant_broke(unfinished, error):
-            self._fail(request, failure)
+            self._requests.fail(request, failure)
 
     # ------------------------------------------------------------------ figures
 
@@ -579,7 +442,7 @@ class Engine:
         counts = SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
         return self._counters.snapshot(
             self.scheduler,
-            self._output.num_generated,
+            self._requests.output.num_generated,
             self.cache.stats,
             counts,
             self._tier.counts,
