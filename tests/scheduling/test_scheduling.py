@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from paged_language_model import VOCAB, make_engine, run_all
+from scheduled_prompts import LONG, ONE, prompt, steps_until
 
 from radixkv.config import SCHEDULING_POLICIES, EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import make_policy
-
-ONE = SamplingParams(temperature=0.0, max_tokens=1)
-LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
-
-
-def steps_until(engine, request_id: str, most: int = 1000) -> int:
-    """Steps until the request's first token."""
-    for step in range(1, most + 1):
-        if any(delta.request_id == request_id and delta.token_ids for delta in engine.step().deltas):
-            return step
-    raise AssertionError(f"{request_id} got no token in {most} steps")
 
 
 def first_scheduled(model) -> list[str]:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_language_model import VOCAB, greedy_reference, make_engine, run_all
+from paged_language_model import greedy_reference, make_engine, run_all
+from scheduled_prompts import LONG, ONE, prompt, steps_until
 
 from radixkv.errors import ConfigError, ContextLengthExceededError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import make_policy, tenant_of
 from radixkv.tools.cli_options import parse_weights
-
-ONE = SamplingParams(temperature=0.0, max_tokens=1)
-LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
-
-
-def steps_until(engine, request_id: str, most: int = 1000) -> int:
-    for step in range(1, most + 1):
-        if any(delta.request_id == request_id and delta.token_ids for delta in engine.step().deltas):
-            return step
-    raise AssertionError(f"{request_id} got no token in {most} steps")
-
 
 arrivals = st.lists(
     st.tuples(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+import typer
 
+from radixkv.tools.replay.cli import add_commands
 from radixkv.tools.replay.trace import Trace, TraceBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -74,3 +77,20 @@ def exhaustive_optimum(paths: list[list[int]], capacity: int) -> int:
                 after[state] = max(after.get(state, 0), hits + hit)
         states = after
     return max(states.values())
+
+
+def write_hash_ids(path: Path, paths: list[list[int]], gap_ms: int, output_length: int = 20) -> Path:
+    """Write a trace of hash ids, 64 tokens a block, of requests so many milliseconds apart."""
+    lines = [
+        {"timestamp": gap_ms * n, "input_length": 64 * len(p), "output_length": output_length, "hash_ids": p}
+        for n, p in enumerate(paths)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return path
+
+
+def replay_app() -> typer.Typer:
+    """The commands `replay` and `simulate` alone."""
+    application = typer.Typer()
+    add_commands(application)
+    return application

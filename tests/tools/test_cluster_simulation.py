@@ -14,7 +14,7 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_tools import build, random_paths, traces_folder
+from trace_tools import build, random_paths, replay_app, traces_folder, write_hash_ids
 from typer.testing import CliRunner
 
 from benchmarks.fragmentation import save_small_model
@@ -26,7 +26,6 @@ from radixkv.tools.cluster.routers import ROUTERS, RoundRobin
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterRun, ClusterSimulation
 from radixkv.tools.cluster.step_cost import StepCost, fit, read_cost
-from radixkv.tools.replay.cli import add_commands
 from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.token_prompts import scaled, token_prompts
@@ -251,20 +250,13 @@ def test_a_cost_is_read_as_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def app() -> typer.Typer:
-    application = typer.Typer()
-    add_commands(application)
-    return application
+    return replay_app()
 
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "small.jsonl"
-    lines = [
-        json.dumps({"timestamp": 50 * n, "input_length": 64 * len(p), "output_length": 20, "hash_ids": p})
-        for n, p in enumerate(random_paths(random.Random(4), requests=120, blocks=4, depth=6))
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    paths = random_paths(random.Random(4), requests=120, blocks=4, depth=6)
+    return write_hash_ids(tmp_path / "small.jsonl", paths, 50)
 
 
 def test_the_command_writes_table_json_and_plot(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
@@ -340,11 +332,7 @@ def test_steps_are_measured_and_the_simulation_is_checked(app: typer.Typer, tmp_
     """On a toy model: what was fitted is read back, and prefixes are found as predicted."""
     model, out, trace_file = tmp_path / "model", tmp_path / "cost.json", tmp_path / "trace.jsonl"
     save_small_model(model, longest=1024)
-    lines = [
-        json.dumps({"timestamp": 40 * n, "input_length": 64 * len(p), "output_length": 64, "hash_ids": p})
-        for n, p in enumerate(random_paths(random.Random(5), requests=30))
-    ]
-    trace_file.write_text("\n".join(lines), encoding="utf-8")
+    write_hash_ids(trace_file, random_paths(random.Random(5), requests=30), 40, output_length=64)
     arguments = ["simulate", "fit", str(model), "--json", str(out), "--check", str(trace_file)]
     arguments += ["--num-blocks", "500", "--max-answer", "4", "--threads", "1"]
     result = CliRunner().invoke(app, arguments)

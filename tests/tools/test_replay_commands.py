@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from trace_tools import random_paths
+from trace_tools import random_paths, replay_app, write_hash_ids
 from typer.testing import CliRunner
 
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.tools.replay.cli import add_commands
 from radixkv.tools.replay.replay_command import parse_capacities, parse_policies
 
 KEYS = [
@@ -30,20 +29,13 @@ KEYS = [
 
 @pytest.fixture
 def app() -> typer.Typer:
-    application = typer.Typer()
-    add_commands(application)
-    return application
+    return replay_app()
 
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "small.jsonl"
-    lines = [
-        json.dumps({"timestamp": 100 * n, "input_length": 64 * len(p), "output_length": 20, "hash_ids": p})
-        for n, p in enumerate(random_paths(random.Random(4), requests=200, blocks=4, depth=6))
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    paths = random_paths(random.Random(4), requests=200, blocks=4, depth=6)
+    return write_hash_ids(tmp_path / "small.jsonl", paths, 100)
 
 
 def test_replay_writes_tables_json_and_plot(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:

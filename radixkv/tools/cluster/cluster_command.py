@@ -17,7 +17,7 @@ from radixkv.tools.cluster.plots import plot_cluster
 from radixkv.tools.cluster.routers import ROUTERS
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig
-from radixkv.tools.output_files import check_writable, write_json
+from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.options import (
     BlockIdsOption,
     JsonOption,
@@ -26,9 +26,10 @@ from radixkv.tools.replay.options import (
     ScheduleOption,
     TokenizerOption,
     ToolsOption,
+    check_outputs,
     read_options,
+    wide_console,
 )
-from radixkv.tools.replay.plots import require_matplotlib
 from radixkv.tools.replay.readers import read_trace
 from radixkv.tools.replay.trace import Trace
 
@@ -97,10 +98,7 @@ def cluster_command(
     """
     routers, counts = parse_routers(policy), parse_replicas(replicas)
     step_cost = make_cost(cost, prefill_rate, decode_step)
-    check_writable("--json", json_file)
-    if plot is not None:
-        require_matplotlib(plot)
-    check_writable("--plot", plot)
+    check_outputs(json_file, plot)
     options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
     rows: list[ClusterFigures] = []
     for path in trace:
@@ -111,7 +109,7 @@ def cluster_command(
         for cell in [_Cell(name, count) for count in counts for name in routers]:
             config = ClusterConfig(cell.num_replicas, replica, step_cost, speed, event_delay, max_answer)
             rows += _run(recorded, cell, config, ttft_limit, find_max_load)
-    console = Console(width=None if Console().is_terminal else 200)
+    console = wide_console()
     console.print(figures_table(rows, is_load=find_max_load))
     write_json(json_file, {"cost": asdict(step_cost), "rows": [_json(row) for row in rows]})
     if plot is not None:

@@ -1,4 +1,4 @@
-"""Command-line options that `radixkv replay` and `radixkv simulate` share."""
+"""What the commands `radixkv replay` and `radixkv simulate` share: options, and where results go."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from radixkv.errors import ConfigError
+from radixkv.tools.output_files import check_writable
+from radixkv.tools.replay.plots import require_matplotlib
 from radixkv.tools.replay.readers import BlockIds, ReadOptions
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
@@ -50,3 +53,20 @@ def read_options(
         tokenizer=tokenizer,
         limit=limit,
     )
+
+
+def check_outputs(json_file: Path | None, plot: Path | None) -> None:
+    """Look before a long run whether its figures can be written and drawn.
+
+    Raises:
+        ConfigError: they can't.
+    """
+    check_writable("--json", json_file)
+    if plot is not None:
+        require_matplotlib(plot)
+    check_writable("--plot", plot)
+
+
+def wide_console() -> Console:
+    """Where tables are printed: as wide as the terminal, and 200 columns in a file."""
+    return Console(width=None if Console().is_terminal else 200)

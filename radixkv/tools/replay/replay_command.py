@@ -12,7 +12,7 @@ from rich.console import Console
 
 from radixkv.cache.eviction.registry import POLICIES, make_eviction_policy
 from radixkv.errors import ConfigError
-from radixkv.tools.output_files import check_writable, write_json
+from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.tools.replay.options import (
     BlockIdsOption,
@@ -22,9 +22,11 @@ from radixkv.tools.replay.options import (
     ScheduleOption,
     TokenizerOption,
     ToolsOption,
+    check_outputs,
     read_options,
+    wide_console,
 )
-from radixkv.tools.replay.plots import plot_hit_rates, require_matplotlib
+from radixkv.tools.replay.plots import plot_hit_rates
 from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.report import INFINITE, OPTIMUM, print_concurrent, print_hit_rates
 from radixkv.tools.replay.runner import Cell, run_cells
@@ -125,10 +127,7 @@ def replay_command(
     """
     policies = parse_policies(policy)
     wanted = parse_capacities(capacity) if capacity is not None else None
-    check_writable("--json", json_file)
-    if plot is not None:
-        require_matplotlib(plot)
-    check_writable("--plot", plot)
+    check_outputs(json_file, plot)
     options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
     traces = _read_traces(trace, options)
     cells = _cells(traces, policies, wanted)
@@ -143,7 +142,7 @@ def replay_command(
     run = run_cells(traces, cells, workers, Console(stderr=True))
     apart = [result for result in run.results if isinstance(result, ConcurrentResult)]
     alone = [result for result in run.results if not isinstance(result, ConcurrentResult)]
-    console = Console(width=None if Console().is_terminal else 200)
+    console = wide_console()
     print_hit_rates(console, alone)
     print_concurrent(console, apart)
     console.print(

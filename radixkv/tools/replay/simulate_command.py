@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from radixkv.config import parse_size
 from radixkv.errors import ConfigError
-from radixkv.tools.output_files import check_writable, write_json
+from radixkv.tools.output_files import write_json
 from radixkv.tools.replay import workload as workloads
 from radixkv.tools.replay.options import (
     BlockIdsOption,
@@ -24,9 +23,11 @@ from radixkv.tools.replay.options import (
     ScheduleOption,
     TokenizerOption,
     ToolsOption,
+    check_outputs,
     read_options,
+    wide_console,
 )
-from radixkv.tools.replay.plots import plot_waste, require_matplotlib
+from radixkv.tools.replay.plots import plot_waste
 from radixkv.tools.replay.simulate import SCHEMES, SchemeResult, simulate
 
 # layers, KV heads, head size
@@ -107,10 +108,7 @@ def simulate_command(
     `python -m benchmarks.fragmentation` measures the same inside the running engine.
     """
     schemes = parse_schemes(scheme)
-    check_writable("--json", json_file)
-    if plot is not None:
-        require_matplotlib(plot)
-    check_writable("--plot", plot)
+    check_outputs(json_file, plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
     slots = int(parse_size(memory) / per_token)
     options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
@@ -191,4 +189,4 @@ def _print_schemes(results: list[SchemeResult], per_token: float) -> None:
             f"{r.preempted:,}",
             f"{r.refused:,}",
         )
-    Console(width=None if Console().is_terminal else 200).print(table)
+    wide_console().print(table)
