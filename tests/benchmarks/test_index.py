@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -38,3 +39,9 @@ def test_nothing_is_listed_that_is_not_there() -> None:
 def test_every_result_has_its_row() -> None:
     linked = set(re.findall(r"\(results/(\w+\.json)\)", INDEX))
     assert linked == {path.name for path in (FOLDER / "results").glob("*.json")}
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_says_when_it_was_measured(path: Path) -> None:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
