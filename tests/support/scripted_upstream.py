@@ -127,7 +127,18 @@ def _ended(conversation: Conversation) -> None:
     conversation.server.received.append(rest)
 
 
+def _endless(conversation: Conversation) -> None:
+    """As much as is taken; what was sent is counted."""
+    conversation.send(CHUNKED)
+    piece = chunk(b"z" * 100_000)
+    while True:
+        conversation.request.sendall(piece)
+        conversation.server.num_sent += len(piece)
+
+
 SCRIPTS: dict[str, Script] = {
+    "ready": lambda it: it.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),  # no such route
+    "health": lambda it: it.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
     "length": lambda it: it.send(HEAD + b"Content-Length: 5\r\n\r\nhello"),
     "none": lambda it: it.send(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n"),
     "head": lambda it: it.send(HEAD + b"Content-Length: 5000\r\n\r\n"),
@@ -162,6 +173,7 @@ SCRIPTS: dict[str, Script] = {
     "after_end": _after_end,
     "last_ended": _ended,
     "hang": lambda it: it.wait_for_end(),
+    "endless_huge": _endless,
     "endless": lambda it: (it.send(CHUNKED + chunk(b"data: 1\n\n")), it.wait_for_end())[0],
 }
 
@@ -170,6 +182,7 @@ class ScriptedUpstream(socketserver.ThreadingTCPServer):
     """Attributes:
     received: the requests, as they came.
     finished: names of the scripts that have ended.
+    num_sent: bytes of endless answers that were taken.
     """
 
     daemon_threads = True
@@ -180,6 +193,7 @@ class ScriptedUpstream(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), Conversation)
         self.received: list[bytes] = []
         self.finished: list[str] = []
+        self.num_sent = 0
 
     @property
     def port(self) -> int:

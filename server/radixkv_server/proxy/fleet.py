@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at an upstream's health, and that it may take to answer.
+#: Seconds between two looks at an upstream's health (the latter: after a request failed), and that it may
+#: take to answer.
 HEALTH_S = 1.0
 _HEALTH_TIMEOUT_S = 2.0
+MIN_HEALTH_S = 0.1
 # Its pool looks at all of its connections for each request.
 _LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=8)
 # Text pieces per block, where an upstream tells no events.
@@ -73,6 +76,7 @@ class _Member:
         self.follower: Follower | None = None
         self.learned = LearnedBlocks(self.replica) if member.events is None else None
         self.health: Health = "healthy"
+        self.look_now = asyncio.Event()  # at its health
 
     def state(self, now: float) -> UpstreamState:
         """How it is now."""
@@ -201,7 +205,10 @@ class Fleet:
                 if is_well:
                     self._reader.forget(member.address)
                 member.replica.is_open = is_well
-            await asyncio.sleep(HEALTH_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(member.look_now.wait(), HEALTH_S)
+                await asyncio.sleep(MIN_HEALTH_S)
+            member.look_now.clear()
 
     async def _health(self, member: _Member) -> Health:
         """Whether it takes requests; one that is shutting down answers its health checks with 503."""
@@ -287,8 +294,10 @@ class Fleet:
         )
 
     def failed(self, sent: Sent) -> None:
-        """It did not answer: nothing goes there until its health is seen to be good."""
-        if sent.member.replica.is_open:
-            logger.warning("%s failed at a request", sent.member.address)
-            sent.member.replica.is_open = False
-            sent.member.health = "failed"
+        """It did not answer: if others do, nothing goes there until its health is seen to be good."""
+        member = sent.member
+        if member.replica.is_open and self.has_others({member.address}):
+            logger.warning("%s failed at a request", member.address)
+            member.replica.is_open = False
+            member.health = "failed"
+        member.look_now.set()

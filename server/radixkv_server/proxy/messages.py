@@ -81,6 +81,11 @@ class RequestStream:
             yield self.give_up() or data
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything was fed."""
+        return self._parser is not None or self.num_ended > 0
+
+    @property
     def is_between(self) -> bool:
         """Whether all requests are whole whose heads are."""
         return self._parser is None or self._parser.their_state is h11.IDLE

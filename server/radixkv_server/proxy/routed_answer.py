@@ -51,6 +51,7 @@ class RoutedAnswer:
         self._parser.send_with_data_passthrough(h11.EndOfMessage())
         self._tail = bytearray()
         self._has_body = False
+        self._ended_with_connection = False
         self._is_known = False  # whether it is the one to hand on
 
     @property
@@ -61,7 +62,7 @@ class RoutedAnswer:
     def keeps_connection(self) -> bool:
         """Whether another request may follow on the client's connection, and on the upstream's."""
         is_clean = self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]
-        return self.is_whole and is_clean and self._head.version == b"1.1"
+        return self.is_whole and is_clean and self._head.version == b"1.1" and not self._ended_with_connection
 
     @property
     def _worked(self) -> bool:
@@ -73,6 +74,7 @@ class RoutedAnswer:
         A head is held until it is whole: it may say that the request is for another upstream.
         """
         self.has_begun = self.has_begun or bool(data)
+        self._ended_with_connection = not data
         if not self._is_known:
             self.held += data
         self._look(data)

@@ -113,6 +113,8 @@ class RoutedRelay:
             if not data:
                 return None
             self._account(len(data))
+            if head is None and not requests.has_begun:
+                data = data.lstrip(b"\r\n")  # some clients end a body so
             for piece in requests.feed(data):
                 if requests.num_ended:
                     requests.body = _ignore

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from raw_http import ENDINGS, LAST, connect, exchange, read_to_end, request_of
 from running_proxy import RunningProxy, running_proxy
 from scripted_upstream import CHUNKED, SCRIPTS, ScriptedUpstream, chunk, scripted_upstream
 
-ENDINGS = ("cut", "reset", "reset_head", "reset_body")
-NOT_ALONE = ("websocket", "hang", "endless", "head", "after_end", "last_ended")
+NOT_ALONE = ("websocket", "hang", "endless", "endless_huge", "head", "after_end", "last_ended")
 
 
 @pytest.fixture(scope="module")
@@ -25,41 +25,6 @@ def upstream() -> Iterator[ScriptedUpstream]:
 def proxy(upstream: ScriptedUpstream) -> Iterator[RunningProxy]:
     with running_proxy(f"http://127.0.0.1:{upstream.port}") as running:
         yield running
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=20)
-
-
-def read_to_end(client: socket.socket) -> tuple[bytes, str]:
-    """All that comes, and how it ends."""
-    data = b""
-    try:
-        while piece := client.recv(65536):
-            data += piece
-    except ConnectionResetError:
-        return data, "reset"
-    return data, "end"
-
-
-def exchange(port: int, request: bytes, go_on: bytes = b"") -> tuple[bytes, str]:
-    """What comes back of a request on a connection that is closed when it is over."""
-    with connect(port) as client:
-        client.sendall(request)
-        if go_on:
-            first = client.recv(65536)
-            client.sendall(go_on)
-            data, how = read_to_end(client)
-            return first + data, how
-        return read_to_end(client)
-
-
-def request_of(name: str, method: str = "POST", extra: str = "", body: bytes = b"{}") -> bytes:
-    head = f"{method} /v1/{name}?a=%20b&a=c HTTP/1.1\r\nhOST: example.org\r\nX-Keep:  spaces  \r\n{extra}"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-LAST = request_of("last_closed", "GET", "", b"")
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in NOT_ALONE])
