@@ -127,6 +127,13 @@ def _ended(conversation: Conversation) -> None:
     conversation.server.received.append(rest)
 
 
+def _two_parts(conversation: Conversation) -> None:
+    """The second one when another request has come."""
+    conversation.send(CHUNKED + chunk(b"data: 1\n\n"))
+    conversation.read_until(b"\r\n\r\n")
+    conversation.send(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+
 def _endless(conversation: Conversation) -> None:
     """As much as is taken; what was sent is counted."""
     conversation.send(CHUNKED)
@@ -174,6 +181,7 @@ SCRIPTS: dict[str, Script] = {
     "last_ended": _ended,
     "hang": lambda it: it.wait_for_end(),
     "endless_huge": _endless,
+    "two_parts": _two_parts,
     "endless": lambda it: (it.send(CHUNKED + chunk(b"data: 1\n\n")), it.wait_for_end())[0],
 }
 

@@ -70,6 +70,8 @@ class Feed:
         self._max_bytes = max_bytes
         self._pipe: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._early: list[bytes] = []  # while there is no observer
+        self._early_bytes = 0
         self.num_dropped = 0
 
     async def run(self) -> None:
@@ -100,9 +102,8 @@ class Feed:
 
     def _put(self, passage: Passage, *, has_ended: bool) -> bool:
         exchange, pipe = passage.exchange(), self._pipe
-        if exchange is None or pipe is None or pipe.is_closing():
-            return False
-        if pipe.get_write_buffer_size() > self._max_bytes:
+        waiting = self._early_bytes if pipe is None else pipe.get_write_buffer_size()
+        if exchange is None or waiting > self._max_bytes or (pipe is not None and pipe.is_closing()):
             return False
         seen = Seen(
             passage.number,
@@ -115,7 +116,12 @@ class Feed:
             self.num_dropped,
             passage.choice,
         )
-        pipe.write(_frame(seen))
+        frame = _frame(seen)
+        if pipe is None:
+            self._early.append(frame)
+            self._early_bytes += len(frame)
+        else:
+            pipe.write(frame)
         return True
 
     def put_states(self, states: list[UpstreamState]) -> None:
@@ -134,6 +140,9 @@ class Feed:
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.transport
         self._pipe.write(_frame(self._settings))
+        for frame in self._early:
+            self._pipe.write(frame)
+        self._early, self._early_bytes = [], 0
 
     async def _stop(self) -> None:
         process, self._pipe = self._process, None

@@ -6,9 +6,10 @@ It reads what `Feed` tells it from its standard input, and ends when that does.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from radixkv.audit.prices import Prices
@@ -17,11 +18,14 @@ from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
 from radixkv_server.proxy.fleet_state import UpstreamState
+from radixkv_server.proxy.key_removal import record_without_keys
 from radixkv_server.proxy.record_file import RecordFile
 from radixkv_server.proxy.redaction import Redaction
 from radixkv_server.proxy.watched import Watched
 
 logger = logging.getLogger(__name__)
+
+NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,11 @@ class Observer:
     def take(self, seen: Seen) -> None:
         """A request, asked or with its answer; what is no request to a model is passed over."""
         try:
-            record = seen.exchange.record()
+            exchange, record = record_without_keys(seen.exchange, seen.secrets)
         except NoRequest:
             return
+        seen = replace(seen, exchange=exchange, secrets=())
+        record = replace(record, conversation=seen.conversation or record.conversation)
         if self._file is not None and seen.has_ended:
             self._write(self._file, seen, record)
         if self._watched is not None and seen.has_ended:
@@ -113,6 +119,8 @@ def main() -> None:
     """Until the standard input ends."""
     logging.basicConfig(level=logging.INFO, format="radixkv proxy: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proxy says when to end
+    if hasattr(os, "nice"):
+        os.nice(NICE)  # the traffic goes first
     frames = read_frames(sys.stdin.buffer)
     observer = Observer(next(frames))
     for told in frames:

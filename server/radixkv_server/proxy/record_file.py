@@ -8,29 +8,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from radixkv.audit.exchange import read_answer, read_json, unpacked
+from radixkv.audit.exchange import read_answer
 from radixkv.audit.record import Json, Record
-from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.response_bodies import answer_of_events, events_in
 from radixkv_server.proxy.feed import Seen
 from radixkv_server.proxy.redaction import Redaction
-
-_REMOVED = "(key removed)"
-#: Fields of bodies that hold keys, of the model's API or of servers of tools.
-_KEY_FIELDS = frozenset(
-    {
-        *(
-            "api_key",
-            "apikey",
-            "api-key",
-            "x-api-key",
-            "authorization",
-            "authorization_token",
-            "access_token",
-        ),
-        *("password", "client_secret", "secret_key", "aws_secret_access_key", "aws_session_token"),
-    }
-)
 
 
 class RecordFile:
@@ -55,8 +37,6 @@ class RecordFile:
             OSError: the file can't be written.
         """
         line = json.dumps(self._line(seen, record), ensure_ascii=False, separators=(",", ":"))
-        for secret in seen.secrets:
-            line = line.replace(json.dumps(secret, ensure_ascii=False)[1:-1], _REMOVED)
         data = (line + "\n").encode("utf-8", "surrogatepass")
         size = os.fstat(self._file).st_size
         if size and size + len(data) > self._max_bytes:
@@ -70,8 +50,8 @@ class RecordFile:
 
     def _line(self, seen: Seen, record: Record) -> Json:
         exchange = seen.exchange
-        request: Any = _without_keys(record.body)
-        response = _answer(seen)
+        request: Any = record.body
+        response = read_answer(seen.exchange.response)
         conversation = record.conversation
         if self._redaction is not None:
             request = self._redaction.value(request)
@@ -109,30 +89,8 @@ class RecordFile:
         self._file = self._open()
 
 
-def _answer(seen: Seen) -> Any:
-    """The answer as JSON data, or a stream as its text; None: there is none that could be read."""
-    headers = seen.exchange.response_headers
-    try:
-        data = unpacked(seen.exchange.response, headers.get("content-encoding", ""))
-        text = data.decode("utf-8", "replace")
-        return read_json(text) if text.lstrip()[:1] in ("{", "[") else read_answer(text)
-    except NoRequest:
-        return None
-
-
 def _whole(response: Any, record: Record) -> Any:
     """A stream as the answer that it adds up to: pieces of words can't be hashed as the words are."""
     if isinstance(response, str):
         return answer_of_events(list(events_in(response)), record.dialect)
     return response
-
-
-def _without_keys(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_keys(item) for item in value]
-    if isinstance(value, dict):
-        return {
-            name: _REMOVED if name.lower() in _KEY_FIELDS and isinstance(item, str) else _without_keys(item)
-            for name, item in value.items()
-        }
-    return value

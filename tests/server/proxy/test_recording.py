@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
+import re
 import signal
 import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from free_ports import free_ports
 from live_server import live_server
 from openai import AsyncOpenAI, OpenAI
+from raw_http import connect, exchange, request_of
 from running_proxy import RunningProxy, running_proxy
 from scripted_engine import ScriptedEngine
+from scripted_upstream import ScriptedUpstream, scripted_upstream
 
 from radixkv.audit.exchange import make_record
+from radixkv_server.proxy.feed import Feed
+from radixkv_server.proxy.observer import ObserverSettings
+from radixkv_server.proxy.passage import Passage
 from radixkv_server.proxy.redaction import Redaction
 
 KEY = "sk-secret-0123456789abcdef"
@@ -28,6 +41,13 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
 
 
 def ask(url: str, model: str) -> list[str]:
@@ -181,6 +201,48 @@ def test_keys_are_not_recorded_wherever_they_stand(tmp_path: Path) -> None:
         assert secret not in text
 
 
+def test_keys_are_not_shown_wherever_they_stand(tmp_path: Path) -> None:
+    """Nor where a model says them again, piece by piece: not in the record, the console's data or the log."""
+    record, (console,) = tmp_path / "record.jsonl", free_ports(1)
+    said = f"Your key is {KEY}, keep it safe. "
+    content = [{"type": "text", "text": f"cd /home/{KEY}/harbour; {json.dumps(KEY)}"}]
+    default = {"default": {"authorization_token": "mcp-secret"}}
+    tool = {"name": "find", "parameters": {"type": "object", "properties": {"server": default}}}
+    tools = [{"type": "function", "function": tool}]
+    body = {"model": "scripted", "stream": True, "tools": tools, "max_tokens": 200}
+    body["messages"] = [{"role": "user", "content": content}]
+    options = ("--record", str(record), "--console-port", str(console))
+    with (
+        live_server(ScriptedEngine(script=lambda prompt: said)) as server,
+        running_proxy(server.url, *options) as proxy,
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{console}", timeout=30, transport=httpx.HTTPTransport(retries=10)
+        ) as page,
+    ):
+        for packs in (False, True):
+            data = json.dumps(body).encode()
+            headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+            if packs:
+                data, headers = gzip.compress(data), headers | {"Content-Encoding": "gzip"}
+            answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=data, headers=headers)
+            assert packs or KEY in "".join(re.findall(r'"content":"([^"]*)', answer.text))
+            assert packs or KEY not in answer.text, "in pieces"
+        until(lambda: len(page.get("/v1/cache/requests").json()["data"]) == 2)
+        names = [one["id"] for one in page.get("/v1/cache/requests").json()["data"]]
+        paths = ["", "/requests", "/tree", "/advice", "/tree?search=harbour"]
+        paths += [f"/requests/{name}" for name in names]
+        shown = "".join(page.get(f"/v1/cache{path}").text for path in paths)
+        found = page.get("/v1/cache/tree", params={"search": KEY}).json()
+    assert "harbour" in shown
+    assert "(key removed)" in shown
+    text = record.read_text()
+    spelled = "".join(re.findall(r'"content\\?": ?\\?"([^"\\]*)', text))
+    for where in (shown, text, spelled, "".join(proxy.lines)):
+        assert KEY not in where
+        assert "mcp-secret" not in where
+    assert not found["nodes"]
+
+
 def test_records_rotate(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     options = ("--record", str(record), "--record-size", "20000", "--record-files", "3")
@@ -199,9 +261,117 @@ def test_records_rotate(tmp_path: Path) -> None:
 
 def observer_of(proxy: RunningProxy) -> int:
     """The process that the proxy has started."""
-    children = Path(f"/proc/{proxy.process.pid}/task/{proxy.process.pid}/children").read_text().split()
-    (child,) = children
-    return int(child)
+    return child_of(proxy.process.pid)
+
+
+def child_of(process: int) -> int:
+    """The observer that it has started."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    (found,) = [one for one in children if b"proxy.observer" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return int(found)
+
+
+def url_of(upstream: ScriptedUpstream) -> str:
+    return f"http://127.0.0.1:{upstream.port}"
+
+
+def test_streams_go_on_while_the_observer_stops_and_dies_and_another_one_takes_over(tmp_path: Path) -> None:
+    record, count = tmp_path / "record.jsonl", 64
+    begun, goes_on = threading.Barrier(count + 1), threading.Event()
+    with scripted_upstream() as upstream, running_proxy(url_of(upstream), "--record", str(record)) as proxy:
+
+        def stream(number: int) -> bytes:
+            with connect(proxy.port) as client:
+                body = json.dumps({"model": "m", "messages": MESSAGES, "user": str(number)}).encode()
+                client.sendall(request_of("two_parts", body=body))
+                answer = client.recv(65536)
+                begun.wait(60)
+                assert goes_on.wait(60)
+                client.sendall(b"GET / HTTP/1.1\r\nHost: e\r\n\r\n")
+                while not answer.endswith(b"0\r\n\r\n"):
+                    answer += client.recv(65536)
+                return answer
+
+        with ThreadPoolExecutor(count) as pool:
+            answers = [pool.submit(stream, number) for number in range(count)]
+            begun.wait(60)
+            first = observer_of(proxy)
+            os.kill(first, signal.SIGSTOP)
+            goes_on.set()
+            assert len({answer.result(60) for answer in answers}) == 1
+        os.kill(first, signal.SIGKILL)
+
+        def is_recorded_again() -> bool:
+            exchange(proxy.port, request_of("last_closed", body=b'{"model": "later", "prompt": "x"}'))
+            return record.exists() and '"later"' in record.read_text()
+
+        until(is_recorded_again)
+        assert observer_of(proxy) != first
+    assert any("traffic goes on" in line for line in proxy.lines)
+
+
+async def test_what_waits_for_the_observer_is_bounded_and_counted(tmp_path: Path) -> None:
+    settings = ObserverSettings(
+        tmp_path / "record.jsonl", False, 1 << 30, 1, bytes(32), "radixkv", "127.0.0.1", None, 1 << 26
+    )
+    feed = Feed(settings, 1_000_000)
+    running = asyncio.create_task(feed.run())
+
+    def put(size: int) -> None:
+        passage = Passage.of(b"/v1/completions", [], "http://e", 1 << 25)
+        passage.add_request(b'{"model": "m", "prompt": "%b"}' % (b"x" * size))
+        passage.answered(200, [])
+        passage.end()
+        feed.put(passage)
+
+    try:
+        put(10)  # before there is an observer
+        while not (tmp_path / "record.jsonl").exists() or not (tmp_path / "record.jsonl").stat().st_size:
+            await asyncio.sleep(0.01)
+        os.kill(child_of(os.getpid()), signal.SIGSTOP)
+        for _ in range(100):
+            put(100_000)
+            await asyncio.sleep(0)
+        assert 80 < feed.num_dropped < 100, "about ten fit, and what the kernel holds"
+        os.kill(child_of(os.getpid()), signal.SIGCONT)
+        dropped = feed.num_dropped
+        while len(lines_of(tmp_path / "record.jsonl")) != 101 - dropped:
+            await asyncio.sleep(0.02)
+        assert Passage.open_bytes == 0
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_bodies_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv_server.proxy.passage._MAX_OPEN_BYTES", 1000)
+    passages = [Passage.of(b"/v1/completions", [], "http://e", 600) for _ in range(3)]
+    for one in passages:
+        one.add_request(b"x" * 400)
+    assert Passage.open_bytes == 800, "the third is handed on, and not kept"
+    passages[0].add_answer(b"y" * 700)  # longer than what is kept of one
+    assert [one.exchange() is None for one in passages] == [False, False, True]
+    assert passages[0].exchange().response == b""
+    passages[1].add_request(b"x" * 300)
+    assert passages[1].exchange() is None
+    for one in passages:
+        one.end()
+    assert Passage.open_bytes == 0
+
+
+def test_the_observer_is_told_no_secret_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "aws_secret_access_key", "HF_TOKEN", "DB_PASSWORD", "PLAIN_SETTING"):
+        monkeypatch.setenv(name, "told-by-the-environment")
+    with (
+        scripted_upstream() as upstream,
+        running_proxy(url_of(upstream), "--record", str(tmp_path / "record.jsonl")) as proxy,
+    ):
+        told = Path(f"/proc/{observer_of(proxy)}/environ").read_bytes().split(b"\0")
+    assert [line for line in told if b"told-by-the-environment" in line] == [
+        b"PLAIN_SETTING=told-by-the-environment"
+    ]
 
 
 def test_traffic_goes_on_without_the_observer(tmp_path: Path) -> None:

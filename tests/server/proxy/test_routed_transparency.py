@@ -15,7 +15,16 @@ from scripted_upstream import SCRIPTS, ScriptedUpstream, scripted_upstream
 from radixkv_server.proxy.routed_relay import RoutedRelay
 
 #: Those that wait for something; and where nothing has come, or half a head, the proxy answers itself.
-NOT_ALONE = ("hang", "endless", "endless_huge", "after_end", "last_ended", "reset_head", "reset_body")
+NOT_ALONE = (
+    "hang",
+    "endless",
+    "endless_huge",
+    "two_parts",
+    "after_end",
+    "last_ended",
+    "reset_head",
+    "reset_body",
+)
 ANSWERED_HERE = ("last_empty", "reset")
 
 

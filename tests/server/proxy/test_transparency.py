@@ -12,7 +12,7 @@ from raw_http import ENDINGS, LAST, connect, exchange, read_to_end, request_of
 from running_proxy import RunningProxy, running_proxy
 from scripted_upstream import CHUNKED, SCRIPTS, ScriptedUpstream, chunk, scripted_upstream
 
-NOT_ALONE = ("websocket", "hang", "endless", "endless_huge", "head", "after_end", "last_ended")
+NOT_ALONE = ("websocket", "hang", "endless", "endless_huge", "two_parts", "head", "after_end", "last_ended")
 
 
 @pytest.fixture(scope="module")
