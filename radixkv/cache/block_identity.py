@@ -65,9 +65,11 @@ class BlockIdentities:
     __slots__ = ("_cut", "_digest", "_size")
 
     def __init__(self, block_bytes: int, hash_function: HashFunction | None = None) -> None:
-        self._digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
+        self._digest: Callable[[bytes | bytearray], bytes] = xxhash.xxh3_128_digest
         if hash_function is not None:
-            self._digest = lambda data: (hash_function(data) & _MASK).to_bytes(IDENTITY_BYTES, "little")
+            self._digest = lambda data: (hash_function(bytes(data)) & _MASK).to_bytes(
+                IDENTITY_BYTES, "little"
+            )
         self._size = block_bytes  # bytes of a block's token ids
         self._cut = _Cutters(block_bytes)
 
@@ -86,7 +88,7 @@ class BlockIdentities:
         """What the first private block after public text follows."""
         return self._digest(before + seed + b"private")  # as long as no identity and tokens are
 
-    def chain(self, before: bytes, key: bytes | bytearray) -> bytearray:
+    def chain(self, before: bytes | bytearray, key: bytes | bytearray) -> bytearray:
         """The identities of the whole blocks in `key`, in order, the first one after `before`. O(tokens)."""
         size = self._size
         count = len(key) // size
@@ -94,7 +96,7 @@ class BlockIdentities:
             chained, cut = bytearray(), _MAX_CUT * size
             for start in range(0, count * size, cut):
                 chained += self.chain(before, key[start : start + cut])
-                before = bytes(chained[-IDENTITY_BYTES:])
+                before = chained[-IDENTITY_BYTES:]
             return chained
         digest, ids = self._digest, []
         for block in self._cut[count](key):
@@ -109,7 +111,7 @@ class BlockIdentities:
             before = bytes(self.chain(before, data)[-IDENTITY_BYTES:])
         return self.next(before, data[whole:]) if whole < len(data) else before
 
-    def next(self, before: bytes, block: bytes | bytearray) -> bytes:
+    def next(self, before: bytes | bytearray, block: bytes | bytearray) -> bytes:
         """The identity of one block, whole or not, after `before`."""
         return self._digest(before + block)
 

@@ -101,7 +101,8 @@ class Leasing:
             assert source is not None
             held = source
         else:
-            held = self._ending_at(node, depth)
+            ends = node.start + len(node.blocks) * size == depth
+            held = node if ends else self._ending_at(node, depth)
         public = owner.declared.length_in(data) // TOKEN_BYTES if owner.declared.prefixes else 0
         lease = Lease(capacity, namespace, owner, data, held, held_tokens, cached, public, self._enabled)
         lease.due = due

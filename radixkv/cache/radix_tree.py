@@ -188,8 +188,8 @@ class RadixTree(TreeNodes):
 
         `siblings` are the owner's children there so far.
         """
-        before = bytes(parent.ids[-IDENTITY_BYTES:]) if parent.owner is owner else None
-        ids = self.identities.chain(before or self.identity_after(parent, owner), key)
+        before = parent.ids[-IDENTITY_BYTES:] if parent.owner is owner else self.identity_after(parent, owner)
+        ids = self.identities.chain(before, key)
         node = Node(parent, owner, parent.start + len(parent.key) // TOKEN_BYTES, key, blocks, ids)
         node.refs = node.holders = 1  # `parent` keeps its count of references
         parent.holders -= 1
@@ -216,7 +216,7 @@ class RadixTree(TreeNodes):
         leaf.key += key
         leaf.version += 1
         if not len(leaf.key) % self.block_bytes:
-            leaf.ids += self.identities.next(bytes(leaf.ids[-IDENTITY_BYTES:]), leaf.key[-self.block_bytes :])
+            leaf.ids += self.identities.next(leaf.ids[-IDENTITY_BYTES:], leaf.key[-self.block_bytes :])
             if self.changes is not None:
                 self.changes.stored(leaf, len(leaf.blocks) - 1)
 
@@ -225,7 +225,7 @@ class RadixTree(TreeNodes):
         assert leaf.is_leaf
         assert leaf.refs
         assert not len(leaf.key) % self.block_bytes
-        leaf.ids += self.identities.chain(bytes(leaf.ids[-IDENTITY_BYTES:]), key)
+        leaf.ids += self.identities.chain(leaf.ids[-IDENTITY_BYTES:], key)
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
