@@ -95,9 +95,9 @@ class EarlierPrompts:
         self._conversations += 1
         return found, f"#{self._conversations}"
 
-    def add(self, prompt: EarlierPrompt, keys: PromptKeys, answer: tuple[Block, ...]) -> None:
+    def add(self, prompt: EarlierPrompt, keys: PromptKeys, answers: tuple[tuple[Block, ...], ...]) -> None:
         """Keep a prompt; the oldest ones go."""
-        prompt.known_by = (*keys.chain, *keys.own, *answer_keys(answer), *keys.family)
+        prompt.known_by = (*keys.chain, *keys.own, *_answers_keys(answers), *keys.family)
         text, units = len(prompt.units.text), len(prompt.units.units.data)
         blocks = len(prompt.blocks) * (_OBJECT_BYTES + _KEY_BYTES)
         # The strings of its blocks, the text made of them, and the units.
@@ -109,10 +109,10 @@ class EarlierPrompts:
         while self._bytes > self._max_bytes and len(self._latest) > 1:
             self.drop(next(iter(self._latest.values())))
 
-    def answered(self, prompt: EarlierPrompt, answer: tuple[Block, ...]) -> None:
-        """The answer to a prompt that is kept is known by now."""
+    def answered(self, prompt: EarlierPrompt, answers: tuple[tuple[Block, ...], ...]) -> None:
+        """What was answered to a prompt that is kept is known by now."""
         if id(prompt) in self._latest:
-            for key in answer_keys(answer):
+            for key in _answers_keys(answers):
                 self._by_key[key] = prompt
                 prompt.known_by = (*prompt.known_by, key)
 
@@ -124,3 +124,7 @@ class EarlierPrompts:
         for key in prompt.known_by:
             if self._by_key.get(key) is prompt:
                 del self._by_key[key]
+
+
+def _answers_keys(answers: tuple[tuple[Block, ...], ...]) -> list[bytes]:
+    return [key for answer in answers for key in answer_keys(answer)]

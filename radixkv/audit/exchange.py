@@ -18,7 +18,13 @@ from pydantic_core import from_json
 
 from radixkv.audit.record import DEFAULT_TTL, Block, Json, Record
 from radixkv.audit.request_bodies import NoRequest, blocks_of, dialect_of, ttl_of
-from radixkv.audit.response_bodies import answer_blocks, answer_of_events, events_in, usage_of
+from radixkv.audit.response_bodies import (
+    answer_of_events,
+    answers_blocks,
+    events_in,
+    has_ended,
+    usage_of,
+)
 
 #: Headers and query parameters that say whose a request is.
 SECRET_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "proxy-authorization", "cookie")
@@ -205,6 +211,9 @@ def _record(
     whole = whole or {}
     blocks, tools = blocks_of(body, dialect)
     after = blocks[-1].message + 1 if blocks else 0
+    answers = answers_blocks(whole, dialect, after)
+    if dialect == "completions" and body.get("echo") and blocks:
+        answers = [_without_echo(answer, blocks[0].text) for answer in answers]
     cache_options = body.get("prompt_cache_options")
     cache_options = cache_options if isinstance(cache_options, dict) else {}
     return Record(
@@ -213,7 +222,9 @@ def _record(
         body=body,
         blocks=blocks,
         tools=tools,
-        answer=answer_blocks(whole, dialect, after),
+        answer=answers[0] if answers else (),
+        other_answers=tuple(answers[1:]),
+        is_cut=not has_ended(whole, dialect),
         response_id=str(whole.get("id") or ""),
         output=tuple(whole.get("output") or ()) if dialect == "responses" else (),
         usage=usage_of(whole),
@@ -230,6 +241,11 @@ def _record(
         failed=failed or isinstance(whole.get("error"), dict),
         num_bytes=num_bytes,
     )
+
+
+def _without_echo(answer: tuple[Block, ...], prompt: str) -> tuple[Block, ...]:
+    """An answer that begins with its prompt, as `echo` asks, without that."""
+    return tuple(block._replace(text=block.text.removeprefix(prompt)) for block in answer)
 
 
 def _option_ttl(options: Mapping[str, Any]) -> float:

@@ -20,10 +20,11 @@ def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
     return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
 
 
-def prompt_and_answer(record: Record) -> tuple[str, list[int], str]:
-    """A prompt as `prompt_text` gives it, and what its answer adds to that where a later prompt has both."""
+def prompt_and_answers(record: Record) -> tuple[str, list[int], list[str]]:
+    """A prompt as `prompt_text` gives it, and what each answer adds to that where a later prompt has both."""
     text, ends = prompt_text(record.blocks)
-    return text, ends, "".join(_pieces(record.answer, is_first=not record.blocks))
+    answers = (record.answer, *record.other_answers)
+    return text, ends, ["".join(_pieces(answer, is_first=not record.blocks)) for answer in answers]
 
 
 def _pieces(blocks: tuple[Block, ...], *, is_first: bool) -> list[str]:
@@ -53,7 +54,7 @@ class PromptUnits:
     Attributes:
         units: four bytes each.
         text: the prompt as text, for people; block_ends: where in it each block ends.
-        after: what is cached of the answer once it has ended, four bytes a unit.
+        after: what is cached of each answer once it has ended, four bytes a unit.
         tokens_per_unit: 1.0 where units are tokens.
         is_exact: they are.
     """
@@ -61,7 +62,7 @@ class PromptUnits:
     units: EncodedTokens
     text: str
     block_ends: list[int]
-    after: EncodedTokens
+    after: tuple[EncodedTokens, ...]
     tokens_per_unit: float
     is_exact: bool
 
@@ -102,10 +103,9 @@ class CharacterCoding:
         self._counts: dict[str, tuple[int, int]] = {}  # model -> tokens, characters
 
     def encode(self, record: Record) -> PromptUnits:
-        text, ends, answer = prompt_and_answer(record)
-        return PromptUnits(
-            _encoded(text), text, ends, _encoded(answer), self._rate(record, text), is_exact=False
-        )
+        text, ends, answers = prompt_and_answers(record)
+        after = tuple(map(_encoded, answers))
+        return PromptUnits(_encoded(text), text, ends, after, self._rate(record, text), is_exact=False)
 
     def unit_bytes(self, unit: int) -> bytes:
         """See `PromptCoding`."""
@@ -138,10 +138,10 @@ class TextCoding:
         self._encode, self.unit_bytes = encode, token_bytes
 
     def encode(self, record: Record) -> PromptUnits:
-        """See `PromptCoding.encode`. The answer is encoded by itself."""
-        text, ends, answer = prompt_and_answer(record)
-        units, after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, answer))
-        return PromptUnits(units, text, ends, after, 1.0, is_exact=True)
+        """See `PromptCoding.encode`. The answers are encoded by themselves."""
+        text, ends, answers = prompt_and_answers(record)
+        units, *after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, *answers))
+        return PromptUnits(units, text, ends, tuple(after), 1.0, is_exact=True)
 
 
 def byte_coding() -> TextCoding:

@@ -70,6 +70,8 @@ class Record:
         parameters: what else decides whether the messages of two requests can share a prefix, as text.
         automatic_ttl: it asks for a breakpoint at its last block, as `Block.ttl`; None: it does not.
         explicit_only: it asks that nothing but its own breakpoints be cached.
+        answer, other_answers: what the assistant said; further samples of it.
+        is_cut: the model did not end its answer itself.
         place: where it stands, as `log.jsonl:17`.
         order: the number of its file, and its own in that.
         failed: the answer was an error.
@@ -82,6 +84,8 @@ class Record:
     blocks: tuple[Block, ...]
     tools: tuple[Json, ...] = ()
     answer: tuple[Block, ...] = ()
+    other_answers: tuple[tuple[Block, ...], ...] = ()
+    is_cut: bool = False
     response_id: str = ""
     output: tuple[Any, ...] = ()
     usage: ReportedUsage = field(default_factory=ReportedUsage)

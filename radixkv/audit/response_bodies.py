@@ -13,21 +13,30 @@ from radixkv.audit.request_bodies import anthropic_content, chat_message, respon
 _MAX_TOKENS = 2**40  # of one request; more are no count
 
 
-def answer_blocks(answer: Json, dialect: Dialect, index: int) -> tuple[Block, ...]:
-    """What the assistant said, as blocks of the message `index`; nothing where it said nothing."""
+def answers_blocks(answer: Json, dialect: Dialect, index: int) -> list[tuple[Block, ...]]:
+    """What the assistant said, as blocks of the message `index`; each sample where there are several."""
     if dialect == "messages":
-        blocks = anthropic_content(answer.get("content") or [], "assistant", index)
-    elif dialect == "responses":
-        blocks = response_items(_list(answer.get("output")), index)
-    else:
-        choice = next(iter(_list(answer.get("choices"))), None)
-        if not isinstance(choice, dict):
-            return ()
-        if dialect == "completions":
-            return (Block(str(choice.get("text") or ""), "", "text", index),)
-        message = choice.get("message")
-        blocks = chat_message(message, index) if isinstance(message, dict) else iter(())
-    return tuple(blocks)
+        return [tuple(anthropic_content(answer.get("content") or [], "assistant", index))]
+    if dialect == "responses":
+        return [tuple(response_items(_list(answer.get("output")), index))]
+    samples: list[tuple[Block, ...]] = []
+    for choice in _list(answer.get("choices")):
+        if isinstance(choice, dict) and dialect == "completions":
+            samples.append((Block(str(choice.get("text") or ""), "", "text", index),))
+        elif isinstance(choice, dict) and isinstance(choice.get("message"), dict):
+            samples.append(tuple(chat_message(choice["message"], index)))
+    return samples
+
+
+def has_ended(answer: Json, dialect: Dialect) -> bool:
+    """Whether the model ended its answer itself; else it was cut by a limit, a stop string, or its client."""
+    if dialect == "messages":
+        return answer.get("stop_reason") in ("end_turn", "tool_use")
+    if dialect == "responses":
+        return answer.get("status") == "completed"
+    choice = next(iter(_list(answer.get("choices"))), None)
+    ends = ("stop", "tool_calls", "function_call")
+    return isinstance(choice, dict) and choice.get("finish_reason") in ends
 
 
 def usage_of(answer: Mapping[str, Any]) -> ReportedUsage:
@@ -125,6 +134,8 @@ def _anthropic(events: Sequence[Json]) -> Json:
             if isinstance(text, str):
                 pieces.setdefault(number, []).append(text)
         elif kind == "message_delta":
+            if isinstance(event.get("delta"), dict):
+                answer["stop_reason"] = event["delta"].get("stop_reason")
             told = event.get("usage") or {}
             usage.update({name: value for name, value in told.items() if value is not None})
     for number, block in blocks.items():
@@ -146,29 +157,45 @@ def _partial(text: str) -> Any:
 
 def _chat(events: Sequence[Json], dialect: Dialect) -> Json:
     answer: Json = {}
-    texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "text": []}
-    calls: dict[int, Json] = {}
+    samples: dict[int, _Sample] = {}
     for event in events:
         answer.update({name: event[name] for name in ("id", "model", "usage") if event.get(name)})
         for choice in _list(event.get("choices")):
-            if not isinstance(choice, dict) or choice.get("index", 0):
-                continue
-            delta = choice.get("delta")
-            delta = delta if isinstance(delta, dict) else choice
-            for name, names in _DELTAS:
-                text = next((delta[one] for one in names if isinstance(delta.get(one), str)), None)
-                if text:
-                    texts[name].append(text)
-            for call in _list(delta.get("tool_calls")):
-                _add_call(calls, call)
-    if dialect == "completions":
-        return {**answer, "choices": [{"text": "".join(texts["text"])}]}
-    message: Json = {"role": "assistant", "content": "".join(texts["content"])}
-    if texts["reasoning_content"]:
-        message["reasoning_content"] = "".join(texts["reasoning_content"])
-    if calls:
-        message["tool_calls"] = [calls[number] for number in sorted(calls)]
-    return {**answer, "choices": [{"message": message}]}
+            if isinstance(choice, dict):
+                samples.setdefault(choice.get("index") or 0, _Sample()).add(choice)
+    chosen = [samples[index].choice(dialect) for index in sorted(samples)]
+    return {**answer, "choices": chosen or [_Sample().choice(dialect)]}
+
+
+class _Sample:
+    """One answer of a chat or a completion, as its deltas come."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "text": []}
+        self._calls: dict[int, Json] = {}
+        self._finish: Any = None
+
+    def add(self, choice: Json) -> None:
+        delta = choice.get("delta")
+        delta = delta if isinstance(delta, dict) else choice
+        for name, names in _DELTAS:
+            text = next((delta[one] for one in names if isinstance(delta.get(one), str)), None)
+            if text:
+                self._texts[name].append(text)
+        for call in _list(delta.get("tool_calls")):
+            _add_call(self._calls, call)
+        self._finish = choice.get("finish_reason") or self._finish
+
+    def choice(self, dialect: Dialect) -> Json:
+        told = {name: "".join(texts) for name, texts in self._texts.items()}
+        if dialect == "completions":
+            return {"text": told["text"], "finish_reason": self._finish}
+        message: Json = {"role": "assistant", "content": told["content"]}
+        if told["reasoning_content"]:
+            message["reasoning_content"] = told["reasoning_content"]
+        if self._calls:
+            message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
+        return {"message": message, "finish_reason": self._finish}
 
 
 _DELTAS = (

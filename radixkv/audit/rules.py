@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from radixkv.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
@@ -26,6 +27,7 @@ from radixkv.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnit
 from radixkv.audit.record import Block, Record
 from radixkv.audit.rule_sets import RuleSet
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
+from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.insight.breaker import Breaker, make_breaker
@@ -121,7 +123,7 @@ class Rules:
             self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, when)
         if not record.failed:
             looked.prompt.available = available
-            self._earlier.add(looked.prompt, looked.keys, looked.record.answer)
+            self._earlier.add(looked.prompt, looked.keys, _said(looked.record))
             self._supersede(looked)
         return observation
 
@@ -159,7 +161,7 @@ class Rules:
             self._earlier.drop(prompt)
         else:
             prompt.units, prompt.available = units, available
-            self._earlier.answered(prompt, whole.answer)
+            self._earlier.answered(prompt, _said(whole))
             self._supersede(looked)
         return self._observation(looked)
 
@@ -240,22 +242,33 @@ class Rules:
         match = self.cache.match(prompt, namespace)
         if record.failed:
             return match.num_tokens, False
-        whole = prompt
-        if self.rule_set.keeps_answers and len(units.after):
-            whole = EncodedTokens(prompt.data + units.after.data)
+        answers = [after for after in units.after if len(after)] if self.rule_set.keeps_answers else []
+        first, *others = [EncodedTokens(prompt.data + after.data) for after in answers] or [prompt]
         try:
-            lease = self.cache.acquire(whole, namespace, match=match if whole is prompt else None)
+            lease = self._computed(first, namespace)
         except OutOfBlocks:
             try:
-                lease = self.cache.acquire(prompt, namespace, match=match)
+                lease = self._computed(prompt, namespace)
             except OutOfBlocks:
                 self.num_forgotten += 1
                 return match.num_tokens, True
         evicted = match.num_tokens < len(prompt) and lease.report.reason in ("evicted", "expired")
         self.num_forgotten += evicted and not self._is_bounded
+        for other in others:
+            with suppress(OutOfBlocks):
+                self._computed(other, namespace)
+        return match.num_tokens, evicted
+
+    def _computed(self, tokens: EncodedTokens, namespace: tuple[str, str, str]) -> Lease:
+        """The tree has these tokens from now on; the lease of them, which has ended.
+
+        Raises:
+            OutOfBlocks: it has no room for them.
+        """
+        lease = self.cache.acquire(tokens, namespace)
         lease.commit(lease.num_tokens)
         lease.release()
-        return match.num_tokens, evicted
+        return lease
 
     def _namespace(self, record: Record) -> tuple[str, str, str]:
         return (record.key if self.rule_set.by_key else "", record.salt, record.model)
@@ -347,6 +360,10 @@ class Rules:
             "concurrent": "client",
         }
         return by_reason.get(reason, "none")
+
+
+def _said(record: Record) -> tuple[tuple[Block, ...], ...]:
+    return (record.answer, *record.other_answers)
 
 
 def _available(record: Record) -> float | None:

@@ -25,7 +25,7 @@ from radixkv_server.apis.common.chats import completion_chat
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.parse import response_chat
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.chat.chat import Chat, chat_prompt
+from radixkv_server.chat.chat import Chat, ChatPrompt, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import Ignored
@@ -86,7 +86,7 @@ class ServedModelCoding:
             EncodedTokens(encode_tokens(ids)),
             text,
             ends,
-            EncodedTokens(encode_tokens(after)),
+            tuple(EncodedTokens(encode_tokens(answer)) for answer in after),
             1.0,
             is_exact=True,
         )
@@ -95,26 +95,29 @@ class ServedModelCoding:
         """See `PromptCoding`."""
         return self.context.engine.tokenizer.token_bytes(unit)
 
-    async def _ids(self, record: Record) -> tuple[list[int], list[int]]:
-        """Tokens of the prompt, and those of the answer that were computed."""
+    async def _ids(self, record: Record) -> tuple[list[int], list[list[int]]]:
+        """Tokens of the prompt, and those that were computed of each answer."""
+        answers = [answer for answer in (record.answer, *record.other_answers) if answer]
         if record.dialect == "completions":
-            text = "".join(block.text for block in record.answer)
-            return await self._completion(record), self._cut(self._encode(text), record)
+            return await self._completion(record), [self._cut(self._text_of(one), record) for one in answers]
         body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
-        ids = prompt.ids
-        if not record.answer:
-            return ids, []
-        said = [*prompt.messages, _assistant(record.answer)]
+        return prompt.ids, [await self._answer(chat, prompt, answer, record) for answer in answers]
+
+    async def _answer(
+        self, chat: Chat, prompt: ChatPrompt, answer: Sequence[Block], record: Record
+    ) -> list[int]:
+        """Tokens that were computed of an answer to a chat, as the template writes them in a later turn."""
+        ids, said = prompt.ids, [*prompt.messages, _assistant(answer)]
         whole = replace(chat, convert=lambda: said, add_generation_prompt=False, tools=prompt.tools)
         try:
             with_answer = (await chat_prompt(self.context, whole)).ids
         except (InvalidRequestError, ApiError):
             with_answer = []
         if with_answer[: len(ids)] != ids:  # the template writes an answer otherwise than it asks for one
-            return ids, self._cut(self._encode("".join(block.text for block in record.answer)), record)
-        return ids, self._cut(with_answer[len(ids) :], record)
+            return self._cut(self._text_of(answer), record)
+        return self._cut(with_answer[len(ids) :], record)
 
     async def _chat(self, body: Any) -> Chat:
         if isinstance(body, ChatCompletionRequest):
@@ -133,11 +136,21 @@ class ServedModelCoding:
         plain = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
         return self.context.engine.tokenizer.encode(plain, add_special_tokens=add_special_tokens)
 
-    @staticmethod
-    def _cut(ids: list[int], record: Record) -> list[int]:
-        """Without the last token, for which nothing was computed, as the usage tells how many there were."""
+    def _text_of(self, answer: Sequence[Block]) -> list[int]:
+        return self._encode("".join(block.text for block in answer))
+
+    def _cut(self, ids: list[int], record: Record) -> list[int]:
+        """Without what was not computed: the last token, and all that templates write after an answer.
+
+        How many there were is told by the usage, if it is of one answer; else by where the answer ends.
+        """
         told = record.usage.output
-        return ids[: max(0, told - 1)] if told is not None else ids
+        if told is not None and not record.other_answers:
+            return ids[: max(0, told - 1)]
+        end = self._encode(str(self.context.engine.tokenizer.facts.get("eos_token") or ""))
+        if len(end) == 1 and end[0] in ids:
+            ids = ids[: len(ids) - 1 - ids[::-1].index(end[0])]
+        return ids[:-1] if record.is_cut else ids
 
 
 def _assistant(answer: Sequence[Block]) -> Json:
