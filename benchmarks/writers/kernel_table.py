@@ -15,7 +15,7 @@ from pathlib import Path
 
 import triton
 
-from radixkv_kernels.triton import ahead_of_time as aot
+from benchmarks import ahead_of_time as aot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"

@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
 
-from radixkv_kernels.triton import ahead_of_time as aot  # noqa: E402
+from benchmarks import ahead_of_time as aot  # noqa: E402
 from radixkv_kernels.triton.tiles import choose_tile, launch_tile  # noqa: E402
 
 #: The table is chosen with the assembler of triton 3.9. Older ones spill a few words of bookkeeping in
