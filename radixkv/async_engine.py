@@ -88,7 +88,8 @@ class AsyncEngine:
         """
         from radixkv.engine.builder import build_engine
 
-        restart = RestartPolicy() if config.restart_engine else None
+        restarts = config.tensor_parallel > 1 if config.restart_engine is None else config.restart_engine
+        restart = RestartPolicy() if restarts else None
         return cls(lambda: build_engine(config, tier=tier), restart=restart)
 
     # ------------------------------------------------------------------ facts

@@ -71,6 +71,10 @@ class EngineConfig:
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
         deterministic: logits do not depend on cache state, chunking or batch mates.
+        tensor_parallel: ranks that compute one model together, a process for each (and a GPU, where there are
+            some): at most as many as the model has KV heads.
+        tensor_parallel_timeout_s: a rank that lets the others wait for longer, in seconds, is taken for hung:
+            the engine fails, and is made anew.
         speculation: `auto` guesses next tokens from the cache and from what was written before, and checks
             them in the same step; answers stay the same. `off` computes one token a step.
         max_draft_tokens: most guesses for a request in a step.
@@ -81,13 +85,14 @@ class EngineConfig:
             graphs, `quick` runs one small step, `off` none: the first requests wait for what is missing.
         request_timeout_s: a request older than this is aborted; None: never.
         seed: seed of requests that bring none; None: from the operating system.
-        threads: torch CPU threads; None: as many as there are physical cores available.
+        threads: torch CPU threads, of each rank; None: as many as there are physical cores available, shared
+            among the ranks.
         chat_template: Jinja text that replaces the model's own; None: the model's.
         generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
             top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
         allow_download: False: never reach for the hub.
         restart_engine: make an engine that has failed anew, at most five times in ten minutes; until it is
-            there, requests are told to come again.
+            there, requests are told to come again. None: with `tensor_parallel`.
         trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
             it; False: such a model is refused.
 
@@ -120,6 +125,8 @@ class EngineConfig:
     max_overtake: int = 32
     namespace_weights: Mapping[str, float] | None = None
     deterministic: bool = False
+    tensor_parallel: int = 1
+    tensor_parallel_timeout_s: float = 30.0
     speculation: str = "auto"
     max_draft_tokens: int = 16
     share_prefix_attention: bool = True
@@ -131,7 +138,7 @@ class EngineConfig:
     chat_template: str | None = None
     generation_config: str = "auto"
     allow_download: bool = True
-    restart_engine: bool = False
+    restart_engine: bool | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -175,6 +182,9 @@ class EngineConfig:
             at_least(name, 1)
         for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads", "max_draft_tokens"):
             at_least(name, 1)
+        at_least("tensor_parallel", 1)
+        require(self.tensor_parallel is not None, "tensor_parallel", "an integer of at least 1")
+        require(0 < self.tensor_parallel_timeout_s < math.inf, "tensor_parallel_timeout_s", "above 0 seconds")
         at_least("ghost_blocks", 0)
         at_least("max_overtake", 0)
         if self.num_blocks is not None and self.kv_cache_memory is not None:

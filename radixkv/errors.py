@@ -80,6 +80,10 @@ class EngineStoppedError(RadixKVError):
         self.retry_after_s = retry_after_s
 
 
+#: What ends an engine: no request is to blame, and none is tried again.
+ENDS_ENGINE = (*ENDS_PROCESS, EngineStoppedError)
+
+
 class OutOfBlocks(RadixKVError):
     """Fewer blocks can be had (free or evictable) than were asked for; nothing was changed.
 

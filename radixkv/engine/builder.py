@@ -21,12 +21,13 @@ from radixkv.errors import ConfigError
 from radixkv.events.open_events import open_events
 from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
-from radixkv.model.cuda_graphs import max_padded_rows
-from radixkv.model.device_paths import check_instruction_set, make_thread_control
-from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.device_paths import check_instruction_set
 from radixkv.model.loading.loader import LoadedModel, load_model
+from radixkv.model.make_runner import make_runner, token_budget
+from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
+from radixkv.model.parallel.threads import threads_of_rank
+from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
-from radixkv.model.step_memory import measure_step_memory
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
@@ -36,8 +37,6 @@ from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
     from radixkv.events.publisher import EventPublisher
-
-DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
 def build_engine(
@@ -52,6 +51,7 @@ def build_engine(
     Raises:
         ConfigError: settings that do not fit the model or the machine.
         ModelLoadError: the model can't be had or served.
+        EngineStoppedError: one of several ranks has failed.
     """
     phases = StartupPhases.since_process_start("imports")
     # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
@@ -60,18 +60,23 @@ def build_engine(
     check_tiers(parse_tiers(config.kv_tier))
     if tier is not None and config.kv_tier:
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    if config.threads is not None or config.tensor_parallel > 1:
+        torch.set_num_threads(threads_of_rank(config))
     with ExitStack() as undo:
         events = open_events(config.kv_events)
         if events is not None:
             undo.callback(events.close)
         with phases.phase("model"):
+            ranks = None
+            if config.tensor_parallel > 1:
+                ranks = WorkerGroup(config)
+                undo.callback(ranks.close)
             loaded = load_model(config)
         with phases.phase("weights and K/V"):
-            engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events)
+            engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events, ranks=ranks)
         with phases.phase("warm-up"):
-            if config.warm_up != "off":
+            # What ranks wait for must be another rank's share of a step, not what it compiles.
+            if config.warm_up != "off" or ranks is not None:
                 engine.runner.warm_up(thorough=config.warm_up == "full")
             return_freed_memory()
             # What was made so far stays: the garbage collector need not look at it again before the end.
@@ -90,56 +95,26 @@ def engine_for_model(
     *,
     tier: Tier | TierStack | None = None,
     events: EventPublisher | None = None,
+    ranks: WorkerGroup | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
 
+    Args:
+        ranks: what computes the model together with this process.
+
     Raises:
-        ConfigError: the KV cache does not fit, or the backend does not run on this device.
+        ConfigError: the KV cache does not fit, the backend does not run on this device, or the model can't be
+            split over the ranks.
+        EngineStoppedError: a rank has failed.
     """
-    device = loaded.device
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = "triton" if device.type == "cuda" else "cpu"
-    if backend == "triton" and device.type != "cuda":
-        raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
-    shape = ModelShape(
-        num_layers=loaded.num_layers,
-        num_kv_heads=loaded.num_kv_heads,
-        head_size=loaded.head_size,
-        dtype=loaded.dtype,
-        device=device,
-        max_model_len=loaded.max_model_len,
-    )
-    # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
-    adapts = device.type == "cpu" and config.threads is None and not config.deterministic
-    budget = config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
-    step_memory = 0
-    if is_sized_by_gpu(config, device):
-        step_memory = measure_step_memory(
-            loaded,
-            max_num_tokens=budget,
-            max_num_seqs=config.max_num_seqs,
-            max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
-            max_model_len=config.max_model_len or loaded.max_model_len,
-        )
-        # What the step has left in torch's allocator counts once, as what a step takes.
-        torch.cuda.empty_cache()
-    spec, max_model_len = size_kv_cache(config, shape, step_memory)
-    runner = ModelRunner(
-        loaded,
-        spec,
-        backend=backend,
-        max_num_tokens=budget,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-        deterministic=config.deterministic,
-        share_prefixes=config.share_prefix_attention,
-        quantization=config.quantization,
-        before_step=make_thread_control() if adapts else None,
-    )
+    runner: ModelRunner | TensorParallelRunner
+    if ranks is None:
+        runner, max_model_len = make_runner(config, loaded)
+    else:
+        runner, max_model_len = make_parallel_runner(config, loaded, ranks)
     specs = parse_tiers(config.kv_tier)
     if specs:
-        allocate = _pinned if device.type == "cuda" else None
+        allocate = _pinned if loaded.device.type == "cuda" else None
         tier = open_tiers(specs, _block_kind(config, loaded, runner), allocate)
     return engine_on_runner(
         config,
@@ -147,7 +122,7 @@ def engine_for_model(
         tokenizer=loaded.tokenizer,
         max_model_len=max_model_len,
         context_length=config.max_model_len or loaded.max_model_len,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=token_budget(config, loaded.device),
         vocab_size=loaded.vocab_size,
         end_token_ids=loaded.eos_token_ids,
         model_name=loaded.name,
@@ -159,13 +134,17 @@ def engine_for_model(
     )
 
 
-def _block_kind(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner) -> BlockKind:
+def _block_kind(
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner | TensorParallelRunner
+) -> BlockKind:
     return BlockKind(
         model=loaded.fingerprint,
         kv_format=runner.kv_format,
         block_size=runner.block_size,
         block_bytes=runner.bytes_per_block,
-        computed_by=computed_by(loaded.device, runner.backend_name) if config.deterministic else "",
+        computed_by=computed_by(loaded.device, runner.backend_name, config.tensor_parallel)
+        if config.deterministic
+        else "",
         model_name=loaded.name,
     )
 

@@ -44,7 +44,7 @@ from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
 from radixkv.engine.tier_use import TierUse
 from radixkv.errors import (
-    ENDS_PROCESS,
+    ENDS_ENGINE,
     ContextLengthExceededError,
     EngineOverloadedError,
 )
@@ -268,7 +268,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or is waited for."""
-        return self.scheduler.has_work or self._tier.is_due
+        return self.scheduler.has_work or self._tier.is_due or self.runner.failure is not None
 
     @property
     def idle_s(self) -> float | None:
@@ -276,11 +276,14 @@ class Engine:
 
         0.0: there is something to do now. None: there is no limit.
         """
-        return 0.0 if self.scheduler.has_work and not self._tier.is_blocked else self._tier.idle_s()
+        if self.runner.failure is not None or (self.scheduler.has_work and not self._tier.is_blocked):
+            return 0.0
+        return self._tier.idle_s()
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on any thread, when a transfer has ended: there is something to do."""
+        """Call `wake`, on any thread, when a transfer has ended or the runner failed: something is to do."""
         self._tier.wake_with(wake)
+        self.runner.on_failure(wake)
 
     def wait(self) -> None:
         """Sleep until a step would do something; for who has nothing else to do."""
@@ -296,7 +299,10 @@ class Engine:
         Args:
             save: that tier gets what is cached first, as far as that takes ten seconds.
         """
-        self._tier.close(save=save)
+        try:
+            self._tier.close(save=save)
+        finally:
+            self.runner.close()
         if self._events is not None:
             self._events.close()
 
@@ -312,8 +318,11 @@ class Engine:
 
         Raises:
             KeyboardInterrupt, SystemExit: what the step had begun was taken back; the next one goes on.
+            EngineStoppedError: the runner has failed for good; the engine can only be closed.
         """
-        error: BaseException | None = None
+        error: BaseException | None = self.runner.failure
+        if error is not None:
+            raise error
         with self._repairing():
             self._tier.begin_step()
             if self.config.request_timeout_s is not None:
@@ -335,7 +344,7 @@ class Engine:
         if self._tier.is_blocked or not self.has_work:
             self._counters.pause()
         error = self._steps.interruption or error
-        if isinstance(error, ENDS_PROCESS):
+        if isinstance(error, ENDS_ENGINE):
             raise error
         return self.take_result()
 
@@ -394,7 +403,7 @@ class Engine:
         """Runner or sampler failed: nothing of the step counts, and its requests wait again."""
         self._counters.pause()
         requests = [sample_of(request) for request in self.scheduler.rollback(batch)]
-        if not isinstance(error, ENDS_PROCESS):
+        if not isinstance(error, ENDS_ENGINE):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
         for request, failure in self._faults.step_failed(requests, error):
             self._requests.fail(request, failure)
@@ -406,7 +415,7 @@ class Engine:
             yield
         except BaseException as error:
             self._rebuild(error)
-            if isinstance(error, ENDS_PROCESS):
+            if isinstance(error, ENDS_ENGINE):
                 raise
 
     def _rebuild(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ A request is never run again for tokens that were delivered: they are part of it
 
 Any `BaseException` is a fault: a panic in a library written in Rust is one that is no `Exception`. Only an
 interrupt and an exit (`ENDS_PROCESS`) are nobody's fault: they pass through, after the step was taken back,
-so that the engine can go on.
+so that the engine can go on. So does a runner's own end (`ENDS_ENGINE`), after which it can't.
 
 Nothing in here acts: the engine withdraws, rebuilds and fails, by what these methods return.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from radixkv.engine.request_group import Failure, Sample
-from radixkv.errors import ENDS_PROCESS
+from radixkv.errors import ENDS_ENGINE
 
 
 class FaultRecovery:
@@ -44,7 +44,7 @@ class FaultRecovery:
 
         The others are bisected.
         """
-        if isinstance(error, ENDS_PROCESS):
+        if isinstance(error, ENDS_ENGINE):
             return []
         if len(requests) == 1 and requests[0] in self._to_run_alone:
             return [(requests[0], Failure(f"the model failed on this request: {error}", "step_failed"))]
@@ -71,7 +71,7 @@ class FaultRecovery:
         The first time in a row, nobody: the contents of the cache may have been what was broken. Then the
         requests are bisected, and one that breaks it while it runs alone fails.
         """
-        if isinstance(error, ENDS_PROCESS):
+        if isinstance(error, ENDS_ENGINE):
             return []
         self._rebuilds_in_a_row += 1
         if self._rebuilds_in_a_row == 1:

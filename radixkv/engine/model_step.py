@@ -64,6 +64,7 @@ class LaunchedStep:
         keeps_logits: bool = False,
     ) -> None:
         self.batch, self.started = batch, started
+        self._runner = runner
         self.outcome = StepOutcome()
         self._sampling: Sampling | None = None
         self._kept: Sequence[int] | None = None  # which of its requests count; None: all
@@ -136,6 +137,8 @@ class LaunchedStep:
             return
         try:
             runs = self._sampling.runs()
+            if self._runner.failure is not None:  # on a GPU, what it computed may be anything
+                raise self._runner.failure
             self.outcome.runs = runs if self._kept is None else [runs[i] for i in self._kept]
         except BaseException as error:
             self.outcome = StepOutcome(error=error)

@@ -6,13 +6,14 @@ is another. `tests/engine/test_runner_interface.py` holds both to what is said h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from radixkv.cache.pending_copies import Copy
+    from radixkv.errors import EngineStoppedError
     from radixkv.scheduling.batch import Batch
     from radixkv.tiers.block_copy import BlockCopy
     from radixkv_kernels import Bytes
@@ -25,6 +26,7 @@ class Runner(Protocol):
         num_blocks, block_size: its K/V memory: so many blocks of so many tokens each.
         bytes_per_block: of all layers together.
         backend_name, dtype_name, device_name: for people to read.
+        failure: why it can compute nothing any more; None: it can.
     """
 
     @property
@@ -44,6 +46,17 @@ class Runner(Protocol):
 
     @property
     def device_name(self) -> str: ...
+
+    @property
+    def failure(self) -> EngineStoppedError | None: ...
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Call a function, on any thread, when `failure` is set; at once if it is."""
+        ...
+
+    def close(self) -> None:
+        """End what belongs to it besides memory, such as processes; it is not used any more."""
+        ...
 
     def warm_up(self, *, thorough: bool = True) -> None:
         """Do now what the first steps would have to wait for: compile, record, touch memory.
@@ -97,7 +110,8 @@ class Runner(Protocol):
             Logits [S, V] of `batch.logit_rows`; they depend on each row's own context only.
 
         Raises:
-            BaseException: whatever went wrong. Slots that the batch names may have been written; the caller
-                withdraws them.
+            EngineStoppedError: `failure` is set.
+            BaseException: whatever else went wrong. Slots that the batch names may have been written; the
+                caller withdraws them.
         """
         ...

@@ -13,13 +13,16 @@ _CPU_FIELDS = (
 )
 
 
-def computed_by(device: torch.device, backend: str) -> str:
+def computed_by(device: torch.device, backend: str, num_ranks: int = 1) -> str:
     """One line that is the same where the same batch gives the same bits.
 
     Args:
         backend: of the attention.
+        num_ranks: sums over several ranks come in another order.
     """
     parts = [f"torch {torch.__version__}", backend, platform.machine()]
+    if num_ranks > 1:
+        parts.append(f"{num_ranks} ranks")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         parts += [properties.name, f"{properties.major}.{properties.minor}", f"CUDA {torch.version.cuda}"]

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.row_parallel import SummedOverRanks
 from radixkv_kernels import Norm
 
 
@@ -115,6 +117,8 @@ class DecoderParts:
         before_attention, before_mlp: norms of the residual.
         after_attention, after_mlp: norms of what is added to it.
         multiplier: of what is added.
+        communicator: adds up over the ranks what attention's output product gives, and a gated MLP's last;
+            None: there is one rank.
         mlp: the module; `gated` says what it is made of, where it is a gated MLP.
     """
 
@@ -127,6 +131,7 @@ class DecoderParts:
     after_attention: Norm | None
     after_mlp: Norm | None
     multiplier: float
+    communicator: Communicator | None
 
 
 def describe_layer(layer: Any) -> DecoderParts | None:
@@ -148,6 +153,7 @@ def describe_layer(layer: Any) -> DecoderParts | None:
         after_attention=second if four else None,
         after_mlp=describe_norm(layer.post_feedforward_layernorm) if four else None,
         multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
+        communicator=getattr(layer.self_attn.o_proj, "communicator", None),
     )
 
 
@@ -173,9 +179,10 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
         merged: tuple[Any, ...] = (attention.qkv_proj,)
     else:
         merged = (attention.q_proj, attention.k_proj, attention.v_proj)
-    if any(type(part) is not nn.Linear for part in (*merged, attention.o_proj)):
+    output = _own_term(attention.o_proj)
+    if any(type(part) is not nn.Linear for part in (*merged, output)):
         return None
-    num_heads = attention.o_proj.in_features // head_size
+    num_heads = output.in_features // head_size
     width = sum(part.out_features for part in merged)
     window = getattr(attention.config if family.window_in_config else attention, "sliding_window", None)
     # Of the families here, Gemma 2 alone hands its softcap to attention.
@@ -184,7 +191,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     return AttentionParts(
         layer_index=int(attention.layer_idx),
         merged=merged,
-        output=attention.o_proj,
+        output=output,
         num_heads=num_heads,
         num_kv_heads=(width // head_size - num_heads) // 2,
         head_size=head_size,
@@ -201,10 +208,14 @@ def _describe_gated(mlp: Any) -> GatedParts | None:
     activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     kind = _ACTIVATIONS.get(type(activation).__name__)
     names = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
-    products: tuple[Any, ...] = tuple(getattr(mlp, name, None) for name in (*names, "down_proj"))
+    products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name, None)) for name in (*names, "down_proj"))
     if kind is None or any(type(product) is not nn.Linear for product in products):
         return None
     return GatedParts(products[:-1], products[-1], kind)
+
+
+def _own_term(module: Any) -> Any:
+    return module.term if isinstance(module, SummedOverRanks) else module
 
 
 def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:

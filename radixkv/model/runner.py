@@ -46,6 +46,7 @@ class ModelRunner:
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
         before_step: called before each step; it may change the number of threads.
+        records_graphs: whether a GPU's steps may be recorded as CUDA graphs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ModelRunner:
         share_prefixes: bool = True,
         quantization: str | None = None,
         before_step: Callable[[], None] | None = None,
+        records_graphs: bool = True,
     ) -> None:
         self._before_step = before_step
         self.model = loaded.model
@@ -94,7 +96,7 @@ class ModelRunner:
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
-        if self.device.type == "cuda" and not deterministic:
+        if self.device.type == "cuda" and records_graphs and not deterministic:
             max_rows = max_padded_rows(max_num_tokens, max_num_seqs)
             self.graphs = StepGraphs(self.model, self.kv, self.backend, max_rows=max_rows)
 
@@ -126,6 +128,16 @@ class ModelRunner:
     @property
     def device_name(self) -> str:
         return str(self.device)
+
+    @property
+    def failure(self) -> None:
+        """Nothing of it can be lost while the process lives."""
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Never called."""
+
+    def close(self) -> None:
+        """Nothing belongs to it but memory and a thread, which end with it."""
 
     def warm_up(self, *, thorough: bool = True) -> None:
         """See `radixkv.engine.runner.Runner`; with `thorough`, a GPU's steps are recorded as graphs, too.

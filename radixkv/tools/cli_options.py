@@ -28,6 +28,7 @@ _RENAMED = {
     "trust_remote_code": "--trust-remote-code",
     "restart_engine": "--restart-engine/--no-restart-engine",
     "request_timeout_s": "--request-timeout",
+    "tensor_parallel_timeout_s": "--tensor-parallel-timeout",
     "namespace_weights": "--namespace-weight",
 }
 

@@ -173,6 +173,16 @@ class PagedHashModel:
         """Tokens, positions and hashes, 8 bytes each."""
         return 24 * self.block_size
 
+    @property
+    def failure(self) -> None:
+        return None
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def warm_up(self, *, thorough: bool = True) -> None:
         """What is in the memory now is nobody's."""
         self.tokens[: self.block_size] = self.positions[: self.block_size] = -2

@@ -46,8 +46,11 @@ class FusedLayer(LlamaLayer):
     def add_attention_output(self, attended: torch.Tensor, states: torch.Tensor) -> None:
         self.output.multiply(attended, states, add=True)
 
-    def add_mlp(self, states: torch.Tensor) -> None:
-        self.down.multiply(self._multiply_normed(1, self.gated, states), states, add=True)
+    def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
+        return self._multiply_normed(1, self.gated, states)
+
+    def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
+        self.down.multiply(rows, states, add=True)
 
     def _multiply_normed(
         self, which: int, product: PackedFloat | PackedGate, states: torch.Tensor

@@ -49,9 +49,11 @@ class Int8Layer(LlamaLayer):
         own, scales = self.rows.quantize(attended, self.output.row_width)
         self.output.multiply(own, scales, states, add=True)
 
-    def add_mlp(self, states: torch.Tensor) -> None:
-        gate_up = self._multiply_normed(1, self.gate_up, states)
-        own, scales = self.rows.gated(gate_up, self.down.row_width)
+    def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
+        return self._multiply_normed(1, self.gate_up, states)
+
+    def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
+        own, scales = self.rows.gated(rows, self.down.row_width)
         self.down.multiply(own, scales, states, add=True)
 
     def _multiply_normed(self, which: int, product: PackedInt8, states: torch.Tensor) -> torch.Tensor:

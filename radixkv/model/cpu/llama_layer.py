@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class LlamaLayer(nn.Module):
         self.head_size = attention.head_size
         self.num_heads = attention.num_heads
         self.num_kv_heads = attention.num_kv_heads
+        self.communicator = parts.communicator
         # A plain tuple: looking a submodule up costs as much as the norm of a row.
         self.norms = tuple((norm.weight, norm.eps) for norm in (parts.before_attention, parts.before_mlp))
 
@@ -58,9 +60,23 @@ class LlamaLayer(nn.Module):
         """The layer, in the signature that transformers calls."""
         states = hidden_states[0]
         merged = self.queries_keys_values(states)
-        self.add_attention_output(self._attend(merged, position_embeddings, radixkv_step), states)
-        self.add_mlp(states)
+        attended = self._attend(merged, position_embeddings, radixkv_step)
+        self._add(self.add_attention_output, attended, states)
+        self._add(self.add_mlp_output, self.mlp_rows(states), states)
         return hidden_states
+
+    def _add(
+        self, add: Callable[[torch.Tensor, torch.Tensor], None], rows: torch.Tensor, states: torch.Tensor
+    ) -> None:
+        """Add a product to the states: of several ranks, each adds a part of it."""
+        communicator = self.communicator
+        if communicator is None:
+            add(rows, states)
+            return
+        if communicator.rank:
+            states.zero_()
+        add(rows, states)
+        communicator.add_up(states)
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, (Hq + 2 Hkv) D]: the first norm, and q, k and v as one product."""
@@ -70,8 +86,12 @@ class LlamaLayer(nn.Module):
         """Add the output product of [T, Hq D] to the states."""
         raise NotImplementedError
 
-    def add_mlp(self, states: torch.Tensor) -> None:
-        """Add the second norm and the MLP of the states to them."""
+    def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
+        """The second norm and the MLP of the states, up to its last product."""
+        raise NotImplementedError
+
+    def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
+        """Add the MLP's last product, of what `mlp_rows` gave, to the states."""
         raise NotImplementedError
 
     def _attend(

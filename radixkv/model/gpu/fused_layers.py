@@ -43,6 +43,7 @@ class FusedGpuLayer(nn.Module):
         self.norms = (parts.before_attention, parts.before_mlp)
         self.norms_after = (parts.after_attention, parts.after_mlp)
         self.multiplier = parts.multiplier
+        self.communicator = parts.communicator
 
     def forward(
         self,
@@ -55,7 +56,7 @@ class FusedGpuLayer(nn.Module):
         """The layer, in the signature that transformers calls."""
         states = hidden_states[0]
         merged = self.merged(norm_rows(states, self.norms[0]))
-        added = self.output(self._attend(merged, position_embeddings, radixkv_step))
+        added = self._sum(self.output(self._attend(merged, position_embeddings, radixkv_step)))
         normed = add_and_norm_rows(
             states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
         )
@@ -83,8 +84,11 @@ class FusedGpuLayer(nn.Module):
         if self.gated is None:
             added: torch.Tensor = self.mlp(normed[None])[0]
         else:
-            added = self.down(gate_rows(self.gate_up(normed), self.gated.activation))
+            added = self._sum(self.down(gate_rows(self.gate_up(normed), self.gated.activation)))
         return added
+
+    def _sum(self, added: torch.Tensor) -> torch.Tensor:
+        return added if self.communicator is None else self.communicator.add_up(added)
 
 
 class FusedNorm(nn.Module):

@@ -130,7 +130,15 @@ def pull(name: str, *, show_progress: bool = True, trust_remote_code: bool = Fal
     Raises:
         ModelLoadError: unknown or unreachable model, damaged download, full disk.
     """
-    config = EngineConfig(model=name, trust_remote_code=trust_remote_code)
+    return fetch(EngineConfig(model=name, trust_remote_code=trust_remote_code), show_progress=show_progress)
+
+
+def fetch(config: EngineConfig, *, show_progress: bool = True) -> Path:
+    """`pull` the model that `config` names, where it allows that.
+
+    Raises:
+        ModelLoadError: see `pull`.
+    """
     return _resolve(config, show_progress).path
 
 

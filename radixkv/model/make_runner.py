@@ -1,0 +1,100 @@
+"""From a loaded model to its runner: backend, size of the K/V memory, threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.model.cuda_graphs import max_padded_rows
+from radixkv.model.device_paths import make_thread_control
+from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.loading.loader import LoadedModel
+from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.runner import ModelRunner
+from radixkv.model.step_memory import measure_step_memory
+from radixkv_kernels import KVSpec
+
+DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
+
+
+def token_budget(config: EngineConfig, device: torch.device) -> int:
+    """Most tokens of a step."""
+    return config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
+
+
+def make_runner(
+    config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None = None
+) -> tuple[ModelRunner, int]:
+    """The runner of a model, and the longest context in tokens.
+
+    Args:
+        communicator: of the ranks whose shares of one model are loaded; all of them call this at once.
+
+    Raises:
+        ConfigError: the KV cache does not fit, or the backend does not run on this device.
+    """
+    device = loaded.device
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" else "cpu"
+    if backend == "triton" and device.type != "cuda":
+        raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
+    # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
+    # The ranks of a group would take each other for other programs.
+    adapts = (
+        device.type == "cpu" and config.threads is None and not config.deterministic and communicator is None
+    )
+    spec, max_model_len = _size(config, loaded, communicator)
+    runner = ModelRunner(
+        loaded,
+        spec,
+        backend=backend,
+        max_num_tokens=token_budget(config, device),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        deterministic=config.deterministic,
+        share_prefixes=config.share_prefix_attention,
+        quantization=config.quantization,
+        before_step=make_thread_control() if adapts else None,
+        records_graphs=communicator is None,
+    )
+    if communicator is not None:
+        # Tensors that are added up have one shape; what holds for a multiple holds for a larger one.
+        runner.row_multiple = communicator.largest(runner.row_multiple)
+    return runner, max_model_len
+
+
+def _size(config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None) -> tuple[KVSpec, int]:
+    """The K/V memory of this runner, and the longest context."""
+    device = loaded.device
+    shape = ModelShape(
+        num_layers=loaded.num_layers,
+        num_kv_heads=loaded.num_kv_heads,
+        head_size=loaded.head_size,
+        dtype=loaded.dtype,
+        device=device,
+        max_model_len=loaded.max_model_len,
+    )
+    if communicator is not None and device.type == "cpu":  # the ranks share the machine's memory
+        shape = replace(shape, num_kv_heads=communicator.total(loaded.num_kv_heads))
+    step_memory = 0
+    if is_sized_by_gpu(config, device):
+        budget = token_budget(config, device)
+        step_memory = measure_step_memory(
+            loaded,
+            max_num_tokens=budget,
+            max_num_seqs=config.max_num_seqs,
+            max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
+            max_model_len=config.max_model_len or loaded.max_model_len,
+        )
+        # What the step has left in torch's allocator counts once, as what a step takes.
+        torch.cuda.empty_cache()
+    spec, max_model_len = size_kv_cache(config, shape, step_memory)
+    if communicator is None:
+        return spec, max_model_len
+    num_blocks = communicator.smallest(spec.num_blocks)
+    max_model_len = min(max_model_len, num_blocks * spec.block_size)
+    return replace(spec, num_blocks=num_blocks, num_kv_heads=loaded.num_kv_heads), max_model_len

@@ -1,0 +1,1 @@
+"""One model on several processes, each with a share of its heads and columns: `--tensor-parallel`."""

@@ -1,0 +1,242 @@
+"""Leave of a loaded model what one rank computes: its KV groups, its columns of each MLP.
+
+    queries, keys, values   the rows of its heads        | no sum: heads are independent
+    output of attention     the columns of its heads     | added up over the ranks
+    gate and up             the rows of its columns      | no sum
+    down                    its columns                  | added up over the ranks
+
+A KV head and the query heads that share it stay together. Rank 0 adds the biases of what is added up.
+Norms, embeddings and routers are whole on every rank; the output layer is rank 0's alone. All this comes
+before weights are packed, quantised or fused, so that these see nothing but smaller layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from radixkv.errors import ConfigError
+from radixkv.model.attention_hook import PlainCausalStep, model_inputs
+from radixkv.model.loading.file_pages import address_ranges, release_file_pages
+from radixkv.model.loading.model_checks import architecture_name
+from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.row_parallel import NoLogits, SummedOverRanks
+from radixkv.model.parallel.share import Share
+
+if TYPE_CHECKING:
+    from radixkv.model.loading.loader import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a family calls the products of its layers.
+
+    Attributes:
+        merged: queries, keys and values: one product each, or one for all.
+        order: of that one's outputs: all queries, then keys, then values ("blocks"), or by heads ("heads").
+        halves: the MLP's first product is gate and up, one after the other.
+    """
+
+    attention: str = "self_attn"
+    merged: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    order: str = "blocks"
+    output: str = "o_proj"
+    first: tuple[str, ...] = ("gate_proj", "up_proj")
+    halves: bool = False
+    last: str = "down_proj"
+
+
+_LLAMA = _Names()
+_PHI = _Names(output="dense", first=("fc1",), last="fc2")
+_PHI3 = _Names(merged=("qkv_proj",), first=("gate_up_proj",), halves=True)
+_STARCODER = _Names(first=("c_fc",), last="c_proj")
+_NEOX = _Names(
+    attention="attention",
+    merged=("query_key_value",),
+    order="heads",
+    output="dense",
+    first=("dense_h_to_4h",),
+    last="dense_4h_to_h",
+)
+
+#: `model_type` of the architectures that can be split.
+SPLIT_MODEL_TYPES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
+    **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
+    "gpt_oss": _LLAMA,
+    "phi": _PHI,
+    "phi3": _PHI3,
+    "starcoder2": _STARCODER,
+    "gpt_neox": _NEOX,
+}
+
+_DRY_RUN_TOKENS = 7
+
+
+@torch.no_grad()
+def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
+    """Change a model into one rank's share of it; all ranks call it. The model itself is changed.
+
+    What the ranks compute together is compared with what each computes alone before.
+
+    Raises:
+        ConfigError: the architecture can't be split, or not over so many ranks.
+    """
+    share = Share(communicator.rank, communicator.size)
+    check_split(loaded, share.size)
+    positions = torch.arange(_DRY_RUN_TOKENS, device=loaded.device)
+    tokens = (positions + 1) * 31 % loaded.vocab_size
+    expected = _logits(loaded.model, tokens, positions)
+    before = address_ranges(loaded.model.parameters())
+    names = SPLIT_MODEL_TYPES[loaded.hf_config.model_type]
+    heads = share.heads(loaded.num_kv_heads)
+    for layer in loaded.model.get_decoder().layers:
+        _split_attention(getattr(layer, names.attention), names, loaded, heads, communicator)
+        _split_mlp(layer.mlp, names, share, communicator)
+    release_file_pages(before)
+    found = _logits(loaded.model, tokens, positions)
+    spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    deviation = float(((found - expected).norm(dim=-1) / spread.clamp_min(1e-9)).median())
+    if not deviation <= (0.01 if loaded.dtype == torch.float32 else 0.2):
+        raise ConfigError(
+            f"{loaded.name} ({architecture_name(loaded.model.config)}) computes other logits on "
+            f"{share.size} ranks than on one: they differ by {deviation:.1%} of their spread; leave "
+            "--tensor-parallel out"
+        )
+    if share.rank:
+        loaded.model.set_output_embeddings(NoLogits())
+    groups = loaded.num_query_heads // loaded.num_kv_heads
+    return replace(loaded, num_kv_heads=len(heads), num_query_heads=len(heads) * groups)
+
+
+def check_split(loaded: LoadedModel, size: int) -> None:
+    """Refuse what can't be split over so many ranks.
+
+    Raises:
+        ConfigError: says what was asked for and what can be.
+    """
+    kind = loaded.hf_config.model_type
+    if kind not in SPLIT_MODEL_TYPES:
+        raise ConfigError(
+            f"{loaded.name} has the architecture {kind}, which --tensor-parallel can't split; these it can: "
+            f"{', '.join(sorted(SPLIT_MODEL_TYPES))}. Leave the flag out for this model"
+        )
+    if size > loaded.num_kv_heads:
+        raise ConfigError(
+            f"--tensor-parallel {size} is more than the {loaded.num_kv_heads} KV heads of {loaded.name}: a "
+            f"rank needs one at least; use at most {loaded.num_kv_heads}"
+        )
+
+
+def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    step = PlainCausalStep(positions)
+    logits: torch.Tensor = model(**model_inputs(tokens, positions, None, step)).logits[0].float()
+    return logits
+
+
+def _split_attention(
+    attention: Any, names: _Names, loaded: LoadedModel, heads: range, communicator: Communicator
+) -> None:
+    group, size = loaded.num_query_heads // loaded.num_kv_heads, loaded.head_size
+    queries = _span(heads, group * size)
+    keys = _span(heads, size)
+    all_queries, all_keys = loaded.num_query_heads * size, loaded.num_kv_heads * size
+    rows = [[queries], [keys], [keys]]
+    if names.order == "heads":
+        rows = [[_span(heads, 3 * size)]]
+    elif len(names.merged) == 1:
+        rows = [[queries, _moved(keys, all_queries), _moved(keys, all_queries + all_keys)]]
+    for name, own in zip(names.merged, rows, strict=True):
+        setattr(attention, name, _part(getattr(attention, name), rows=own))
+    # Some modules take queries, keys and values apart by what their configuration says.
+    attention.config = config = copy.copy(attention.config)
+    config.num_attention_heads, config.num_key_value_heads = len(heads) * group, len(heads)
+    if hasattr(attention, "num_key_value_heads"):
+        attention.num_key_value_heads = len(heads)
+    if hasattr(attention, "sinks"):
+        attention.sinks = _kept(attention.sinks[heads.start * group : heads.stop * group])
+    output = _part(getattr(attention, names.output), columns=queries, has_bias=communicator.rank == 0)
+    setattr(attention, names.output, SummedOverRanks(output, communicator))
+
+
+def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator) -> None:
+    experts = getattr(mlp, "experts", None)
+    if experts is not None:
+        _split_experts(experts, share)
+        mlp.experts = SummedOverRanks(experts, communicator)
+        if hasattr(mlp, "shared_expert"):
+            _split_mlp(mlp.shared_expert, names, share, communicator)
+        return
+    last = getattr(mlp, names.last)
+    width = last.in_features
+    columns = share.columns(width)
+    rows = [columns, _moved(columns, width)] if names.halves else [columns]
+    for name in names.first:
+        setattr(mlp, name, _part(getattr(mlp, name), rows=rows))
+    part = _part(last, columns=columns, has_bias=communicator.rank == 0)
+    setattr(mlp, names.last, SummedOverRanks(part, communicator))
+
+
+def _split_experts(experts: Any, share: Share) -> None:
+    """All experts, each by its columns: weights [E, 2 W, H] and [E, H, W], or the other way round."""
+    down, gate_up = experts.down_proj, experts.gate_up_proj
+    if hasattr(experts, "down_proj_bias"):  # gate and up alternate, and inputs come first
+        own = share.columns(down.shape[1])
+        both = slice(2 * own.start, 2 * own.stop)
+        experts.gate_up_proj = _kept(gate_up[:, :, both])
+        experts.gate_up_proj_bias = _kept(experts.gate_up_proj_bias[:, both])
+        experts.down_proj = _kept(down[:, own.start : own.stop])
+        if share.rank:
+            experts.down_proj_bias = _kept(torch.zeros_like(experts.down_proj_bias))
+    else:
+        width = down.shape[2]
+        own = share.columns(width)
+        experts.gate_up_proj = _kept(_rows(gate_up, [own, _moved(own, width)], dim=1))
+        experts.down_proj = _kept(down[:, :, own.start : own.stop])
+    for name in ("intermediate_dim", "intermediate_size"):
+        if hasattr(experts, name):
+            setattr(experts, name, len(own))
+
+
+def _part(
+    linear: nn.Linear,
+    *,
+    rows: Sequence[range] | None = None,
+    columns: range | None = None,
+    has_bias: bool = True,
+) -> nn.Linear:
+    """Rows (outputs) or columns (inputs) of a layer, in memory of their own."""
+    weight: torch.Tensor = linear.weight
+    bias: torch.Tensor | None = linear.bias if has_bias else None
+    if rows is not None:
+        weight = _rows(weight, rows)
+        bias = None if bias is None else _rows(bias, rows)
+    if columns is not None:
+        weight = weight[:, columns.start : columns.stop]
+    part = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    part.weight = _kept(weight)
+    if bias is not None:
+        part.bias = _kept(bias)
+    return part.eval()
+
+
+def _rows(tensor: torch.Tensor, spans: Iterable[range], dim: int = 0) -> torch.Tensor:
+    parts = [tensor.narrow(dim, span.start, len(span)) for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _span(items: range, size: int) -> range:
+    return range(items.start * size, items.stop * size)
+
+
+def _moved(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by)
+
+
+def _kept(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)

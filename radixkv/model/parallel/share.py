@@ -1,0 +1,36 @@
+"""Share: which part of what is split over ranks is one rank's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Columns of an MLP are given out in bundles of so many, where there are enough: widths that kernels like.
+_BUNDLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of rank `rank` of `size`. What can't be split evenly makes the first ranks' parts larger.
+
+    >>> [Share(rank, 2).heads(3) for rank in range(2)]
+    [range(0, 2), range(2, 3)]
+    >>> [Share(rank, 3).columns(100) for rank in range(3)]
+    [range(0, 36), range(36, 68), range(68, 100)]
+    """
+
+    rank: int
+    size: int
+
+    def heads(self, count: int) -> range:
+        """Its KV heads, of `count` of them."""
+        least, more = divmod(count, self.size)
+        start = self.rank * least + min(self.rank, more)
+        return range(start, start + least + (self.rank < more))
+
+    def columns(self, count: int) -> range:
+        """Its columns of an MLP that is `count` wide."""
+        bundle = _BUNDLE if count >= _BUNDLE * self.size else 1
+        own = self.heads(count // bundle)
+        # What is no whole bundle goes to the first rank.
+        rest = count % bundle
+        return range(own.start * bundle + (rest if self.rank else 0), own.stop * bundle + rest)

@@ -1,0 +1,28 @@
+"""What ranks say to each other before they serve, and at their end: pickled, a few times in all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from radixkv.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a rank must know: rank 0 sends it once."""
+
+    config: EngineConfig
+    rank: int
+
+
+class Loaded(NamedTuple):
+    """The rank has loaded the model of this fingerprint, and waits to hear where ranks meet."""
+
+    fingerprint: str
+
+
+class Broken(NamedTuple):
+    """The rank ends, because of this."""
+
+    reason: str

@@ -1,0 +1,125 @@
+"""A rank after the first: a process that loads its share of the model and does what rank 0 says.
+
+`python -m radixkv.model.parallel.worker COMMANDS DATA`, two inherited sockets. It ends when rank 0 closes
+them, and so with rank 0, however that ends. What goes wrong ends it, too: ranks that have not computed the
+same can't go on together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from radixkv.model.loading.loader import load_model
+from radixkv.model.make_runner import make_runner
+from radixkv.model.parallel.commands import Command, Words, decode_batch, decode_copies
+from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.shard_model import shard_model
+from radixkv.model.parallel.start_up import Broken, Loaded, Start
+from radixkv.model.parallel.threads import threads_of_rank
+from radixkv.model.runner import ModelRunner
+
+
+class Rank:
+    """Does one command after the other.
+
+    Args:
+        data: where saved blocks go: the number of the save, then the bytes of all of them, as two messages.
+    """
+
+    def __init__(self, runner: ModelRunner, communicator: Communicator, data: Connection) -> None:
+        self._runner = runner
+        self._communicator = communicator
+        self._data = data
+        self._sender = ThreadPoolExecutor(1, "radixkv-sender")
+
+    def serve(self, commands: Connection) -> None:
+        """Until the connection is closed."""
+        while True:
+            try:
+                words = np.frombuffer(bytearray(commands.recv_bytes()), np.int64)
+                payload = commands.recv_bytes() if words[0] == Command.LOAD else b""
+            except (EOFError, OSError):
+                return
+            self._do(Command(int(words[0])), words[1:], payload)
+
+    def _do(self, command: Command, words: Words, payload: bytes) -> None:
+        runner = self._runner
+        match command:
+            case Command.EXECUTE:
+                batch, is_fed = decode_batch(words)
+                if is_fed:
+                    tokens = torch.empty(batch.num_tokens, dtype=torch.int64, device=runner.device)
+                    batch.fed_tokens = self._communicator.take_first(tokens)
+                runner.execute(batch)
+            case Command.COPY:
+                runner.copy_blocks(decode_copies(words))
+            case Command.SAVE:
+                self._save(int(words[0]), words[1:].tolist())
+            case Command.LOAD:
+                size = runner.bytes_per_block
+                view = memoryview(payload)
+                parts = [view[i * size : (i + 1) * size] for i in range(len(words))]
+                runner.load(words.tolist(), parts)
+            case Command.WARM_UP:
+                runner.warm_up(thorough=bool(words[0]))
+                self._communicator.gather(0)
+
+    def _save(self, number: int, blocks: Sequence[int]) -> None:
+        copy = self._runner.save(blocks)
+
+        def send() -> None:
+            rows = np.ascontiguousarray(copy.result())
+            try:
+                self._data.send_bytes(np.int64(number).tobytes())
+                self._data.send_bytes(rows.reshape(-1).data)
+            except OSError:
+                os._exit(0)
+
+        self._sender.submit(send)
+
+
+def main(commands: Connection, data: Connection) -> int:
+    """Returns the exit status."""
+    threading.Thread(target=_end_with_rank_0, args=(data.fileno(),), daemon=True).start()
+    logging.getLogger("radixkv").setLevel(logging.ERROR)  # rank 0 says the same
+    try:
+        start: Start = commands.recv()
+        config = start.config
+        torch.set_num_threads(threads_of_rank(config))
+        loaded = load_model(config, show_progress=False)
+        commands.send(Loaded(loaded.fingerprint))
+        meeting: Path = commands.recv()
+        communicator = Communicator(
+            meeting, start.rank, config.tensor_parallel, loaded.device, in_order=config.deterministic
+        )
+        runner, _ = make_runner(config, shard_model(loaded, communicator), communicator)
+        communicator.gather(runner.bytes_per_block)
+        Rank(runner, communicator, data).serve(commands)
+    except BaseException as error:
+        logging.getLogger("radixkv").exception("a rank failed")
+        commands.send(Broken(f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def _end_with_rank_0(socket: int) -> None:
+    """Rank 0 writes nothing to this socket: there is something to read when it is closed, or has ended."""
+    try:
+        os.read(socket, 1)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    status = main(Connection(int(sys.argv[1])), Connection(int(sys.argv[2])))
+    os._exit(status)

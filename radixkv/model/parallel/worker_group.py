@@ -1,0 +1,283 @@
+"""WorkerGroup: the processes of the ranks after the first, watched from rank 0.
+
+A rank that ends, or that lets the others wait for too long, breaks the group: all of its processes are
+killed then, which ends whatever rank 0 waits for, and `failure` says what happened. A broken group is not
+mended: who uses it makes another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import torch
+
+from radixkv.config import EngineConfig
+from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
+from radixkv.model.loading.loader import fetch
+from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.start_up import Broken, Loaded, Start
+
+logger = logging.getLogger("radixkv")
+
+#: Longest that ranks wait for each other before they serve: they read weights, compile and pack.
+_STARTUP_S = 900.0
+_END_S = 5.0
+_MODULE = "radixkv.model.parallel.worker"
+
+
+class _Worker:
+    """One process, and the ends of its sockets that are rank 0's."""
+
+    def __init__(self, rank: int, config: EngineConfig) -> None:
+        self.rank = rank
+        self.loaded: Future[str] = Future()
+        self.reason = ""  # why it ended, if it could say so
+        ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, *(str(end.fileno()) for end in theirs)],
+                stdin=subprocess.DEVNULL,
+                env=_environment(rank, config),
+                pass_fds=[end.fileno() for end in theirs],
+                start_new_session=True,  # an interrupt of the terminal is rank 0's
+            )
+        finally:
+            for end in theirs:
+                end.close()
+        self.commands, self.data = (Connection(end.detach()) for end in ours)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.process.pid})"
+
+    @property
+    def how_it_is(self) -> str:
+        """What the system says of its process."""
+        try:
+            return f"{self} is {psutil.Process(self.process.pid).status()}"
+        except psutil.Error:
+            return f"{self} is gone"
+
+    def close(self) -> None:
+        for connection in (self.commands, self.data):
+            with suppress(OSError):
+                connection.close()
+
+
+def _environment(rank: int, config: EngineConfig) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if config.device != "cpu" and torch.cuda.is_available():
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        has_list = len(visible) > rank
+        environment["CUDA_VISIBLE_DEVICES"] = visible[rank].strip() if has_list else str(rank)
+    return environment
+
+
+class WorkerGroup:
+    """Starts the processes of ranks 1 to N - 1; they load the model at once.
+
+    Args:
+        config: `tensor_parallel` is N.
+
+    Attributes:
+        failure: why it can't be used any more; None: it can.
+        workers: by rank, from 1.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.size = config.tensor_parallel
+        _check_gpus(config)
+        # One process fetches and converts what the others then find.
+        fetch(config)
+        self.failure: EngineStoppedError | None = None
+        self._timeout_s, self._limit_s = config.tensor_parallel_timeout_s, _STARTUP_S
+        self._communicator: Communicator | None = None
+        self._waiting_since: dict[int, float] = {}  # by thread
+        self._on_failure: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()  # it is broken, or closed
+        self.workers: list[_Worker] = []
+        try:
+            for rank in range(1, self.size):
+                self.workers.append(_Worker(rank, config))
+                self.workers[-1].commands.send(Start(config, rank))
+        except BaseException:
+            self.close()
+            raise
+        threads = [threading.Thread(target=self._listen, args=(worker,)) for worker in self.workers]
+        for thread in [*threads, threading.Thread(target=self._watch)]:
+            thread.name, thread.daemon = "radixkv-ranks", True
+            thread.start()
+
+    # ------------------------------------------------------------------ starting
+
+    def meet(self, fingerprint: str, device: torch.device, *, in_order: bool) -> Communicator:
+        """Wait until all ranks have loaded the model, and connect them.
+
+        Raises:
+            EngineStoppedError: a rank has failed, or has loaded something else.
+        """
+        for worker in self.workers:
+            try:
+                found = worker.loaded.result(_STARTUP_S)
+            except TimeoutError:
+                self.lost(f"{worker} has not loaded the model within {_STARTUP_S:g} s")
+                raise self.broken() from None
+            if found != fingerprint:
+                self.lost(f"{worker} has loaded other weights: the model's files have changed meanwhile")
+                raise self.broken()
+        with tempfile.TemporaryDirectory(prefix="radixkv-ranks-") as folder:
+            meeting = Path(folder, "meeting")
+            for worker in self.workers:
+                with self.waiting():
+                    worker.commands.send(meeting)
+            with self.together():
+                communicator = Communicator(meeting, 0, self.size, device, in_order=in_order)
+        self._communicator = communicator
+        return communicator
+
+    def serves(self) -> None:
+        """From now on ranks answer within the limit that the settings have."""
+        self._limit_s = self._timeout_s
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Call a function, on any thread, when the group breaks."""
+        self._on_failure = call
+        if self.failure is not None:
+            call()
+
+    # ------------------------------------------------------------------ failing
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this thread waits for a rank, somebody looks at the clock.
+
+        Raises:
+            EngineStoppedError: the group is broken, or breaks now, because of what goes wrong in the block.
+        """
+        if self.failure is not None:
+            raise self.broken()
+        thread = threading.get_ident()
+        self._waiting_since[thread] = time.monotonic()
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            raise self._broken_by(error) from error
+        finally:
+            self._waiting_since.pop(thread, None)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All ranks compute the same in the block: what goes wrong on this one breaks the group.
+
+        Raises:
+            EngineStoppedError: it is broken.
+        """
+        try:
+            yield
+        except ENDS_PROCESS:
+            self.lost("a step was interrupted")
+            raise
+        except BaseException as error:
+            raise self._broken_by(error) from error
+        if self.failure is not None:
+            raise self.broken()
+
+    def _broken_by(self, error: BaseException) -> EngineStoppedError:
+        self._ended.wait(1.0)  # who listens to the ranks knows more
+        self.lost(f"a step failed on rank 0: {error}")
+        return self.broken()
+
+    def broken(self) -> EngineStoppedError:
+        """The error to raise for a group that can't be used any more."""
+        return EngineStoppedError("it has been closed" if self.failure is None else str(self.failure))
+
+    def lost(self, reason: str) -> None:
+        """The group is broken, if it was not before; any thread may say so."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self.failure = EngineStoppedError(f"the group of {self.size} ranks broke: {reason}")
+            self._ended.set()
+        logger.error("%s", self.failure)
+        self._kill()
+        if self._communicator is not None:
+            self._communicator.abort()
+        for worker in self.workers:
+            if not worker.loaded.done():
+                worker.loaded.set_exception(self.broken())
+        self._on_failure()
+
+    def _listen(self, worker: _Worker) -> None:
+        """Take in what a rank says until it ends."""
+        with suppress(EOFError, OSError):
+            while True:
+                said = worker.commands.recv()
+                if isinstance(said, Loaded):
+                    worker.loaded.set_result(said.fingerprint)
+                elif isinstance(said, Broken):
+                    worker.reason = said.reason
+        code = worker.process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        self.lost(f"{worker} {how}" + (f" ({worker.reason})" if worker.reason else ""))
+
+    def _watch(self) -> None:
+        """Look whether somebody waits for too long."""
+        while not self._ended.wait(min(0.5, self._timeout_s / 4)):
+            times = list(self._waiting_since.values())
+            if self._communicator is not None and (since := self._communicator.waiting_since) is not None:
+                times.append(since)
+            if times and time.monotonic() - min(times) > self._limit_s:
+                how = ", ".join(worker.how_it_is for worker in self.workers)
+                self.lost(
+                    f"a rank has let the others wait for more than {self._limit_s:g} s "
+                    f"(--tensor-parallel-timeout): {how}"
+                )
+
+    # ------------------------------------------------------------------ ending
+
+    def close(self) -> None:
+        """End the processes; may be called again."""
+        with self._lock:
+            self._ended.set()
+        for worker in self.workers:
+            worker.close()
+        end = time.monotonic() + _END_S
+        for worker in self.workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, end - time.monotonic()))
+        self._kill()
+
+    def _kill(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+        for worker in self.workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_END_S)
+
+
+def _check_gpus(config: EngineConfig) -> None:
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if count < config.tensor_parallel:
+        raise ConfigError(
+            f"--tensor-parallel {config.tensor_parallel} needs a GPU for each rank, and there are {count}: "
+            f"use at most {count}, or --device cpu"
+        )

@@ -1,0 +1,156 @@
+"""A model on several ranks computes what it computes on one: every architecture, odd numbers of heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from paged_language_model import run_all
+from rank_threads import engine_on_ranks
+from tiny_models import FAMILIES, save_tiny_model
+
+from radixkv.errors import ConfigError
+from radixkv.model.parallel.commands import decode_batch, encode_batch
+from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
+from radixkv.model.parallel.share import Share
+from radixkv.request import SamplingParams
+from radixkv.scheduling.batch import Batch
+
+PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
+#: One family of each architecture, with a window where there is one.
+SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT_MODEL_TYPES}
+#: Nine query heads that share three KV heads: they can't be halved.
+ODD = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144}
+
+
+def odd_model(folder: Path, family: str) -> Path:
+    shape: dict[str, Any] = dict(ODD)
+    kind, extra = FAMILIES[family]
+    if extra.get("num_key_value_heads") == 4 or kind == "phi":  # as many as query heads
+        shape = {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 80}
+    return save_tiny_model(folder, family, **shape)
+
+
+def prompt_logprobs(engine: Any) -> np.ndarray[Any, Any]:
+    """Log probabilities of the prompt's tokens."""
+    engine.add_request(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0), request_id="one")
+    (output,) = run_all(engine).values()
+    assert output.error is None, output
+    return np.array([token.chosen.logprob for token in output.prompt_logprobs[1:]])
+
+
+@pytest.mark.parametrize("family", SPLIT.values())
+def test_every_architecture(family: str, tmp_path: Path) -> None:
+    model = odd_model(tmp_path, family)
+    alone = engine_on_ranks(model, 1)
+    together = engine_on_ranks(model, 2)
+    try:
+        difference = np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max()
+        assert difference < 1e-4
+    finally:
+        together.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"deterministic": True},
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"attention_backend": "torch"},
+    ],
+    ids=str,
+)
+def test_what_stores_and_computes(options: dict[str, Any], tmp_path: Path) -> None:
+    model = odd_model(tmp_path, "llama")
+    alone = engine_on_ranks(model, 1, **options)
+    together = engine_on_ranks(model, 3, **options)
+    try:
+        difference = np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max()
+        # int8 weights have scales of each rank's own activations, bfloat16 sums of its own.
+        exact = not {"quantization", "dtype"} & set(options)
+        assert difference < (0.01 if exact else 0.5)
+    finally:
+        together.close()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_deterministic_logits_do_not_depend_on_the_cache(num_ranks: int, tmp_path: Path) -> None:
+    engine = engine_on_ranks(odd_model(tmp_path, "llama"), num_ranks, deterministic=True)
+    params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)
+    try:
+        found = []
+        for prompt in (PROMPT, PROMPT, PROMPT[:20], PROMPT):
+            name = engine.add_request(prompt, params)
+            engine.add_request(PROMPT[7:], params)
+            first = run_all(engine)[name].outputs[0]
+            if prompt is PROMPT:
+                found.append([token.chosen.logprob for token in first.logprobs])
+        assert found[0] == found[1] == found[2]
+    finally:
+        engine.close()
+
+
+def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"olmo2, which --tensor-parallel can't split; .*llama"):
+        engine_on_ranks(save_tiny_model(tmp_path / "a", "olmo2"), 2)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel 3 is more than the 2 KV heads .* at most 2"):
+        engine_on_ranks(save_tiny_model(tmp_path / "b", "llama"), 3)
+
+
+@given(st.integers(1, 8), st.integers(0, 5000))
+def test_shares_are_parts_of_the_whole(size: int, count: int) -> None:
+    for parts in (
+        [Share(rank, size).heads(count) for rank in range(size)],
+        [Share(rank, size).columns(count) for rank in range(size)],
+    ):
+        assert [item for part in parts for item in part] == list(range(count))
+        if count >= size:
+            assert all(parts)
+        assert len(parts[0]) == max(map(len, parts))
+
+
+@given(st.data())
+def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
+    numbers = st.integers(-1, 2**40)
+    lengths = data.draw(st.lists(st.integers(1, 5), max_size=5))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    num_tokens, count = int(starts[-1]), len(lengths)
+    slots = data.draw(st.lists(numbers, max_size=9))
+    copy = st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(1, 8))
+
+    def ints(size: int) -> np.ndarray[Any, Any]:
+        return np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), np.int64)
+
+    batch = Batch(
+        entries=[],
+        token_ids=ints(num_tokens),
+        positions=ints(num_tokens),
+        query_starts=starts,
+        context_lengths=np.arange(count, dtype=np.int32),
+        block_tables=[np.arange(length, dtype=np.int32) for length in lengths],
+        write_slots=np.array(slots, np.int64),
+        write_rows=ints(len(slots)) if data.draw(st.booleans()) else None,
+        logit_rows=ints(count),
+        copy_groups=data.draw(st.lists(st.lists(copy, min_size=1, max_size=3), max_size=3)),
+        fed_tokens=torch.zeros(num_tokens) if data.draw(st.booleans()) else None,
+    )
+    found, is_fed = decode_batch(encode_batch(batch)[1:])
+    assert is_fed == (batch.fed_tokens is not None)
+    assert found.copy_groups == batch.copy_groups
+    assert (found.write_rows is None) == (batch.write_rows is None)
+    for name in ("token_ids", "positions", "query_starts", "context_lengths", "write_slots", "logit_rows"):
+        sent, arrived = getattr(batch, name), getattr(found, name)
+        assert arrived.dtype == sent.dtype
+        assert np.array_equal(arrived, sent)
+    assert len(found.block_tables) == count
+    for sent, arrived in zip(batch.block_tables, found.block_tables, strict=True):
+        assert arrived.dtype == np.int32
+        assert np.array_equal(arrived, sent)
