@@ -52,7 +52,6 @@ class EventPublisher:
     """One replica's stream. Its sockets are open when it is made; `attach` gives it the cache.
 
     Args:
-        clock: seconds since 1970, which batches are stamped with.
 
     Attributes:
         incarnation: tells this stream from every other one.
@@ -70,7 +69,6 @@ class EventPublisher:
         heartbeat_s: float = HEARTBEAT_S,
         max_waiting_blocks: int = MAX_WAITING_BLOCKS,
         log: ReplayLog | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.incarnation = secrets.token_hex(8)
         self._topic = topic_of(spec.topic, self.incarnation)
@@ -78,7 +76,6 @@ class EventPublisher:
         self._tokens = spec.tokens
         self._heartbeat_s = heartbeat_s
         self._max_waiting = max_waiting_blocks
-        self._clock = clock
         self._waiting: deque[BlockChanges] = deque()
         self._num_received = self._num_taken = 0  # blocks; each is counted by one thread
         self._num_dropped = self._num_published = self._num_replays = 0
@@ -224,7 +221,7 @@ class EventPublisher:
         return has_sent
 
     def _send(self, events: list[Event]) -> None:
-        payload = encode_batch(self._clock(), events)
+        payload = encode_batch(time.time(), events)
         sequence = self._log.append(payload)
         self._stream.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
 
@@ -247,7 +244,7 @@ class EventPublisher:
         if self._log.first_sequence <= start <= last + 1:
             yield from self._log.since(start)
         elif last >= 0:
-            yield last, encode_batch(self._clock(), self._blocks.snapshot())
+            yield last, encode_batch(time.time(), self._blocks.snapshot())
 
 
 def _bind(socket: zmq.Socket[Any], endpoint: str, spec: EventsSpec) -> str:

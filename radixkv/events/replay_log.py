@@ -13,10 +13,9 @@ MAX_BYTES = 32 * 1024**2
 class ReplayLog:
     """Batches by their sequence numbers, without a gap, up to a number and a size."""
 
-    def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_batches: int = MAX_BATCHES) -> None:
         self._batches: deque[bytes] = deque()
         self._max_batches = max_batches
-        self._max_bytes = max_bytes
         self._num_bytes = 0
         self.next_sequence = 0
 
@@ -29,7 +28,7 @@ class ReplayLog:
         """Add a batch; returns its sequence number. Amortised O(1)."""
         self._batches.append(payload)
         self._num_bytes += len(payload)
-        while len(self._batches) > self._max_batches or self._num_bytes > self._max_bytes:
+        while len(self._batches) > self._max_batches or self._num_bytes > MAX_BYTES:
             self._num_bytes -= len(self._batches.popleft())
         self.next_sequence += 1
         return self.next_sequence - 1

@@ -19,6 +19,7 @@ FAMILY_TOKENS = 4
 EXAMPLE_TOKENS = 16
 COMPARED_TOKENS = 4096
 _CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an acquire
+WINDOW = 10_000  # divergences after which older ones begin to be forgotten
 _EXACT = 512  # divergences of a window that are all looked at; of later ones every eighth, counted as eight
 _STRIDE = 8
 
@@ -80,13 +81,12 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, owner: Namespace
 
 
 class Advisor:
-    """Aggregates the divergences of about the last `window` to `2 * window` of them.
+    """Aggregates the divergences of about the last `WINDOW` to `2 * WINDOW` of them.
 
     Counts are exact up to some hundred divergences and estimates beyond.
     """
 
-    def __init__(self, block_size: int, window: int = 10_000) -> None:
-        self.window = window  # divergences after which older ones begin to be forgotten
+    def __init__(self, block_size: int) -> None:
         self._size = block_size  # tokens per block
         self._now: dict[_Place, _Tally] = {}
         self._before: dict[_Place, _Tally] = {}
@@ -103,7 +103,7 @@ class Advisor:
         key = owner.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
         if tally is None:
-            if self._seen > self.window:
+            if self._seen > WINDOW:
                 self._before, self._now, self._seen = self._now, {}, 0
             tally = self._now[key] = _Tally(found)
         weight = 1

@@ -50,9 +50,9 @@ class PromptParts:
         return cls(tuple(map(_message, messages)), shown, model)
 
     @classmethod
-    def of_text(cls, text: str, model: str = "") -> PromptParts:
+    def of_text(cls, text: str) -> PromptParts:
         """A prompt of which only the text is known."""
-        return cls((MessageParts("", text),), (), model)
+        return cls((MessageParts("", text),), ())
 
     @property
     def is_text(self) -> bool:

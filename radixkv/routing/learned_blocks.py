@@ -8,19 +8,14 @@ from radixkv.routing.prompt_blocks import PromptBlocks
 from radixkv.routing.replica import Replica
 
 #: Blocks of which a replica is believed to hold the latest, where nothing is known of its size.
-MAX_BLOCKS = 1 << 16
+MAX_BLOCKS = 1 << 16  # a replica is believed to hold no more
 
 
 class LearnedBlocks:
-    """A guess at one replica's blocks: the latest that were used there.
+    """A guess at one replica's blocks: the latest that were used there."""
 
-    Args:
-        max_blocks: the replica is believed to hold no more.
-    """
-
-    def __init__(self, replica: Replica, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._max_blocks = max_blocks
         self._keys: OrderedDict[int, None] = OrderedDict()  # the latest used last; of a prompt its beginning
 
     def reported(self, prompt: PromptBlocks, expected_tokens: int, share: float) -> None:
@@ -41,7 +36,7 @@ class LearnedBlocks:
             self._keys[key] = None
             self._keys.move_to_end(key)
         self._replica.stored(keys)
-        evicted = [self._keys.popitem(last=False)[0] for _ in range(len(self._keys) - self._max_blocks)]
+        evicted = [self._keys.popitem(last=False)[0] for _ in range(len(self._keys) - MAX_BLOCKS)]
         self._replica.removed(evicted)
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ from radixkv.tools.cluster.simulation import ClusterConfig, ClusterRun, ClusterS
 from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.trace import Trace
 
+GOOD_SHARE = 0.9  # of the requests keep the limit, where a load is carried
 _LOAD_PRECISION = 1.02  # between a load that is carried and one that is not
 _MAX_RUNS = 24
 
@@ -123,10 +124,8 @@ def pooled_hit_rate(trace: Trace, config: ClusterConfig) -> float:
     return replay(trace, config.replica.eviction, blocks).token_hit_rate
 
 
-def find_load(
-    simulate: Callable[[float], ClusterFigures], start: float, share: float = 0.9
-) -> ClusterFigures | None:
-    """The figures at the highest speed at which this share of the requests keeps the limit.
+def find_load(simulate: Callable[[float], ClusterFigures], start: float) -> ClusterFigures | None:
+    """The figures at the highest speed at which `GOOD_SHARE` of the requests keep the limit.
 
     The speed is doubled or halved until it is enclosed, then bisected on a logarithmic scale. None: it is too
     fast however slowly requests come.
@@ -139,7 +138,7 @@ def find_load(
     low, high, speed = 0.0, math.inf, start
     for _ in range(_MAX_RUNS):
         figures = simulate(speed)
-        if figures.within_limit >= share:
+        if figures.within_limit >= GOOD_SHARE:
             low, good = speed, figures
         else:
             high = speed

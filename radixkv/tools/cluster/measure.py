@@ -15,6 +15,7 @@ from radixkv.tools.cluster.step_cost import FloatArray, work_of
 from radixkv.tools.replay.token_prompts import token_prompts
 from radixkv.tools.replay.trace import Trace
 
+_ROUNDS = 3
 _FIRST_TOKEN = 5  # ids below may mean something to the model
 
 
@@ -50,7 +51,7 @@ class _StepRecorder:
 
 
 def measure_steps(
-    engine: Engine, rounds: int = 3, on_part: Callable[[], None] = lambda: None
+    engine: Engine, on_part: Callable[[], None] = lambda: None
 ) -> tuple[list[FloatArray], list[float]]:
     """The work of steps, and their median seconds over the rounds.
 
@@ -62,7 +63,7 @@ def measure_steps(
     """
     works: list[FloatArray] = []
     times: list[list[float]] = []
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         recorder = _StepRecorder(engine)
         try:
             for part in _parts(engine):
@@ -78,9 +79,9 @@ def measure_steps(
     return works, np.median(np.array(times), axis=0).tolist()
 
 
-def num_parts(engine: Engine, rounds: int = 3) -> int:
+def num_parts(engine: Engine) -> int:
     """How often `measure_steps` says that a part is done."""
-    return rounds * len(list(_parts(engine)))
+    return _ROUNDS * len(list(_parts(engine)))
 
 
 def _parts(engine: Engine) -> Iterator[list[tuple[npt.NDArray[np.int32], int]]]:

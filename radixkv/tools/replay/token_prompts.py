@@ -42,9 +42,9 @@ def scaled(
     )
 
 
-def token_prompts(trace: Trace, vocabulary: range, seed: int = 0) -> list[npt.NDArray[np.int32]]:
+def token_prompts(trace: Trace, vocabulary: range) -> list[npt.NDArray[np.int32]]:
     """The prompts of a trace: random tokens, equal where its blocks are. O(tokens)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     low, high = vocabulary.start, vocabulary.stop
     blocks = rng.integers(low, high, (trace.num_unique, trace.block_size), dtype=np.int32)
     out = []

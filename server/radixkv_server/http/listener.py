@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -146,7 +146,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     @contextlib.contextmanager
-    def handled_signals(self, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+    def handled_signals(self) -> Iterator[None]:
         """Turn signals into a graceful end; a second one of any kind ends at once.
 
         uvicorn raises a captured signal again when it has finished, so that a supervisor would see a
@@ -155,7 +155,9 @@ class HttpServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in signals}
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
