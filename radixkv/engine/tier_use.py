@@ -167,11 +167,24 @@ class TierUse:
         transfers.close()
 
     def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
-        """What was used last comes first: time may run out."""
+        """What was used last comes first: time may run out. Then they learn that it goes last."""
         saves = transfers.saves
         saves.saves_all = True
         end = self._clock() + SAVE_AT_END_S
-        for token_ids, namespace in saves.cached_texts(MAX_SAVED_AT_END):
+        texts = saves.cached_texts(MAX_SAVED_AT_END)
+        self._save_texts(texts, transfers, tier, end)
+        for token_ids, namespace in reversed(texts):
+            saves.touch(token_ids, namespace)
+
+    def _save_texts(
+        self,
+        texts: Sequence[tuple[TokenIds, NamespaceName]],
+        transfers: Transfers,
+        tier: TierStack,
+        end: float,
+    ) -> None:
+        saves = transfers.saves
+        for token_ids, namespace in texts:
             saves.offer(token_ids, namespace)
             saves.start()
             while len(saves) and (left := end - self._clock()) > 0:

@@ -77,8 +77,7 @@ class HostTier:
                 if kept is None:
                     break
                 found.append(kept)
-            for identity in reversed(run.identities[: len(found)]):
-                self._kept.move_to_end(identity)
+        self.touch(run.part(0, len(found)))
         pieces: list[TierBlocks] = []
         first = 0
         for place in range(1, len(found) + 1):
@@ -106,6 +105,13 @@ class HostTier:
         missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
         self._coming.update(run.identities[i] for i in missing)
         self._copier.submit(self._copy, run, data, missing)
+
+    def touch(self, run: BlockRun) -> None:
+        """See `radixkv.tiers.tier.Tier`. O(blocks)."""
+        with self._lock:
+            for identity in reversed(run.identities):
+                if identity in self._kept:
+                    self._kept.move_to_end(identity)
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`."""

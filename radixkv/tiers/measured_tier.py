@@ -284,9 +284,21 @@ class MeasuredTier:
         selection: Selection | None = getattr(self.tier, "selection", None)
         if selection is not None and not everything:
             run = run.part(0, len(selection.used(run)))
+        if not everything:
+            self.touch(run)
         wanted = self.tier.wants(run) if len(run) else range(0)
         self.counts.offered_blocks += len(wanted)
         return wanted
+
+    def touch(self, run: BlockRun) -> None:
+        """A request has used these blocks.
+
+        Raises:
+            Exception: whatever the tier raises.
+        """
+        touch = getattr(self.tier, "touch", None)
+        if touch is not None and len(run):
+            touch(run)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Give it blocks.

@@ -115,6 +115,15 @@ class Saves:
         """What is cached and could be offered, the latest used first."""
         return list(self._cache.block_leases.cached_texts(limit))
 
+    def touch(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
+        """What is cached of a text counts as used after all that was used before, in tiers, too."""
+        for run in self._cache.block_leases.cached_runs(token_ids, namespace):
+            for tier in self._tiers:
+                try:
+                    tier.touch(run)
+                except Exception as error:
+                    self._log.failed("save", error, tier)
+
     # ------------------------------------------------------------------ starting
 
     def start(self) -> None:

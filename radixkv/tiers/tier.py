@@ -60,9 +60,10 @@ class Tier(Protocol):
     """A memory below the pool.
 
     It may have, and what is not there is not missed: a `name` that people call it by; `selection`, what it is
-    offered of that which ends (else all); `is_up`, whether it can be reached; `answer_s`, how long it takes
-    from a RETRY to its answer; `failures`, how often which call failed without raising here;
-    `dropped_blocks`, how many it lacked and had no room for, so that it did not say that it wants them.
+    offered of that which ends (else all); `touch(run)`, which is told of blocks that were used, from wherever
+    they came, so that they go last; `is_up`, whether it can be reached; `answer_s`, how long it takes from a
+    RETRY to its answer; `failures`, how often which call failed without raising here; `dropped_blocks`, how
+    many it lacked and had no room for, so that it did not say that it wants them.
     """
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:

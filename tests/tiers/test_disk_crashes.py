@@ -59,6 +59,8 @@ class History:
                     self.tried.add(number)
                     self.acknowledged.discard(number)
                     store.append(name_of(number), *contents_of(number))
+            elif chance < 0.6:
+                store.use([name_of(n).key for n in range(number, number + 9)])
             elif chance < 0.85:
                 there = sorted(n for n in self.tried if name_of(n).key in store)
                 if there:

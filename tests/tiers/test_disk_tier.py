@@ -8,6 +8,7 @@ import random
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,14 +137,78 @@ def test_the_order_of_use_survives_a_restart(tmp_path, survivors):
         assert loaded(tier, run_of(text, 5)) == 5
     tier.close()
     tier = DiskTier(tmp_path, max_bytes, KIND)  # only the folder knows
-    for text in range(20, 50):
+    order = [*(text for text in texts if text not in survivors), *survivors]
+    counts = set()
+    for text in range(20, 60):
         tier.save(run_of(text, 5), data_of(run_of(text, 5)))
         tier.flush(60)
         there = {text for text in texts if tier.lookup(run_of(text, 5))[1]}
-        if there <= set(survivors):
-            break
-    assert there == set(survivors)
+        assert there == set(order[len(order) - len(there) :])
+        counts.add(len(there))
+    assert len(counts) > 4
     tier.close()
+
+
+def texts_in(folder: Path, max_bytes: int, texts: range) -> list[int]:
+    """Those whose beginning is there."""
+    tier = DiskTier(folder, max_bytes, KIND)
+    there = [text for text in texts if tier.lookup(run_of(text, 5))[1]]
+    tier.close()
+    return there
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_used_longest_ago_goes_first(tmp_path, seed):
+    """Wherever it was used: in the pool, or loaded. Also if only a smaller cap takes effect at the start."""
+    rng = random.Random(seed)
+    texts = range(20)
+    saved(tmp_path, *(run_of(text, 5) for text in texts))
+    order = list(texts)
+    tier = DiskTier(tmp_path, CAP, KIND)
+    for text in rng.choices(texts, k=15):
+        if rng.random() < 0.5:
+            tier.touch(run_of(text, 5))
+        else:
+            loaded(tier, run_of(text, 5))
+        order.remove(text)
+        order.append(text)
+    tier.close()
+    cap = 65 * 800
+    there = texts_in(tmp_path, cap, texts)
+    assert len(there) > 5
+    assert sorted(there) == sorted(order[-len(there) :])
+
+
+def test_of_one_text_the_end_goes_first(tmp_path):
+    cap = 65 * 800
+    saved(tmp_path, run_of(1, 60), max_bytes=cap)
+    saved(tmp_path, run_of(2, 40), max_bytes=cap)
+    tier = DiskTier(tmp_path, cap, KIND)
+    assert 20 < tier.lookup(run_of(1, 60))[1] < 45
+    assert tier.lookup(run_of(2, 40))[1] == 40
+    tier.close()
+
+
+def test_what_was_used_just_before_a_kill_is_known(tmp_path):
+    """The order of use is written down soon, also when nothing else is written."""
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests/tiers'];"
+        "from test_disk_tier import CAP, KIND, DiskTier, run_of;"
+        f"tier = DiskTier(Path({str(tmp_path)!r}), CAP, KIND); print('open', flush=True);"
+        "tier.touch(run_of(int(sys.stdin.readline()), 5)); sys.stdin.read()"
+    )
+    saved(tmp_path, *(run_of(text, 5) for text in range(20)))
+    uses = tmp_path / "00000001.used"
+    before, pipe = uses.read_bytes(), subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout.readline() == b"open\n"
+        process.stdin.write(b"3\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while uses.read_bytes() == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+    assert 3 in texts_in(tmp_path, 65 * 800, range(20))
 
 
 def test_a_smaller_cap_takes_hold_at_the_start(tmp_path):
@@ -232,7 +297,7 @@ def test_a_disk_that_fails_turns_the_tier_off(tmp_path, caplog, call, error, aft
 
 def test_a_disk_that_can_not_be_read_turns_the_tier_off(tmp_path):
     saved(tmp_path, run_of(1, 5))
-    tier = DiskTier(tmp_path, CAP, KIND, system=Failing("preadv", errno.EIO, 2))
+    tier = DiskTier(tmp_path, CAP, KIND, system=Failing("preadv", errno.EIO, 3))
     assert tier.load(run_of(1, 5)).result(60)[0].run.end == 16
     assert tier.failure is not None
     assert tier.lookup(run_of(1, 5)) == (TierState.MISS, 0)

@@ -51,11 +51,12 @@ _MIN_RECORDS = 64  # that the cap must have room for
 
 
 class _Save(NamedTuple):
-    """Blocks that are to be written: their names, and the tokens and data of each."""
+    """Blocks that are to be written: their names, the tokens and data of each, and when they were used."""
 
-    names: Sequence[BlockName]
-    tokens: Sequence[bytes]
-    data: Sequence[Bytes]
+    names: Sequence[BlockName] = ()
+    tokens: Sequence[bytes] = ()
+    data: Sequence[Bytes] = ()
+    uses: Sequence[int] = ()
 
 
 class DiskTier:
@@ -187,10 +188,19 @@ class DiskTier:
         missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
         if missing:
             tokens = [_tokens_of(run, place) for place, _ in missing]
-            save = _Save([name for _, name in missing], tokens, [data[place] for place, _ in missing])
+            names, rows = [name for _, name in missing], [data[place] for place, _ in missing]
+            save = _Save(names, tokens, rows, self._store.next_uses(len(missing)))
             self._coming.update(name.key for name in save.names)
             self._count_queued(len(missing))
             self._queue.put(save)
+
+    def touch(self, run: BlockRun) -> None:
+        """See `radixkv.tiers.tier.Tier`; soon written down, so that it survives. O(tokens)."""
+        self._use([name.key for name in self._names.of(run)])
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        if self._store.use(keys):
+            self._queue.put(_Save())
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: kept is what is written."""
@@ -222,11 +232,14 @@ class DiskTier:
         blocks: list[Bytes] = []
         damaged = self._store.counts.damaged  # only this thread finds more while it reads
         try:
+            keys = []
             for place, name in enumerate(self._names.of(run)):
                 block = None if self._failure is not None else self._store.read(name, _tokens_of(run, place))
                 if block is None:
                     break
                 blocks.append(block)
+                keys.append(name.key)
+            self._use(keys)
         except OSError as error:
             self._turn_off("load", error)
         except BaseException as error:
@@ -263,16 +276,15 @@ class DiskTier:
                 continue
             if save is None:
                 return
-            for name, tokens, block in zip(*save, strict=True):
+            sync_at = sync_at or time.monotonic() + _SYNC_S
+            for name, tokens, block, use in zip(*save, strict=True):
                 if name.key not in self._store:
-                    self._store.append(name, tokens, block)
+                    self._store.append(name, tokens, block, use)
                 self._coming.discard(name.key)
                 self._count_queued(-1)
-                if sync_at is None:
-                    sync_at = time.monotonic() + _SYNC_S
-                elif time.monotonic() >= sync_at:
+                if time.monotonic() >= sync_at:
                     self._store.sync()
-                    sync_at = None
+                    sync_at = time.monotonic() + _SYNC_S
 
     def _turn_off(self, what: str, error: BaseException) -> None:
         self.failures[what] += 1

@@ -3,7 +3,7 @@
 lock            held by the process that writes; its number is in it
 00000007.seg    records, one after the other; never changed once they are written
 00000007.txt    the model that they are of: its name, and its fingerprint; for people
-00000007.used   a byte for each of its records: whether it was read since it was written; a hint
+00000007.used   eight bytes for each of its records: a number, the higher the later it was used last; a hint
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.tiers.disk.folder import ABOUT, SEGMENT, USED, file_name, files_in
+from radixkv.tiers.disk.folder import ABOUT, SEGMENT, file_name, files_in
 from radixkv.tiers.disk.segments import read_bytes, scan
 from radixkv.tiers.record import RecordError, verify_record
 
@@ -22,7 +22,6 @@ class SegmentReport:
         num_bytes: its size.
         modified: when it was written last, seconds since 1970.
         num_records, num_tokens: whole records, and the tokens of their blocks.
-        num_used: of the records, those that were read since they were written.
         damaged: offsets of records whose contents are not what was written; empty where they were not read.
         lost_bytes: at the end, after the last whole record.
         is_foreign: another version of the format wrote it: nothing is known of its records.
@@ -34,7 +33,6 @@ class SegmentReport:
     modified: float
     num_records: int
     num_tokens: int
-    num_used: int
     damaged: list[int]
     lost_bytes: int
     is_foreign: bool
@@ -82,10 +80,6 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
     except RecordError as error:
         is_foreign = error.reason == "version" and not num_records
     try:
-        used = bytes(read_bytes(file_name(folder, number, USED), 0, num_records))
-    except FileNotFoundError:
-        used = b""
-    try:
         about = Path(file_name(folder, number, ABOUT)).read_text("utf-8", "replace")
     except FileNotFoundError:
         about = ""
@@ -96,7 +90,6 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
         modified=status.st_mtime,
         num_records=num_records,
         num_tokens=num_tokens,
-        num_used=used.count(1),
         damaged=damaged,
         lost_bytes=0 if is_foreign else max(0, status.st_size - end),
         is_foreign=is_foreign,

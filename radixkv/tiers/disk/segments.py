@@ -4,21 +4,21 @@
     [ 00000004 ][ 00000005 ][ 00000006 ... ]
       the oldest              the one that grows; after a restart always a new one
 
-What is not whole at the end of a file was never acknowledged. At the cap the oldest segment goes, and those
-of its records that were read since they were written are copied forward first (a second chance): on traces of
-chats whose texts are three to twenty times the cap, that came to 80 to 98 % of the hits of an exact
-least-recently-used order by record, where whole segments in the order of their last use came to 80 to 87 %
-and in the order of writing to 35 to 82 %. It costs up to twice the writing.
+What is not whole at the end of a file was never acknowledged. Each record has a number that says when it was
+used last, which is written down beside its segment and survives. At the cap that segment goes which has least
+of what was used lately (31 parts in 32 of the cap), and this is copied forward first; where texts go as they
+came, that is nothing. What was used before all that goes is forgotten, wherever it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,13 @@ from radixkv.tiers.record import (
 )
 from radixkv.tiers.tier import Bytes
 
-# The part of a segment that may be copied forward, of the first one that goes for a record, the second, ...:
-# at last one makes room, though all are used all the time.
-_KEPT_SHARES = (1.0, 0.5, 0.0)
+# The part of the cap with what was used longest ago, of which nothing is copied forward.
+_SLACK = 1 / 32
+# Bytes that are copied forward at the start, where the cap was lowered.
+_MAX_COPIED_AT_START = 1 << 30
+_USE_BYTES = array("Q").itemsize
+# In place of the number of a use: the record is forgotten. A higher number is damage.
+_GONE = 1 << 60
 
 
 @dataclass(slots=True)
@@ -68,8 +72,8 @@ class Segment:
         about_bytes: of what is written beside it, for people.
         is_foreign: another version of the format wrote it: it stays, unread, until its room is needed.
         keys: of its records, in order.
-        used: a byte for each: whether it was read since it was written.
-        used_changed: since that was written down.
+        uses: of each the number of its last use, a later one being higher.
+        uses_changed: since they were written down.
     """
 
     number: int
@@ -77,13 +81,13 @@ class Segment:
     about_bytes: int = 0
     is_foreign: bool = False
     keys: list[bytes] = field(default_factory=list)
-    used: bytearray = field(default_factory=bytearray)
-    used_changed: bool = False
+    uses: array[int] = field(default_factory=lambda: array("Q"))
+    uses_changed: bool = False
 
     @property
     def disk_bytes(self) -> int:
         """What it takes up, its uses included."""
-        return self.num_bytes + self.about_bytes + len(self.used)
+        return self.num_bytes + self.about_bytes + len(self.uses) * _USE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ class SegmentStore:
         self._file: int | None = None  # the segment that grows
         self._is_dirty = self._is_new = False  # what the next sync has to do
         self._next_number = 1
+        self._last_use = 0
         self._folder_file = system.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._open_all()
 
@@ -202,35 +207,44 @@ class SegmentStore:
             elif self._segments and self._segments[-1].number == number:
                 continue
             self._system.unlink(file_name(self.folder, number, ending))
-        self._make_room(0)
+        self._make_room_at_start()
 
     def _scanned(self, number: int) -> Segment:
         segment, path = Segment(number), file_name(self.folder, number, SEGMENT)
         try:
             for offset, header in scan(path, self._system):
                 older = self._places.get(header.key)
-                self._note(segment, header.key, offset, header.record_bytes, older)
+                self._note(segment, header.key, offset, header.record_bytes, older=older)
         except RecordError as error:
             segment.is_foreign = error.reason == "version" and not segment.keys
             self.counts.damaged += not segment.is_foreign
         segment.num_bytes = self._system.stat(path).st_size
         with contextlib.suppress(FileNotFoundError):
             segment.about_bytes = self._system.stat(file_name(self.folder, number, ABOUT)).st_size
-        try:
-            used = bytes(read_bytes(file_name(self.folder, number, USED), 0, len(segment.keys), self._system))
-        except FileNotFoundError:
-            used = b""
-        for index, byte in enumerate(used):
-            segment.used[index] = byte == 1
+        uses = read_uses(self.folder, number, len(segment.keys), self._system)
+        for index, key in enumerate(segment.keys):
+            # What was written just before the process was killed was used last.
+            use = uses[index] if index < len(uses) and 0 < uses[index] <= _GONE else self._last_use + 1
+            segment.uses[index] = use
+            if use < _GONE:
+                self._last_use = max(self._last_use, use)
+            elif (place := self._places.get(key)) and (place.segment, place.index) == (segment, index):
+                self._forget(key, place)
         return segment
 
     def _note(
-        self, segment: Segment, key: bytes, offset: int, num_bytes: int, older: Place | None = None
+        self,
+        segment: Segment,
+        key: bytes,
+        offset: int,
+        num_bytes: int,
+        use: int = 0,
+        older: Place | None = None,
     ) -> None:
         with self._lock:
             self._places[key] = Place(segment, len(segment.keys), offset, num_bytes, older)
             segment.keys.append(key)
-            segment.used.append(0)
+            segment.uses.append(use)
 
     # ------------------------------------------------------------------ reading, on any thread
 
@@ -247,10 +261,24 @@ class SegmentStore:
                 self.counts.damaged += self._forget(name.key, place)
             else:
                 self.counts.read += 1
-                place.segment.used[place.index] = 1
-                place.segment.used_changed = True
                 return block
         return None
+
+    def use(self, keys: Sequence[bytes]) -> bool:
+        """Blocks that follow each other in a text are used: the first one goes last. Whether any is there."""
+        with self._lock:
+            there = [place for key in reversed(keys) if (place := self._places.get(key)) is not None]
+            for place in there:
+                self._last_use += 1
+                place.segment.uses[place.index] = self._last_use
+                place.segment.uses_changed = True
+        return bool(there)
+
+    def next_uses(self, count: int) -> range:
+        """Numbers for so many blocks that follow each other in a text and are to be appended."""
+        with self._lock:
+            self._last_use += count
+            return range(self._last_use, self._last_use - count, -1)
 
     def _forget(self, key: bytes, place: Place) -> bool:
         """A copy is no good, there may be an older one; False: it was forgotten already."""
@@ -265,11 +293,15 @@ class SegmentStore:
 
     # ------------------------------------------------------------------ writing, on one thread
 
-    def append(self, name: BlockName, tokens: Bytes, block: Bytes) -> None:
-        """Write a record; it can be read from now on, and is acknowledged by the next `sync`."""
+    def append(self, name: BlockName, tokens: Bytes, block: Bytes, use: int | None = None) -> None:
+        """Write a record; it can be read from now on, and is acknowledged by the next `sync`.
+
+        Args:
+            use: one of `next_uses`; None: it is used now.
+        """
         start, data = pack_record(name, tokens, block)
-        self._make_room(len(start) + data.nbytes + 1)
-        self._write(name.key, [start, data])
+        self._make_room(len(start) + data.nbytes + _USE_BYTES)
+        self._write(name.key, [start, data], self.next_uses(1)[0] if use is None else use)
         self.counts.written += 1
 
     def sync(self) -> None:
@@ -281,9 +313,11 @@ class SegmentStore:
             self._system.fsync(self._folder_file)
             self._is_new = False
         for segment in self._segments:
-            if segment.used_changed:
-                segment.used_changed = False
-                self._write_beside(segment, USED, bytes(segment.used))
+            if segment.uses_changed:
+                segment.uses_changed = False
+                with self._lock:
+                    uses = segment.uses.tobytes()
+                self._write_beside(segment, USED, uses)
 
     def close(self) -> None:
         """Sync, and let go of the files. May be called again."""
@@ -300,7 +334,7 @@ class SegmentStore:
         for file in files:
             self._system.close(file)
 
-    def _write(self, key: bytes, parts: list[Any]) -> None:
+    def _write(self, key: bytes, parts: list[Any], use: int) -> None:
         """At the end of the segment that grows, or of a new one."""
         size = sum(map(len, parts))
         if self._grows is None or self._grows.num_bytes + size > max(self.segment_bytes, size):
@@ -319,8 +353,9 @@ class SegmentStore:
                 count -= len(left.pop(0))
             if count:
                 left[0] = left[0][count:]
-        self._note(segment, key, offset, size)
-        self._num_bytes += 1
+        self._note(segment, key, offset, size, use)
+        segment.uses_changed = True
+        self._num_bytes += _USE_BYTES
 
     def _begin_segment(self) -> None:
         if self._file is not None:
@@ -351,43 +386,91 @@ class SegmentStore:
     # ------------------------------------------------------------------ room
 
     def _make_room(self, num_bytes: int) -> None:
-        """Let the oldest segments go; there is always room for what is copied forward out of one."""
-        shares = itertools.chain(_KEPT_SHARES, itertools.repeat(0.0))
-        while self._num_bytes and self._num_bytes + num_bytes + self.segment_bytes > self.max_bytes:
-            if self._segments[0] is self._grows:
-                self._begin_segment()
-            self._let_go(self._segments[0], next(shares))
+        """Let segments go; there is always room for what is copied forward out of one. O(records) then."""
+        while (excess := self._excess(num_bytes)) > 0:
+            goes = self._next_to_go(excess + int(_SLACK * self.max_bytes))
+            self._let_go(*goes, self.max_bytes - self._num_bytes)
 
-    def _let_go(self, segment: Segment, kept_share: float) -> None:
-        path = file_name(self.folder, segment.number, SEGMENT)
+    def _make_room_at_start(self) -> None:
+        """Where the cap was lowered."""
+        room = _MAX_COPIED_AT_START
+        while (excess := self._excess(0)) > 0:
+            room -= self._let_go(*self._next_to_go(excess), room)
+
+    def _excess(self, num_bytes: int) -> int:
+        """Bytes that are to go before so many more come."""
+        if not any(segment.num_bytes for segment in self._segments):
+            return 0
+        return self._num_bytes + num_bytes + self.segment_bytes - self.max_bytes
+
+    def _next_to_go(self, num_bytes: int) -> tuple[Segment, int]:
+        """The segment that has least to keep, of those the one used longest ago; the earliest use to keep.
+
+        Args:
+            num_bytes: so much of what was used longest ago is not to be kept.
+        """
+        segments = [segment for segment in self._segments if segment.num_bytes]
+        live = [self._live(segment) for segment in segments]
+        uses = np.array([use for records in live for use, _, _ in records], np.uint64)
+        sizes = np.array([place.num_bytes for records in live for _, _, place in records], np.int64)
+        order = np.argsort(uses)
+        last_gone = int(np.searchsorted(np.cumsum(sizes[order]), num_bytes))
+        # After a loss of power several may have one number: these go together.
+        oldest_kept = int(uses[order[last_gone]]) + 1 if last_gone < len(order) else _GONE
+
+        def to_keep(number: int) -> tuple[float, int]:
+            kept = sum(place.num_bytes for use, _, place in live[number] if use >= oldest_kept)
+            latest_use = max((use for use, _, _ in live[number]), default=0)
+            return kept / segments[number].num_bytes, latest_use
+
+        return segments[min(range(len(live)), key=to_keep)], oldest_kept
+
+    def _live(self, segment: Segment) -> list[tuple[int, bytes, Place]]:
+        """The records that are read from a segment: last use, key and place."""
         with self._lock:
-            live = [
-                (key, self._places[key])
+            return [
+                (segment.uses[place.index], key, place)
                 for key in segment.keys
-                if key in self._places and self._places[key].segment is segment
+                if (place := self._places.get(key)) is not None and place.segment is segment
             ]
-        room, kept = kept_share * min(segment.num_bytes, self.segment_bytes), 0
-        for key, place in live:
-            if segment.used[place.index] and place.num_bytes <= room:
-                room -= place.num_bytes
-                kept += self._copy_forward(path, key, place)
-        if kept:
+
+    def _let_go(self, segment: Segment, oldest_kept: int, room: int) -> int:
+        """Copy forward what was used since, as far as there is room for it; how many bytes that were."""
+        if segment is self._grows:
+            self._begin_segment()
+        path = file_name(self.folder, segment.number, SEGMENT)
+        live = self._live(segment)
+        num_kept = num_copied = 0
+        for use, key, place in sorted(live, key=itemgetter(0), reverse=True):
+            if use < oldest_kept or num_copied + place.num_bytes > room:
+                break
+            if self._copy_forward(path, key, place, use):
+                num_kept += 1
+                num_copied += place.num_bytes
+        if num_kept:
             self.sync()  # before the only other copy goes
-        with self._lock:
-            gone = [key for key, place in live if self._places.get(key) is place]
-            for key in gone:
-                del self._places[key]
+        gone = [(use, key, place) for use, key, place in live if self._places.get(key) is place]
+        latest_gone = max((use for use, _, _ in gone if use < oldest_kept), default=0)
         self._segments.remove(segment)
         self._num_bytes -= segment.disk_bytes
-        self.counts.kept += kept
+        for other in self._segments:  # else a text would outlive others that were used since
+            gone += [record for record in self._live(other) if record[0] < latest_gone]
+        with self._lock:
+            for _, key, place in gone:
+                if self._places.get(key) is place:
+                    del self._places[key]
+                    place.segment.uses[place.index] = _GONE
+                    place.segment.uses_changed = True
+        self.counts.kept += num_kept
         self.counts.evicted += len(gone)
         for ending in (SEGMENT, ABOUT, USED):
             try:
                 self._system.unlink(file_name(self.folder, segment.number, ending))
             except FileNotFoundError:
                 continue
+        return num_copied
 
-    def _copy_forward(self, path: str, key: bytes, place: Place) -> bool:
+    def _copy_forward(self, path: str, key: bytes, place: Place, use: int) -> bool:
         try:
             record = read_bytes(path, place.offset, place.num_bytes, self._system)
             verify_record(record)
@@ -396,5 +479,14 @@ class SegmentStore:
         except RecordError:
             self.counts.damaged += self._forget(key, place)
             return False
-        self._write(key, [record])
+        self._write(key, [record], use)
         return True
+
+
+def read_uses(folder: Path, number: int, count: int, system: Any = os) -> array[int]:
+    """When the first so many records of a segment were used last, as far as it was written down."""
+    uses = array("Q")
+    with contextlib.suppress(FileNotFoundError):
+        data = read_bytes(file_name(folder, number, USED), 0, count * _USE_BYTES, system)
+        uses.frombytes(data[: len(data) // _USE_BYTES * _USE_BYTES])
+    return uses

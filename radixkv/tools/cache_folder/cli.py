@@ -31,7 +31,7 @@ app = typer.Typer(
 
 @app.command("ls")
 def list_files(folder: FolderArgument, json_file: JsonOption = None) -> None:
-    """List the files, the oldest first: their blocks, tokens, bytes and model, and how many blocks were used.
+    """List the files, the oldest first: their blocks, tokens, bytes and model.
 
     The blocks' contents are not read. The folder may be in use.
     """
@@ -98,10 +98,10 @@ def _reports(folder: Path, *, verify: bool) -> list[SegmentReport]:
 
 
 def _print(folder: Path, reports: Sequence[SegmentReport], json_file: Path | None) -> None:
-    table = Table("file", "blocks", "tokens", "bytes", "used", "written", "model", "damage", box=None)
+    table = Table("file", "blocks", "tokens", "bytes", "written", "model", "damage", box=None)
     for report in reports:
         written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.modified))
-        figures = (report.num_records, report.num_tokens, report.num_bytes, report.num_used)
+        figures = (report.num_records, report.num_tokens, report.num_bytes)
         model = f"{report.model} {report.fingerprint[:8]}".strip()
         table.add_row(report.file, *(f"{figure:,}" for figure in figures), written, model, _damage(report))
     Console(width=160).print(table, highlight=False)
