@@ -77,7 +77,7 @@ class Sums:
 
 
 @dataclass(slots=True)
-class Break:
+class BreakTally:
     """All requests that miss for one reason at one place, and the one of them that lost most."""
 
     count: int = 0
@@ -105,7 +105,7 @@ class AuditReport:
         self._groups: dict[str, OrderedDict[str, Sums]] = {
             name: OrderedDict() for name in ("model", "key", "conversation")
         }
-        self._breaks: dict[tuple[str, str, str], Break] = {}
+        self._breaks: dict[tuple[str, str, str], BreakTally] = {}
         self._faults: dict[str, list[int]] = {}
         self._growth = _Growth()
         self._latest: list[Json] = []
@@ -170,7 +170,7 @@ class AuditReport:
         kind = seen.reason if breaker is None else breaker.kind
         what = _WITHOUT_BREAKER.get(kind, kind) if breaker is None else breaker.what
         place = "" if breaker is None else breaker.place
-        group = self._breaks.setdefault((kind, what, place), Break())
+        group = self._breaks.setdefault((kind, what, place), BreakTally())
         group.count += 1
         group.lost += seen.lost_tokens
         if prices is not None:

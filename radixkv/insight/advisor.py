@@ -15,7 +15,7 @@ from radixkv.cache.node import Namespace
 from radixkv.cache.tree_nodes import Walk, continuation
 from radixkv.insight.similarity import same_later
 
-FAMILY_TOKENS = 4
+GROUP_TOKENS = 4
 EXAMPLE_TOKENS = 16
 COMPARED_TOKENS = 4096
 _CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an acquire
@@ -100,7 +100,7 @@ class Advisor:
             self._to_skip -= 1
             return
         found = walk[1] + walk[2]
-        key = owner.key, data[: min(FAMILY_TOKENS, found) * TOKEN_BYTES], found // self._size
+        key = owner.key, data[: min(GROUP_TOKENS, found) * TOKEN_BYTES], found // self._size
         tally = self._now.get(key)
         if tally is None:
             if self._seen > WINDOW:

@@ -1,4 +1,4 @@
-"""TenantBook: who may come in, what each tenant is granted, and what it has used; read again on demand."""
+"""TenantRegistry: who may come in, what each tenant is granted and has used; read again on demand."""
 
 from __future__ import annotations
 

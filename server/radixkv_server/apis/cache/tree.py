@@ -58,7 +58,6 @@ class TreeJson:
                 self._tokens[node.parent] = self._tokens.get(node.parent, 0) + total
                 self._children[node.parent] = self._children.get(node.parent, 0) + 1
         self._nodes = [node for node in snapshot.nodes if caller.is_admin or node.id in own]
-        self._parents = {node.id: node.parent for node in self._nodes}
         ranked = sorted(
             (node.eviction_rank, node.id)
             for node in self._nodes
