@@ -113,6 +113,7 @@ class AuditReport:
         self._unpriced: set[str] = set()
         self._exact = [0, 0]  # requests whose reported tokens are what these rules find, and others
         self.failed = 0
+        self._counted_otherwise = 0  # requests of which the answer counts other tokens than a tokenizer
 
     def add(self, record: Record, seen: Observation) -> None:
         """One more request. A failed one is only counted."""
@@ -132,6 +133,8 @@ class AuditReport:
             self._pay(prices, record, seen)
         if seen.reported_tokens is not None:
             self._exact[seen.reported_tokens != seen.cached_tokens] += 1
+        if seen.reported_prompt and not seen.is_estimate:
+            self._counted_otherwise += seen.reported_prompt != seen.prompt_tokens
         fault = self._faults.setdefault(seen.fault, [0, 0])
         fault[0] += 1
         fault[1] += self._missed(seen)
@@ -207,6 +210,7 @@ class AuditReport:
             "summary": self.total.to_dict(),
             "failed_requests": self.failed,
             "as_reported": {"equal": self._exact[0], "other": self._exact[1]},
+            "counted_otherwise": self._counted_otherwise,
             "lost_tokens": lost,
             "lost_seconds": None if self._rate is None else lost / self._rate,
             "prefill_rate": self._rate,

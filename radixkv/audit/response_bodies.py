@@ -15,6 +15,7 @@ _MAX_TOKENS = 2**40  # of one request; more are no count
 
 def answers_blocks(answer: Json, dialect: Dialect, index: int) -> list[tuple[Block, ...]]:
     """What the assistant said, as blocks of the message `index`; each sample where there are several."""
+    dialect = _form_of(answer, dialect)
     if dialect == "messages":
         return [tuple(anthropic_content(answer.get("content") or [], "assistant", index))]
     if dialect == "responses":
@@ -28,8 +29,14 @@ def answers_blocks(answer: Json, dialect: Dialect, index: int) -> list[tuple[Blo
     return samples
 
 
+def _form_of(answer: Json, dialect: Dialect) -> Dialect:
+    """The API in whose form an answer is: LiteLLM logs many as chats, whatever was asked."""
+    return "chat" if dialect != "completions" and "choices" in answer else dialect
+
+
 def has_ended(answer: Json, dialect: Dialect) -> bool:
     """Whether the model ended its answer itself; else it was cut by a limit, a stop string, or its client."""
+    dialect = _form_of(answer, dialect)
     if dialect == "messages":
         return answer.get("stop_reason") in ("end_turn", "tool_use")
     if dialect == "responses":

@@ -216,7 +216,7 @@ class Rules:
             best_tokens=min(total, cached + lost) if reason == "broken" else cached,
             reported_tokens=record.usage.cached,
             reason=reason,
-            fault=self._fault(looked, reason, cached),
+            fault=self._fault(looked, reason, cached, lost),
             breaker=breaker,
             before=before,
             old=old,
@@ -336,10 +336,8 @@ class Rules:
             return "evicted", make_breaker("evicted"), missed, none
         return ("first" if earlier is None or not cached else "hit"), None, 0, none
 
-    def _fault(self, looked: Looked, reason: Reason, cached: int) -> Fault:
-        """What is to blame for tokens that were not found, by evidence."""
-        if reason == "broken":
-            return "prompt"
+    def _fault(self, looked: Looked, reason: Reason, cached: int, lost: int) -> Fault:
+        """What is to blame for most of the tokens that were not found, by evidence."""
         units, earlier = looked.units, looked.earlier
         told, prompt = looked.record.usage.cached, looked.record.usage.prompt
         slack = self.rule_set.block_tokens
@@ -347,13 +345,14 @@ class Rules:
             cached = cached * prompt // units.num_tokens
         if not units.is_exact or (prompt and prompt != units.num_tokens):
             slack = max(128, cached // 50)
-        if told is not None and told + slack < cached:
+        if told is not None and told + slack < cached and cached - told > lost:
             if looked.is_after_running:
                 return "client"  # what it shares was being computed for another request
             # These rules find it, and its time is known: the prompt was steady.
             is_timed = looked.record.time is not None and earlier is not None and earlier.time is not None
             return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
         by_reason: dict[str, Fault] = {
+            "broken": "prompt",
             "expired": "time",
             "evicted": "room",
             "no_breakpoint": "client",

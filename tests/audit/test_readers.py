@@ -406,3 +406,68 @@ def test_what_is_of_the_wrong_kind_is_named_and_stops_nothing(line: str, tmp_pat
     recording = Recording([tmp_path / "log.jsonl"])
     assert [record.place for record in recording] == ["log.jsonl:2"]
     assert recording.problems.named[0].startswith("log.jsonl:1: ")
+
+
+def litellm_lines(*payloads: dict[str, Any]) -> bytes:
+    usual = {"model": "m", "model_parameters": {}, "status": "success", "metadata": {}}
+    return b"".join(json.dumps({**usual, **payload}).encode() + b"\n" for payload in payloads)
+
+
+def test_litellm_logs_completions_as_chats_and_messages_answers_as_completions(tmp_path: Path) -> None:
+    data = litellm_lines(
+        {
+            "call_type": "atext_completion",
+            "messages": [{"role": "user", "content": "The ship sails."}],
+            "response": {"object": "text_completion", "choices": [{"text": " Home."}]},
+        },
+        {
+            "call_type": "anthropic_messages",
+            "messages": BODIES["messages"]["messages"],
+            "response": ANSWERS["chat"],
+        },
+    )
+    records, recording = read(tmp_path, data)
+    assert not recording.problems.named
+    assert [(r.dialect, r.answer[0].text) for r in records] == [
+        ("completions", " Home."),
+        ("messages", "At pier 3."),
+    ]
+    assert records[0].blocks[0].text == "The ship sails."
+    assert records[1].usage.cached == 16
+
+
+def test_litellms_ids_of_responses_lead_back_to_their_own(tmp_path: Path) -> None:
+    text = b"litellm:custom_llm_provider:openai;model_id:None;response_id:resp_1"
+    packed = "resp_" + base64.b64encode(text).decode()
+    call = {"call_type": "aresponses", "messages": [{"role": "user", "content": "Where is it?"}]}
+    for named, told in ((packed, "resp_1"), ("resp_1", packed), (packed, packed), ("abcd", "abcd")):
+        data = litellm_lines(
+            {**call, "response": {**ANSWERS["responses"], "id": told}},
+            {**call, "model_parameters": {"previous_response_id": named}, "response": ANSWERS["responses"]},
+        )
+        records, recording = read(tmp_path, data)
+        assert not recording.problems.named
+        assert [block.text for block in records[1].blocks] == ["Where is it?", "At pier 3.", "Where is it?"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_each_sample_of_an_answer_is_read(tmp_path: Path, streamed: bool) -> None:
+    texts = ("At pier 3.", "At pier 4.")
+    if streamed:
+        deltas = [{"index": n, "delta": {"content": part}} for n in (0, 1) for part in texts[n].split("3")]
+        events = [{"id": "c", "choices": [delta]} for delta in deltas]
+        answer: Any = sse(*events, {"id": "c", "choices": [{"index": 1, "finish_reason": "length"}]})
+        texts = ("At pier .", texts[1])
+    else:
+        answer = {"choices": [{"index": n, "message": {"content": text}} for n, text in enumerate(texts)]}
+    line = {"path": PATHS["chat"], "request": {**CHAT, "n": 2}, "response": answer}
+    records, _ = read(tmp_path, json.dumps(line).encode())
+    assert records[0].answer[0].text == texts[0]
+    assert [other[0].text for other in records[0].other_answers] == [texts[1]]
+
+
+def test_an_echoed_prompt_is_no_answer(tmp_path: Path) -> None:
+    answer = {"object": "text_completion", "choices": [{"text": "The ship sails. Home."}]}
+    line = {"request": {"prompt": "The ship sails.", "echo": True}, "response": answer}
+    records, _ = read(tmp_path, json.dumps(line).encode())
+    assert records[0].answer[0].text == " Home."

@@ -305,3 +305,26 @@ def test_what_was_begun_and_failed_leaves_nothing(name: str) -> None:
     assert again.observation.cached_tokens == 0
     rules.end(again, make_record(sent, time=1.0, seconds=0.1))
     assert cached(rules, sent, 2.0) > 0
+
+
+@pytest.mark.parametrize("sample", [0, 1, 2])
+def test_any_sample_can_be_gone_on_after(sample: int) -> None:
+    rules = Rules(rule_set("radixkv"), byte_coding())
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question(0)}]
+    said = [{"role": "assistant", "content": f"Sample {n}: {answer(n)}"} for n in range(3)]
+    choices = [{"index": n, "message": message} for n, message in enumerate(said)]
+    rules.observe(make_record({"model": "m", "messages": messages, "n": 3}, {"choices": choices}, time=0.0))
+    later = [*messages, said[sample], {"role": "user", "content": question(1)}]
+    seen = rules.observe(make_record({"model": "m", "messages": later}, time=1.0))
+    assert seen.reason == "hit"
+    assert len(SYSTEM + question(0) + answer(sample)) < seen.cached_tokens < seen.prompt_tokens
+
+
+def test_a_provider_that_reads_nothing_is_named_though_the_prompts_end_changed() -> None:
+    rules = by_bytes("radixkv")
+    rules.observe(make_record(blocks(40), told(0, 16500, 0), time=0.0, seconds=1.0))
+    changed = blocks(40)
+    changed["messages"][0]["content"][38]["text"] = "Today is 2026-11-21 10:00:30. Another text."
+    seen = rules.observe(make_record(changed, told(1, 16500, 0), time=5.0, seconds=1.0))
+    assert seen.cached_tokens > 15000
+    assert seen.fault == "provider"

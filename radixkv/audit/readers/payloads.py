@@ -103,10 +103,14 @@ def _litellm(value: Json, place: str, num_bytes: int) -> Record:
     elif path.endswith("/responses"):
         body["input"] = sent
     elif path.endswith("/v1/completions"):
-        body["prompt"] = sent
+        body["prompt"] = _only_content(sent)
     else:
         body["messages"] = sent
     answer = read_answer(value.get("response"))
+    if isinstance(answer, dict) and isinstance(answer.get("id"), str):
+        answer = {**answer, "id": _own_id(answer["id"])}
+    if isinstance(body.get("previous_response_id"), str):
+        body["previous_response_id"] = _own_id(body["previous_response_id"])
     usage = metadata.get("usage_object")
     if not isinstance(usage, dict) and isinstance(value.get("prompt_tokens"), int):
         usage = {"prompt_tokens": value["prompt_tokens"], "completion_tokens": value.get("completion_tokens")}
@@ -126,6 +130,22 @@ def _litellm(value: Json, place: str, num_bytes: int) -> Record:
         failed=value.get("status") == "failure",
         num_bytes=num_bytes,
     )
+
+
+def _only_content(sent: Any) -> Any:
+    """A completion's prompt, which LiteLLM logs as the only message of a chat."""
+    only = sent[0] if isinstance(sent, list) and len(sent) == 1 else None
+    return only.get("content") if isinstance(only, dict) else sent
+
+
+def _own_id(name: str) -> str:
+    """The id of an answer as its API gave it: LiteLLM packs it up with what it needs to route by it."""
+    try:
+        packed = base64.b64decode(name.removeprefix("resp_"), validate=True).decode()
+    except ValueError:
+        return name
+    _, found, own = packed.partition("response_id:")
+    return own.partition(";")[0] if found and packed.startswith("litellm:") else name
 
 
 def _har(entry: Json, place: str, num_bytes: int) -> Record:

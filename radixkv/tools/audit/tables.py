@@ -60,6 +60,10 @@ def _problems(console: Console, report: Json) -> None:
             console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
     for count, what in (
         (report["failed_requests"], "requests failed and are not counted"),
+        (
+            report["counted_otherwise"] if report["tokens_are"] == "exact" else 0,
+            "answers count other tokens than the prompts have: another model, or parts are not in the log",
+        ),
         (report["forgotten"], "prompts may have had more to find than --memory could hold"),
     ):
         if count:
