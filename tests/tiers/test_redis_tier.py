@@ -195,9 +195,9 @@ def test_a_redis_that_dies_is_left_alone_and_found_again(server, tier_of, caplog
     assert tier.lookup(run) == (TierState.MISS, 0)
     assert tier.wants(run_of(2, 3)) == range(0)
     assert [len(blocks) for _, blocks in tier.load(run).result(60)] == [0]
-    assert tier.failures["load"] == 1
+    assert dict(tier.failures).keys() <= {"look up", "answer"}
     server.start()
-    until(lambda: (tier.lookup(run), tier.is_up)[1])
+    until(lambda: tier.is_up)  # nobody asks it for anything
     assert state_of(tier, run) == (TierState.MISS, 0)
     assert len([record for record in caplog.records if "K/V tier redis failed" in record.message]) == 1
 

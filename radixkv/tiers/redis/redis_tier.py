@@ -7,7 +7,7 @@
 
 Redis evicts what was touched longest ago: of a text, its end. All calls have a time-out and threads of their
 own. One that fails takes the tier down: it has nothing and wants nothing, and nobody waits for it, until a
-PING gets through; that is tried after half a second, then after twice as long, up to half a minute.
+PING gets through; a thread tries that after half a second, then after twice as long, up to half a minute.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class RedisTier:
         selection: what is saved; None: see `Selection`.
 
     Attributes:
+        is_up: whether the last call got through.
         failures: what it was asked for -> how often Redis failed to do it.
 
     Raises:
@@ -116,8 +117,8 @@ class RedisTier:
         self._answers: OrderedDict[tuple[bytes, bytes], tuple[float, int] | None] = OrderedDict()
         self._known: OrderedDict[bytes, float] = OrderedDict()  # keys that are there -> when last touched
         self._answer_speed = Speed()
-        self._down_until: float | None = None  # None: it is up
-        self._pause_s = _PAUSE_S
+        self.is_up = True
+        self._is_closed = threading.Event()
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
         self._queued_bytes = 0
@@ -130,11 +131,6 @@ class RedisTier:
     # ------------------------------------------------------------------ on the engine's thread
 
     @property
-    def is_up(self) -> bool:
-        """Whether its last call got through."""
-        return self._down_until is None
-
-    @property
     def answer_s(self) -> float:
         """Seconds from a lookup to its answer, as measured."""
         return self._answer_speed.seconds(1)
@@ -142,12 +138,7 @@ class RedisTier:
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """See `radixkv.tiers.tier.Tier`."""
         now = time.monotonic()
-        if self._down_until is not None:
-            if now >= self._down_until:
-                self._down_until = now + _MAX_PAUSE_S  # one try at a time; it says itself when the next is
-                self._lookups.submit(self._try_again)
-            return TierState.MISS, 0
-        if not len(run):
+        if not self.is_up or not len(run):
             return TierState.MISS, 0
         which = run.identities[0], run.identities[-1]
         with self._lock:
@@ -172,7 +163,7 @@ class RedisTier:
 
     def wants(self, run: BlockRun) -> range:
         """See `radixkv.tiers.tier.Tier`: what it lacks or was not used for long, as far as there is room."""
-        if self._down_until is not None:
+        if not self.is_up:
             return range(0)
         oldest = time.monotonic() - self._ttl_s / 4
         missing = [
@@ -189,7 +180,7 @@ class RedisTier:
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `radixkv.tiers.tier.Tier`."""
-        if self._down_until is None:
+        if self.is_up:
             self._count_queued(data.nbytes)
             self._saves.submit(self._save, run, data)
 
@@ -201,6 +192,7 @@ class RedisTier:
     def close(self) -> None:
         """Write what was saved, for some seconds, and let go of the connections. May be called again."""
         self.flush(_CLOSE_S)
+        self._is_closed.set()
         for calls in (self._lookups, self._loads, self._saves):
             calls.close()
 
@@ -212,6 +204,10 @@ class RedisTier:
     # ------------------------------------------------------------------ on the threads
 
     def _look_up(self, run: BlockRun, which: tuple[bytes, bytes], asked: float) -> None:
+        if not self.is_up:  # it has failed since
+            with self._lock:
+                self._answers.pop(which, None)
+            return
         names = list(self._owners.names(run))
         count = 0
         try:
@@ -240,11 +236,13 @@ class RedisTier:
     def _load(self, run: BlockRun, future: Future[Sequence[TierBlocks]]) -> None:
         if not future.set_running_or_notify_cancel():
             return
+        blocks: list[Bytes] = []
+        is_damaged = False
         try:
-            blocks, is_damaged = self._get(run, list(self._owners.names(run)))
+            if self.is_up:
+                blocks, is_damaged = self._get(run, list(self._owners.names(run)))
         except Exception as error:
             self._failed("load", error)  # which says so: for who waits, nothing is there
-            blocks, is_damaged = [], False
         piece = run.part(0, len(blocks))
         future.set_result([BlocksBeforeDamage(piece, blocks) if is_damaged else TierBlocks(piece, blocks)])
 
@@ -281,7 +279,7 @@ class RedisTier:
 
     def _save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         try:
-            if self._down_until is not None:
+            if not self.is_up:
                 return
             client, names = self._saves.client, list(self._owners.names(run))
             places = {name: place for place, name in enumerate(names)}
@@ -316,14 +314,15 @@ class RedisTier:
         """A call has failed: nobody waits for the next ones. What Redis refuses (no memory, say) is no
         reason not to ask it."""
         self.failures[what] += 1
-        now = time.monotonic()
         if not _is_refusal(error):
-            self._down_until = now + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
             with self._lock:
+                was_up, self.is_up = self.is_up, False
                 self._answers.clear()
+            if was_up:
+                threading.Thread(target=self._come_back, name="radixkv-redis-ping", daemon=True).start()
             with self._queue_changed:
                 self._queue_changed.notify_all()
+        now = time.monotonic()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_PAUSE_S
             logger.warning(
@@ -334,13 +333,20 @@ class RedisTier:
                 error,
             )
 
-    def _try_again(self) -> None:
-        try:
-            self._lookups.client.ping()
-        except Exception as error:
-            self._failed("answer", error)
-        else:
-            self._down_until, self._pause_s = None, _PAUSE_S
+    def _come_back(self) -> None:
+        """On a thread that lives while the tier is down: ask until Redis answers."""
+        pause_s = _PAUSE_S
+        while not self._is_closed.wait(pause_s):
+            try:
+                self._lookups.client.ping()
+            except Exception as error:
+                self._failed("answer", error)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            else:
+                with self._lock:
+                    self.is_up = True
+                logger.info("the K/V tier redis answers again")
+                return
 
 
 class _Calls:
