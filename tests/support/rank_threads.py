@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -61,6 +62,8 @@ class RankThreads:
     failure = None
 
     def __init__(self, config: EngineConfig) -> None:
+        # Each sum needs the interpreter in every thread; a thread keeps it for so long.
+        sys.setswitchinterval(min(sys.getswitchinterval(), 0.0002))
         self.size = config.tensor_parallel
         self._folder = tempfile.TemporaryDirectory()
         self._meeting = Path(self._folder.name, "meeting")

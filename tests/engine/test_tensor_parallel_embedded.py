@@ -1,0 +1,46 @@
+"""The embedded model on two and three processes: 3 KV heads as 2 + 1, and one each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radixkv import LLM, SamplingParams
+from radixkv.model.warm_up import idle_batch
+
+pytestmark = pytest.mark.slow
+
+TOPICS = ["cats", "rivers", "music", "history", "physics", "chess", "bread", "trains", "planets", "oceans"]
+QUESTIONS = (
+    "What are {}?",
+    "Write a poem about {}.",
+    "{} and mathematics:",
+    "Name 3 kinds of {}",
+    "def {}(x):",
+)
+PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+def computed(num_ranks: int) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens after each prompt, and logits [T, V] of some text."""
+    with LLM(tensor_parallel=num_ranks, num_blocks=512, max_model_len=512, dtype="float32") as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+        tokens = llm.tokenizer.encode(" ".join(PROMPTS[:12]))
+        batch = idle_batch([len(tokens)], [len(tokens)], 512, 16)
+        batch.token_ids = np.array(tokens, np.int64)
+        batch.write_slots = np.arange(len(tokens), dtype=np.int64)
+        logits = llm.engine.runner.execute(batch).float().clone()
+        return [list(output.outputs[0].token_ids) for output in outputs], logits
+
+
+def test_tokens_and_logits_are_those_of_one_rank() -> None:
+    assert len(set(PROMPTS)) == 50
+    tokens, logits = computed(1)
+    for num_ranks in (2, 3):
+        found, close = computed(num_ranks)
+        assert found == tokens
+        difference = float((close - logits).abs().max())
+        print(num_ranks, difference)
+        assert difference < 1e-4
