@@ -17,12 +17,13 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast lint format docs site wheel bench bench-gpu clients agents fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast test-ray lint format docs site wheel bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
 	@echo "make test       install, run all tests"
 	@echo "make test-fast  the part of them that takes less than a minute"
+	@echo "make test-ray   install Ray, run the tests of replicas on Ray Serve (minutes)"
 	@echo "make lint       ruff, mypy, and the documentation's links"
 	@echo "make docs       write docs/reference from the code"
 	@echo "make site       the documentation as a site in build/site"
@@ -78,6 +79,16 @@ FAST := tests/test_layering.py tests/docs/test_links.py tests/docs/test_referenc
 SLOW := tests/cache/test_namespaces.py tests/cache/test_large_caches.py
 test-fast: install-test
 	$(BIN)/python -m pytest -m "not slow" $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+
+# Apart from the others, in an environment of their own: Ray is large, and most changes don't touch it.
+RAY_VENV := build/ray
+test-ray: install-test
+	@test -x $(RAY_VENV)/bin/ray || { \
+	$(BIN)/python -m venv $(RAY_VENV) && \
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	> "$$($(RAY_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/serving.pth" && \
+	$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt 'ray[serve]' 'protobuf<7'; }
+	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/server $(RAY_VENV)/bin/python -m pytest tests/server/replicas $(ARGS)
 
 lint: install-lint
 	$(BIN)/ruff check .

@@ -27,10 +27,10 @@ from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
+from radixkv.loop_thread import LoopThread
 from radixkv.prompt_texts import PromptTexts
 from radixkv.replicas.attempts import Attempts, Running
 from radixkv.replicas.cache import ReplicatedCache
-from radixkv.replicas.loop_thread import LoopThread
 from radixkv.replicas.member import AGAIN_S, Member
 from radixkv.replicas.members import Members
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams

@@ -17,6 +17,9 @@ from radixkv.replicas.member import Member
 from radixkv.replicas.totals import left_by, total
 from radixkv.routing.router import Route, Router
 
+# Prefill rates that differ by less are taken for the same.
+_ALIKE = 1.5
+
 
 class Sent(NamedTuple):
     """A request on its way to an engine."""
@@ -117,6 +120,17 @@ class Members:
         """The first token of a request came at that time."""
         with self._lock:
             self._router.computed(sent.route, at)
+            self._even_out()
+
+    def _even_out(self) -> None:
+        """Rates that differ by noise alone become one: else the quickest, as it seems, would get all prompts
+        that are nowhere cached, and of what all could hold only its part would be used.
+        """
+        replicas = [member.replica for member in self._members.values()]
+        rates = [replica.prefill_rate for replica in replicas]
+        if rates and max(rates) < _ALIKE * min(rates):
+            for replica in replicas:
+                replica.prefill_rate = sum(rates) / len(rates)
 
     def ended(self, sent: Sent) -> None:
         """A request has ended, however that was."""

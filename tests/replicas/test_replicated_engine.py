@@ -198,6 +198,14 @@ async def test_prompts_go_where_their_prefix_is_and_nothing_is_computed_twice():
         assert stats.cached_prompt_tokens >= 27 * 160
 
 
+async def test_new_prompts_are_spread_though_some_replica_always_measures_as_the_quickest():
+    async with several(**{name: paged_engine(block_size=16, num_blocks=2048) for name in "ab"}) as engine:
+        for seed in range(40):  # one after the other: there is never a queue
+            await engine.generate(ids(seed, 200), GREEDY)
+        used = [one.requests for one in engine.stats().replicas]
+        assert min(used) >= 8, used
+
+
 async def test_tenants_and_salts_find_only_their_own_on_every_replica():
     async with several(**{name: paged_engine(block_size=16, num_blocks=256) for name in "ab"}) as engine:
         prompt = ids(1, 64)

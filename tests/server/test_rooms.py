@@ -33,6 +33,7 @@ FLOORS = (
     ("apis", "console", "openapi"),
     ("proxy",),
     ("app", "recorded_prompts"),
+    ("replicas",),
 )
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
@@ -52,6 +53,11 @@ ENGINE = {
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.insight.similarity",  # what two prompts have in common further on
     "radixkv.async_cache",
+    "radixkv.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
+    "radixkv.loop_thread",
+    "radixkv.remote.tcp",
+    "radixkv.replicas.engine",
+    "radixkv.tiers.spec",
     "radixkv.cache.keys",  # how tokens are encoded
     "radixkv.insight.tree_walk",  # the type of a node
     "radixkv.cache.retention.pins",  # the type of a pin

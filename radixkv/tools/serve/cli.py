@@ -21,10 +21,12 @@ from radixkv.extras import require_engine
 from radixkv.tools.cli_options import engine_options, settings_parameters, with_parameters
 from radixkv.tools.serve.config_file import take_config_file
 from radixkv_server.log_format import configure_logging
+from radixkv_server.replicas.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.api_keys import TENANT_NAME, new_secret, parse_api_key, stored_form
 
 SERVER_PANEL = "Server"
+REPLICA_PANEL = "Replicas"
 
 _RENAMED = {
     "api_keys": "--api-key",
@@ -101,11 +103,26 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     )
 
 
+def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a typer command, which takes `replica_settings`, every setting of replicas as an option."""
+    renamed = {"target_queue_s": "--target-queue", "scale_down_after_s": "--scale-down-after"}
+    options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed=renamed)
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        given = ReplicaSettings(**{option.name: values.pop(option.name) for option in options})
+        return command(replica_settings=given, **values)
+
+    return with_parameters(wrapper, command, options, "replica_settings")
+
+
 @engine_options
 @server_options
+@replica_options
 def serve(
     config: EngineConfig,
     settings: ServerSettings,
+    replica_settings: ReplicaSettings,
     config_file: Annotated[
         Path | None,
         typer.Option(
@@ -124,6 +141,19 @@ def serve(
     configure_logging(settings.log_format, settings.log_level)
     check_port_is_free(settings.host, settings.port)
     console = Console(stderr=True)
+    if replica_settings.replicas is not None:
+        from radixkv_server.replicas.serve import serve_replicas
+
+        console.print(f"Starting {replica_settings.replicas} x {config.model} ...", highlight=False)
+        serve_replicas(
+            config,
+            settings,
+            replica_settings,
+            on_ready=lambda host, port: print(
+                f"{replica_settings.replicas} replicas of {config.model} at http://{host}:{port}", flush=True
+            ),
+        )
+        return
     console.print(f"Loading {config.model} ...", highlight=False)
     engine = radixkv.AsyncEngine.from_config(with_tenants(config, settings))
 

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class LoopThread:
@@ -27,6 +29,10 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for what it returns or raises. Not on this thread, and not after `stop`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
         """Cancel what runs, wait for it to end, and end. Not on this thread; may be called again."""

@@ -1,0 +1,52 @@
+"""ReplicaSettings: how many replicas there are, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How many replicas of the engine there are, and where.
+
+    Args:
+        replicas: engines behind one HTTP server, on Ray Serve; None: one engine, without Ray. Needs
+            the extra `ray`.
+        max_replicas: replicas are added up to so many while prompts wait; None: there are always as many.
+        target_queue_s: seconds that prompts may wait on average before a replica is added.
+        scale_down_after_s: seconds without any queue to speak of after which one is taken away.
+        replica_cpus: CPUs of each replica; None: of this machine's its share, on a cluster one.
+        replica_gpus: GPUs of each replica; None: one where there are any, unless the device is cpu.
+        ray_address: the Ray cluster to join, as `auto` or HOST:PORT; None: one is started on this machine.
+
+    Raises:
+        ConfigError: a value is out of range, or says something of replicas where there are none.
+    """
+
+    replicas: int | None = None
+    max_replicas: int | None = None
+    target_queue_s: float = 2.0
+    scale_down_after_s: float = 120.0
+    replica_cpus: float | None = None
+    replica_gpus: float | None = None
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, name: str, expected: str) -> None:
+            if not condition:
+                flag = "--" + name.removesuffix("_s").replace("_", "-")
+                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+
+        least = self.replicas or 1
+        require(self.replicas is None or self.replicas >= 1, "replicas", "at least 1")
+        require(self.max_replicas is None or self.max_replicas >= least, "max_replicas", f"at least {least}")
+        for name in ("target_queue_s", "scale_down_after_s"):
+            require(getattr(self, name) > 0, name, "above 0")
+        for name in ("replica_cpus", "replica_gpus"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, name, "at least 0")
+        if self.replicas is None:
+            for name in ("max_replicas", "replica_cpus", "replica_gpus", "ray_address"):
+                require(getattr(self, name) is None, name, "given together with --replicas")
