@@ -158,6 +158,26 @@ def test_the_size_of_blocks_is_as_reported(tmp_path: Path) -> None:
     assert block_size([0, 128, 640, 384], "--block-size", 32) == 32
 
 
+@pytest.mark.parametrize("size", [16, 128])
+def test_the_size_of_blocks_is_what_explains_the_same_few_hits(tmp_path: Path, size: int) -> None:
+    """Exact tokens tell it, though only one number was ever reported."""
+    head = "Ships of this line leave the harbour before the tide turns. " * 5
+    lengths = (0, 250, 139, 200, 135, 157) if size == 128 else (0, 143, 135, 130, 129, 128)
+    with (tmp_path / "log.jsonl").open("w") as file:
+        for number, length in enumerate(lengths):
+            prompt = head[:length] + f"{number} ends otherwise than all the others."
+            usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 0}}
+            if number > 1:
+                usage["prompt_tokens_details"] = {"cached_tokens": 128}
+            answer = {"object": "text_completion", "choices": [{"text": "Yes."}], "usage": usage}
+            line = {"time": number, "request": {"model": "m", "prompt": prompt}, "response": answer}
+            file.write(json.dumps(line) + "\n")
+    audit(file.name, "--rules", "vllm", "--tokenizer", "bytes", "--json", tmp_path / "r.json")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["block_size"] == size
+    assert [one["predicted_cached_tokens"] for one in report["requests"]] == [0, 0, 128, 128, 128, 128]
+
+
 def test_memory_is_a_number_with_a_unit() -> None:
     assert memory_bytes("512M") == 512 << 20
     assert memory_bytes("1.5g") == 3 << 29

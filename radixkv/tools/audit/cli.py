@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +17,7 @@ from rich.console import Console
 from radixkv.audit.prices import read_prices
 from radixkv.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.audit.readers.recording import Recording
-from radixkv.audit.record import Json, Record
+from radixkv.audit.record import Json
 from radixkv.audit.report import AuditReport, request_json
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.request_rows import RequestRows
@@ -30,6 +27,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.extras import require_engine
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv.tools.audit.block_size import reported_block_size
 from radixkv.tools.audit.input_files import readable_again
 from radixkv.tools.audit.tables import print_report
 from radixkv.tools.output_files import check_writable
@@ -37,7 +35,6 @@ from radixkv.tools.output_files import check_writable
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_ASKED_RECORDS, _MIN_TOLD = 200, 3
 _MIN_MEMORY = 16 << 20
 _COLLECTED_AFTER = 200_000  # new objects
 _SHOWN_TOKENS = 400  # of each node of the tree
@@ -119,7 +116,7 @@ def audit_command(
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
     with readable_again(paths) as files, RequestRows() as rows:
         if chosen.block_tokens > 1 and block_size is None:
-            block_size = reported_block_size(Recording(files, size // 4), chosen.block_tokens)
+            block_size = reported_block_size(Recording(files, size // 4), chosen, coding)
         if block_size is not None:
             chosen = replace(chosen, block_tokens=block_size)
         report = AuditReport(chosen, prefill_rate, told)
@@ -212,18 +209,6 @@ def _tree_of(observer: Rules) -> TreeSnapshot:
     while walk.advance():
         pass
     return TreeSnapshot(walk.nodes(), walk.is_complete, True)
-
-
-def reported_block_size(records: Iterable[Record], usual: int) -> int:
-    """The size of an engine's blocks, in tokens, by what the first answers of a log reported.
-
-    Args:
-        usual: taken where they don't tell.
-    """
-    told = [record.usage.cached for record in islice(records, _ASKED_RECORDS) if record.usage.cached]
-    common = math.gcd(*told)
-    power = common & -common
-    return power if len(set(told)) >= _MIN_TOLD and power > usual else usual
 
 
 def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:
