@@ -202,6 +202,33 @@ def test_time_works_off_a_queue_and_first_tokens_correct_the_rate() -> None:
     assert held[0].replica.num_running == 0
 
 
+def test_prompts_whose_first_token_nobody_sees_leave_the_queue_when_they_should_be_computed() -> None:
+    held, _ = four()
+    router, replica = cluster(held[0]), held[0].replica
+
+    def send(number: int, now: float) -> Route:
+        return router.route_prompt(router.prompt(text(number)), now, tells_first_token=False)
+
+    first, second = send(0, 10.0), send(1, 10.0)
+    assert replica.queue_s(10.0) == pytest.approx(2.0)
+    assert replica.queue_s(11.5) == pytest.approx(0.5), "one after the other"
+    held[0].compute(text(2))
+    third = send(3, 11.5)
+    assert replica.queue_s(11.5) == pytest.approx(1.5)
+    held[0].compute(text(3))  # so its events say
+    assert replica.queue_s(11.5) == pytest.approx(0.5)
+    assert replica.queue_s(12.0) == 0.0
+    assert replica.num_running == 3
+    streamed, last = router.route(text(4), 12.0), send(5, 12.0)
+    assert replica.queue_s(15.0) == pytest.approx(1.0), "behind one that tells, which has not told yet"
+    router.computed(streamed, 15.0)
+    assert replica.queue_s(15.5) == pytest.approx(0.5 * RATE / replica.prefill_rate, abs=0.5)
+    for route in (first, second, third, streamed, last):
+        router.ended(route, 16.0)
+    assert (replica.queue_s(16.0), replica.num_running) == (0.0, 0)
+    assert replica.find(router.prompt(text(0))).tokens == 0, "nothing is expected any more"
+
+
 def test_closed_and_excluded_replicas_get_nothing() -> None:
     held, router = four()
     held[0].compute(text(0))

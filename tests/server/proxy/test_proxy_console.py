@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, live_server
+from raw_http import connect, request_of
 from running_proxy import fleet_here, running_proxy
 from scripted_engine import ScriptedEngine
+from scripted_upstream import scripted_upstream
 from typer.testing import CliRunner
 
 from radixkv.tools.cli import command_tree
@@ -185,6 +187,34 @@ def test_the_page_is_the_servers(console: tuple[str, httpx.Client], server: Live
     assert client.get("/v1/cache/requests/none").status_code == 404
     assert client.get("/v1/cache", headers={"Host": "evil.example"}).status_code == 400
     assert client.post("/v1/cache/reset").status_code in (404, 405), "it only reads"
+
+
+def test_requests_that_run_are_shown_of_several_upstreams_too() -> None:
+    port = free_port()
+    with (
+        scripted_upstream() as upstream,
+        fleet_here([f"http://127.0.0.1:{upstream.port}"], port) as proxy,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        until(lambda: reachable(client))
+
+        def running() -> int:
+            return int(client.get("/v1/cache").json()["running_requests"])
+
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": SYSTEM}]}).encode()
+        with connect(proxy.port) as asking:
+            asking.sendall(request_of("endless", body=body))
+            assert asking.recv(65536)
+            until(lambda: running() == 1)
+            # What is asked meanwhile finds it, once it has an answer; none was told yet.
+            with connect(proxy.port) as other:
+                other.sendall(request_of("last_closed", body=body))
+                while other.recv(65536):
+                    pass
+            (one,) = until(lambda: client.get("/v1/cache/requests").json()["data"])
+            assert one["expected_tokens"] > 0, "the one that runs was asked before"
+        until(lambda: running() == 0)
+        assert [one["state"] for one in seen(client, 2)] == ["failed", "finished"]
 
 
 def test_several_upstreams_are_shown_and_why_a_request_went_where(server: LiveServer) -> None:

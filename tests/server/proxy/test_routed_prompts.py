@@ -161,6 +161,30 @@ def test_a_response_goes_where_the_one_before_it_is_kept() -> None:
         assert httpx.post(f"{proxy.url}/v1/responses", json=body).status_code == 404
 
 
+@pytest.mark.parametrize("events", [True, False], ids=["with events", "without events"])
+def test_what_is_kept_is_found_again(events: bool) -> None:
+    with two_servers() as (urls, routed), contextlib.ExitStack() as stack:
+        proxy = routed if events else stack.enter_context(fleet_here(urls))
+        rng = random.Random(8)
+        # Some given by the proxy, some before it was there.
+        names = []
+        for number in range(6):
+            where = [proxy.url, *urls][number % 3]
+            given = httpx.post(f"{where}/v1/responses", json=response(letters(rng, 300)))
+            names.append(given.json()["id"])
+        for name in rng.sample(names, 6):
+            path = f"{proxy.url}/v1/responses/{name}"
+            assert httpx.get(path).json()["id"] == name
+            assert httpx.get(f"{path}/input_items").status_code == 200
+            body = {"model": MODEL, "input": "go on", "previous_response_id": name, "max_output_tokens": 1}
+            after = httpx.post(f"{proxy.url}/v1/responses", json=body)
+            assert after.json()["previous_response_id"] == name
+            assert httpx.delete(path).status_code == 200
+            assert httpx.get(path).status_code == 404
+            assert httpx.get(f"{proxy.url}/v1/responses/{after.json()['id']}").status_code == 200
+        assert not any(state.running or state.queue_s for state in proxy.fleet.states())
+
+
 def test_what_a_prompt_is_told_to_its_sender_alone() -> None:
     keys = ["alice=key-alice"]
     engine = paged_engine(num_blocks=64, block_size=16)
