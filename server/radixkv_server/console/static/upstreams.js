@@ -18,7 +18,7 @@ export function upstreamsPanel() {
   return {
     node,
     show(upstreams) {
-      const shown = table("Upstreams", ["Upstream", "Health", "#Blocks", "Known", "#Queue", "#Running", "#Requests", "#Hit rate", "#Tokens/s"], upstreams.map(row));
+      const shown = table("Each upstream", ["Upstream", "Health", "#Blocks", "Known", "#Queue", "#Running", "#Requests", "#Hit rate", "#Tokens/s"], upstreams.map(row));
       node.replaceChildren(...(upstreams.length ? [el("section", { class: "panel", "aria-label": "Upstreams" }, el("h2", null, "Upstreams"), shown.node)] : []));
     },
   };
