@@ -332,6 +332,35 @@ def test_the_charge_of_a_request_is_dropped_at_its_first_byte() -> None:
         until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
 
 
+def test_an_upstream_that_comes_back_empty_is_known_to_be_empty() -> None:
+    port, stream, replay = free_ports(3)
+    told = f"tcp://127.0.0.1:{stream},replay=tcp://127.0.0.1:{replay}"
+
+    @contextlib.contextmanager
+    def incarnation() -> Iterator[None]:
+        engine = paged_engine(num_blocks=512, block_size=16, budget=256, kv_events=told)
+        try:
+            with live_server(engine, port=port, shutdown_grace_s=0):
+                yield
+        finally:
+            asyncio.run(engine.close())
+
+    with (
+        fleet_here([f"http://127.0.0.1:{port},events={told}"]) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=60) as client,
+    ):
+
+        def state() -> Any:
+            return proxy.fleet.states()[0]
+
+        for _ in range(2):
+            with incarnation():
+                until(lambda: state().health == "healthy" and state().knows == "exact" and not state().blocks)
+                assert complete(client, "the same prompt, long enough for blocks " * 3)[1] == 0
+                until(lambda: state().blocks > 0)
+            until(lambda: state().health == "failed")
+
+
 def test_connections_to_upstreams_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, connect = [], Upstream.connect
 
