@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -125,18 +124,7 @@ def proxy(
         if record is not None:
             print(f"  record   {record}{', texts as hashes' if redact else ''}", flush=True)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(settings, observing, ready))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed: it takes a third less for each chunk of a stream."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = new_event_loop
-    return factory
+    asyncio.run(serve(settings, observing, ready))
 
 
 def _rules_of(host: str) -> str:

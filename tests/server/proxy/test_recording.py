@@ -266,9 +266,13 @@ def observer_of(proxy: RunningProxy) -> int:
 
 def child_of(process: int) -> int:
     """The observer that it has started."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    (found,) = [one for one in children if b"proxy.observer" in Path(f"/proc/{one}/cmdline").read_bytes()]
-    return int(found)
+
+    def children() -> list[str]:
+        started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return [one for one in started if b"proxy.observer" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+    until(lambda: len(children()) == 1)
+    return int(children()[0])
 
 
 def url_of(upstream: ScriptedUpstream) -> str:
