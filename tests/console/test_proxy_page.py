@@ -30,7 +30,8 @@ class Watched:
 
     def ask(self, minute: str, told: str = "") -> None:
         text = f"{LEAD * 8}It is 2026-11-21 08:{minute}. {LEAD * 2}"
-        messages = [{"role": "system", "content": text}, {"role": "user", "content": f"At 08:{minute} say:three {told}"}]
+        asked = f"At 08:{minute} say:three {told}"
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": asked}]
         body = {"model": "scripted", "messages": messages, "metadata": {"note": KEY}}
         headers = {"Authorization": f"Bearer {KEY}"}
         path = f"/v1/chat/completions?key={KEY}"
