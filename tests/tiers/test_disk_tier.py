@@ -225,7 +225,8 @@ def test_a_cap_that_is_too_small_is_refused(tmp_path):
 class TestOneFolder:
     def test_a_second_tier_is_told(self, tmp_path):
         tier = DiskTier(tmp_path, CAP, KIND)
-        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+        told = f"^the K/V tier's folder {tmp_path} is in use by process {os.getpid()}; .* other one first$"
+        with pytest.raises(ConfigError, match=told):
             DiskTier(tmp_path, CAP, KIND)
         tier.close()
         DiskTier(tmp_path, CAP, KIND).close()

@@ -65,6 +65,8 @@ class FolderLock:
                 self._file = file
             os.ftruncate(file, 0)
             os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        except ConfigError:
+            raise
         except (OSError, ValueError) as error:  # such as a zero byte in it
             self.release()
             reason = error.strerror if isinstance(error, OSError) else None
