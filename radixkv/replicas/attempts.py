@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from radixkv.client import EngineClient
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError
-from radixkv.replicas.members import Members, Sent
+from radixkv.replicas.members import Members, SentRequest
 
 if TYPE_CHECKING:
     from radixkv.client import RequestOptions
@@ -54,7 +54,7 @@ class Attempts:
         self._session = "\0".join((*namespace, hint)) if hint else None
         self._tried: set[str] = set()
         self._error: Exception | None = None
-        self._sent: Sent | None = None
+        self._sent: SentRequest | None = None
         self._started = time.monotonic()
         self._gives_up = self._started + patience_s
 
@@ -75,7 +75,7 @@ class Attempts:
         finally:
             del self._running[request_id]
 
-    async def route(self) -> Sent:
+    async def route(self) -> SentRequest:
         """Where it goes next.
 
         Raises:
@@ -98,7 +98,7 @@ class Attempts:
             await asyncio.sleep(_LOOK_S)
 
     @contextlib.contextmanager
-    def sent(self, sent: Sent) -> Iterator[EngineClient]:
+    def sent(self, sent: SentRequest) -> Iterator[EngineClient]:
         """While an engine has it."""
         request_id = self.options["request_id"]
         assert request_id is not None

@@ -21,7 +21,7 @@ from radixkv.routing.router import Route, Router
 _ALIKE = 1.5
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """A request on its way to an engine."""
 
     member: Member
@@ -100,7 +100,7 @@ class Members:
 
     def send(
         self, token_ids: TokenIds, namespace: tuple[str, ...], session: str | None, excluded: Collection[str]
-    ) -> Sent:
+    ) -> SentRequest:
         """Choose who gets a prompt, and charge it.
 
         Raises:
@@ -114,9 +114,9 @@ class Members:
             )
             member = self._members[route.replica.name]
             member.num_requests += 1
-            return Sent(member, route)
+            return SentRequest(member, route)
 
-    def computed(self, sent: Sent, at: float) -> None:
+    def computed(self, sent: SentRequest, at: float) -> None:
         """The first token of a request came at that time."""
         with self._lock:
             self._router.computed(sent.route, at)
@@ -132,7 +132,7 @@ class Members:
             for replica in replicas:
                 replica.prefill_rate = sum(rates) / len(rates)
 
-    def ended(self, sent: Sent) -> None:
+    def ended(self, sent: SentRequest) -> None:
         """A request has ended, however that was."""
         with self._lock:
             self._router.ended(sent.route, time.monotonic())

@@ -22,7 +22,7 @@ class Loaded(NamedTuple):
     fingerprint: str
 
 
-class Broken(NamedTuple):
+class RankFailed(NamedTuple):
     """The rank ends, because of this."""
 
     reason: str

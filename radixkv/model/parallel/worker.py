@@ -24,7 +24,7 @@ from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, decode_batch, decode_copies
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.shard_model import shard_model
-from radixkv.model.parallel.start_up import Broken, Loaded, Start
+from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
 from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.runner import ModelRunner
 
@@ -107,7 +107,7 @@ def main(commands: Connection, data: Connection) -> int:
         Rank(runner, communicator, data).serve(commands)
     except BaseException as error:
         logging.getLogger("radixkv").exception("a rank failed")
-        commands.send(Broken(f"{type(error).__name__}: {error}"))
+        commands.send(RankFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 

@@ -29,7 +29,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
 from radixkv.model.loading.loader import fetch
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.start_up import Broken, Loaded, Start
+from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
 
 logger = logging.getLogger("radixkv")
 
@@ -231,7 +231,7 @@ class WorkerGroup:
                 said = worker.commands.recv()
                 if isinstance(said, Loaded):
                     worker.loaded.set_result(said.fingerprint)
-                elif isinstance(said, Broken):
+                elif isinstance(said, RankFailed):
                     worker.reason = said.reason
         code = worker.process.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
