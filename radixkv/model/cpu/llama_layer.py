@@ -73,10 +73,10 @@ class LlamaLayer(nn.Module):
         if communicator is None:
             add(rows, states)
             return
-        if communicator.rank:
-            states.zero_()
-        add(rows, states)
-        communicator.add_up(states)
+        # Parts are added up first: the states may be much larger, and would round them away one by one.
+        part = torch.zeros_like(states)
+        add(rows, part)
+        states.add_(communicator.add_up(part))
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, (Hq + 2 Hkv) D]: the first norm, and q, k and v as one product."""
