@@ -68,6 +68,11 @@ class Server:
         shown = httpx.get(f"{self.url}/v1/cache", timeout=60).json()["replicas"]
         return {replica["name"]: replica for replica in shown}
 
+    def cluster(self) -> str:
+        """The address of its Ray."""
+        told = [word for one in self.processes() for word in one.cmdline() if "gcs-address=" in word]
+        return told[0].partition("=")[2]
+
     def engines(self) -> list[psutil.Process]:
         return [one for one in self.processes() if "ServeReplica:radixkv:engine" in " ".join(one.cmdline())]
 
@@ -228,7 +233,8 @@ async def aborts(server: Server, rounds: int) -> list[float]:
 
     from radixkv.remote.tcp import connect_to
 
-    ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+    here = {"_node_ip_address": "127.0.0.1"} if server.cluster().startswith("127.") else {}
+    ray.init(address=server.cluster(), logging_level="ERROR", log_to_driver=False, **here)
     handle = serve.get_deployment_handle("engine", "radixkv")
     engines = []
     calls = []
@@ -273,17 +279,21 @@ def main() -> None:
     try:
         _wait(lambda: _taking(several) == number, time.monotonic())
         figures["memory_mb_idle"] = several.memory_mb()
+        print(figures, flush=True)
         one = Server(options.model, "--num-blocks", str(options.blocks), "--threads", "1")
         try:
             figures |= overhead(one, several, options.rounds)
-            rates = [(families(one, seed, 12, 8), families(several, seed, 12, 8)) for seed in range(2)]
+            print(figures, flush=True)
+            rates = [(families(one, seed, 12, 6), families(several, seed, 12, 6)) for seed in range(2)]
             figures["hit_rate_one"] = statistics.mean(rate for rate, _ in rates)
             figures["hit_rate_replicas"] = statistics.mean(rate for _, rate in rates)
+            print(figures, flush=True)
         finally:
             one.close()
         figures["memory_mb_used"] = several.memory_mb()
         left = asyncio.run(aborts(several, 20))
         figures["abort_ms"] = {"p50": statistics.median(left), "max": max(left)}
+        print(figures, flush=True)
         figures["killed"] = kill_one(several, number)
         figures["replaced_when_idle_s"] = replaced_when_idle(several, number)
     finally:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -51,16 +52,7 @@ def application(config: EngineConfig, settings: ServerSettings, replicas: Replic
     config = with_tenants(config, settings)
     autoscaling = None
     if replicas.max_replicas is not None and replicas.max_replicas > number:
-        autoscaling = AutoscalingConfig(
-            min_replicas=number,
-            initial_replicas=number,
-            max_replicas=replicas.max_replicas,
-            look_back_period_s=2 * _REPORT_S,
-            # The policy gets nothing else: what it is to hold the queue to is said in these two.
-            target_ongoing_requests=replicas.target_queue_s,
-            downscale_delay_s=replicas.scale_down_after_s,
-            policy=AutoscalingPolicy(policy_function=queue_policy),
-        )
+        autoscaling = _autoscaling(replicas, number)
     engine = serve.deployment(
         EngineReplica if autoscaling is None else AutoscaledReplica,
         name=ENGINE,
@@ -92,6 +84,23 @@ def application(config: EngineConfig, settings: ServerSettings, replicas: Replic
         ray_actor_options={"num_cpus": 0},
     )
     return front.bind(engine.bind(config), settings)
+
+
+def _autoscaling(replicas: ReplicaSettings, number: int) -> AutoscalingConfig:
+    with warnings.catch_warnings():
+        # Later versions take the interval from the replicas' environment, which says the same.
+        warnings.filterwarnings("ignore", message=".*metrics_interval_s.*", category=DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=number,
+            initial_replicas=number,
+            max_replicas=replicas.max_replicas,
+            metrics_interval_s=_REPORT_S,
+            look_back_period_s=5 * _REPORT_S,
+            # The policy gets nothing else: what it is to hold the queue to is said in these two.
+            target_ongoing_requests=replicas.target_queue_s,
+            downscale_delay_s=replicas.scale_down_after_s,
+            policy=AutoscalingPolicy(policy_function=queue_policy),
+        )
 
 
 def build(args: Mapping[str, Any]) -> Application:

@@ -65,14 +65,14 @@ def queue_policy(context: Any) -> tuple[int, dict[str, Any]]:
     Of its configuration, `target_ongoing_requests` is the target in seconds, `downscale_delay_s` how long
     nothing may wait before a replica goes.
     """
-    latest = {
-        str(replica): series[-1].value
+    means = {  # over the look-back period: one moment says little
+        str(replica): sum(point.value for point in series) / len(series)
         for replica, series in context.raw_metrics.get(QUEUE_S, {}).items()
         if series
     }
     state = context.policy_state
     decision = decide(
-        latest,
+        means,
         Decision(context.target_num_replicas, state.get("high_since"), state.get("low_since")),
         context.current_time,
         target_s=context.config.target_ongoing_requests,

@@ -166,11 +166,13 @@ def test_replicas_are_added_while_prompts_wait_and_leave_without_losing_a_chunk(
         ended: list[bool] = []
 
         def follow(number: int) -> None:
-            body = {"prompt": f"stream {number}", "max_tokens": 60, "ignore_eos": True, "stream": True}
+            body = {"prompt": f"stream {number}", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            body["stream_options"] = {"include_usage": True}
             while not stop.is_set():
                 with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
-                    lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
-                ended.append(len(lines) == 61 and lines[-1] == "data: [DONE]")
+                    *_, usage, done = [line for line in answer.iter_lines() if line.startswith("data: ")]
+                given = json.loads(usage[6:])["usage"]["completion_tokens"]
+                ended.append(given == 200 and done == "data: [DONE]")
 
         stop.clear()
         threads = [threading.Thread(target=follow, args=(i,)) for i in range(4)]
