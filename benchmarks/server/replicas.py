@@ -1,8 +1,7 @@
-"""Replicas on Ray Serve beside one server: what the front costs, memory, a killed replica, aborts, hits.
+"""Replicas on Ray Serve beside one server: what the front costs, memory, a killed replica, hits.
 
 One server and N replicas (of which each has the N-th part of the blocks) serve the same model at the same
-time; requests go to one and the other in turns. Then a replica is killed while requests run, and readers
-leave while what the engine computes is watched through a connection of our own.
+time; requests go to one and the other in turns. Then a replica is killed while requests run.
 
     python -m benchmarks.replicas
     python -m benchmarks.replicas --replicas 2 --blocks 800 --json replicas.json
@@ -13,7 +12,6 @@ Needs radixkv[ray].
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -67,11 +65,6 @@ class Server:
     def replicas(self) -> dict[str, dict[str, Any]]:
         shown = httpx.get(f"{self.url}/v1/cache", timeout=60).json()["replicas"]
         return {replica["name"]: replica for replica in shown}
-
-    def cluster(self) -> str:
-        """The address of its Ray."""
-        told = [word for one in self.processes() for word in one.cmdline() if "gcs-address=" in word]
-        return told[0].partition("=")[2]
 
     def engines(self) -> list[psutil.Process]:
         return [one for one in self.processes() if "ServeReplica:radixkv:engine" in " ".join(one.cmdline())]
@@ -226,42 +219,6 @@ def _wait(condition: Callable[[], bool], begun: float, seconds: float = 180.0) -
     return time.monotonic() - begun
 
 
-async def aborts(server: Server, rounds: int) -> list[float]:
-    """Milliseconds from a reader's leaving to the moment when its engine computes for nobody."""
-    import ray
-    from ray import serve
-
-    from radixkv.remote.tcp import connect_to
-
-    here = {"_node_ip_address": "127.0.0.1"} if server.cluster().startswith("127.") else {}
-    ray.init(address=server.cluster(), logging_level="ERROR", log_to_driver=False, **here)
-    handle = serve.get_deployment_handle("engine", "radixkv")
-    engines = []
-    calls = []
-    for name in server.replicas():
-        call = handle.options(stream=True).attach.remote(replica=name)
-        calls.append(call)
-        engines.append(await asyncio.to_thread(connect_to, await anext(call)))
-    took = []
-    async with httpx.AsyncClient(timeout=300) as client:
-        for i in range(rounds):
-            asked = client.stream(
-                "POST", f"{server.url}/v1/completions", json=body(f"{i} {' '.join(WORDS)}", 500, stream=True)
-            )
-            async with asked as answer:
-                lines = answer.aiter_lines()
-                for _ in range(8):
-                    await anext(lines)
-                begun = time.perf_counter()
-            while any(engine.stats().num_running for engine in engines):
-                await asyncio.sleep(0.002)
-            took.append(1000 * (time.perf_counter() - begun))
-    for engine in engines:
-        await engine.close()
-    ray.shutdown()
-    return took
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -291,8 +248,6 @@ def main() -> None:
         finally:
             one.close()
         figures["memory_mb_used"] = several.memory_mb()
-        left = asyncio.run(aborts(several, 20))
-        figures["abort_ms"] = {"p50": statistics.median(left), "max": max(left)}
         print(figures, flush=True)
         figures["killed"] = kill_one(several, number)
         figures["replaced_when_idle_s"] = replaced_when_idle(several, number)
