@@ -245,6 +245,8 @@ def test_a_seed_gives_the_same_sample_whatever_the_batch(loaded, prompts):
 class RecordingRunner:
     """Stands before the model runner and keeps the logits of every sampled position."""
 
+    failure = None
+
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         self.logits: dict[tuple[int, ...], torch.Tensor] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fuzzing import examples
 
 from radixkv import LLM, SamplingParams
 from radixkv.model.warm_up import idle_batch
@@ -19,12 +20,13 @@ QUESTIONS = (
     "Name 3 kinds of {}",
     "def {}(x):",
 )
-PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS]
+# RADIXKV_FUZZ=5: all fifty.
+PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS][: examples(10)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
 def computed(num_ranks: int) -> tuple[list[list[int]], torch.Tensor]:
-    """Tokens after each prompt, and the logits [50, V] that the first of them are chosen from."""
+    """Tokens after each prompt, and the logits [prompts, V] that the first of them are chosen from."""
     with LLM(tensor_parallel=num_ranks, num_blocks=512, max_model_len=512, dtype="float32") as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         rows = []
@@ -39,7 +41,6 @@ def computed(num_ranks: int) -> tuple[list[list[int]], torch.Tensor]:
 
 
 def test_tokens_and_logits_are_those_of_one_rank() -> None:
-    assert len(set(PROMPTS)) == 50
     tokens, logits = computed(1)
     for num_ranks in (2, 3):
         found, close = computed(num_ranks)

@@ -227,7 +227,8 @@ def test_keys_are_not_shown_wherever_they_stand(tmp_path: Path) -> None:
             answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=data, headers=headers)
             assert packs or KEY in "".join(re.findall(r'"content":"([^"]*)', answer.text))
             assert packs or KEY not in answer.text, "in pieces"
-        until(lambda: len(page.get("/v1/cache/requests").json()["data"]) == 2)
+        # The packed one is refused: whether its body came whole before that is a matter of chance.
+        until(lambda: bool(page.get("/v1/cache/requests").json()["data"]))
         names = [one["id"] for one in page.get("/v1/cache/requests").json()["data"]]
         paths = ["", "/requests", "/tree", "/advice", "/tree?search=harbour"]
         paths += [f"/requests/{name}" for name in names]
