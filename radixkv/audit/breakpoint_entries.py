@@ -28,7 +28,7 @@ class BreakpointHit(NamedTuple):
 
     Attributes:
         block: the last one that is read; -1: nothing is.
-        expired_block: as far as it would have been, had entries not run out; and how long ago the last did.
+        expired_block: as far as it would have been, had entries not run out.
         written: for each breakpoint after what is read: its block and its time to live.
         running_block: as far as it would have been, had an earlier request begun to be answered by then.
         breakpoints: how many there are.
@@ -36,7 +36,6 @@ class BreakpointHit(NamedTuple):
 
     block: int
     expired_block: int
-    expired_s: float
     running_block: int
     written: tuple[tuple[int, float], ...]
     breakpoints: int
@@ -78,7 +77,6 @@ class BreakpointEntries:
         breakpoints = self.breakpoints(record)
         minimum = self._rules.minimum(record.model)
         best = expired = running = -1
-        since = 0.0
         for at, _ in reversed(breakpoints):
             for block in range(at, max(-1, at - self._rules.looks_back - 1), -1):
                 if block <= best or tokens[block] < minimum:
@@ -90,12 +88,12 @@ class BreakpointEntries:
                     running = max(running, block)
                 elif entry.used + entry.ttl < now:
                     if block > expired:
-                        expired, since = block, now - entry.used - entry.ttl
+                        expired = block
                 else:
                     best = block
                     break
         written = tuple((at, ttl) for at, ttl in breakpoints if at > best and tokens[at] >= minimum)
-        return BreakpointHit(best, expired, since, running, written, len(breakpoints))
+        return BreakpointHit(best, expired, running, written, len(breakpoints))
 
     def note(
         self, record: Record, chain: list[bytes], found: BreakpointHit, now: float, available: float
