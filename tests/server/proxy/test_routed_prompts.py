@@ -182,7 +182,7 @@ def test_what_is_kept_is_found_again(events: bool) -> None:
             assert httpx.delete(path).status_code == 200
             assert httpx.get(path).status_code == 404
             assert httpx.get(f"{proxy.url}/v1/responses/{after.json()['id']}").status_code == 200
-        assert not any(state.running or state.queue_s for state in proxy.fleet.states())
+        until(lambda: not any(state.running or state.queue_s for state in proxy.fleet.states()))
 
 
 def test_what_a_prompt_is_told_to_its_sender_alone() -> None:

@@ -12,7 +12,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
  * says in words what the picture shows.
  */
 export function lineChart({ lines, format, most, seconds = SHOWN_S }) {
-  const picture = el("div", { class: "chart", role: "img" });
+  const picture = el("div", { class: "chart" }); // a picture once it has words
   const legend = el("p", { class: "legend" }, lines.map(key));
   const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const plot = new uPlot(
@@ -40,6 +40,7 @@ export function lineChart({ lines, format, most, seconds = SHOWN_S }) {
     node: el("div", null, picture, legend),
     set(data, summary) {
       plot.setData(data);
+      picture.setAttribute("role", "img");
       picture.setAttribute("aria-label", summary);
     },
     destroy() {
