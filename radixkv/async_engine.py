@@ -227,9 +227,9 @@ class AsyncEngine:
         """A tier that does not know at once is asked again, for some time."""
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:
-            told = await self.call(lambda engine: engine.explain_by_tiers(report, token_ids, namespace))
-            if told is not None:
-                return told
+            explained = await self.call(lambda engine: engine.explain_by_tiers(report, token_ids, namespace))
+            if explained is not None:
+                return explained
             await asyncio.sleep(ASK_AGAIN_S)
         return report
 

@@ -294,9 +294,9 @@ class LLM:
         report = self.engine.cache.explain(token_ids, namespace)
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:
-            told = self.engine.explain_by_tiers(report, token_ids, namespace)
-            if told is not None:
-                return told
+            explained = self.engine.explain_by_tiers(report, token_ids, namespace)
+            if explained is not None:
+                return explained
             time.sleep(ASK_AGAIN_S)
         return report
 

@@ -255,10 +255,10 @@ def _option_ttl(options: Mapping[str, Any]) -> float:
 
 def _parameters(body: Json, dialect: str, blocks: Sequence[Block]) -> str:
     names = ("tool_choice", "thinking") if dialect == "messages" else ("reasoning_effort", "reasoning")
-    told = {name: body[name] for name in names if body.get(name) is not None}
+    given = {name: body[name] for name in names if body.get(name) is not None}
     if dialect == "messages" and any(one.kind == "media" and one.text.startswith("<image") for one in blocks):
-        told["images"] = True
-    return json.dumps(told, sort_keys=True) if told else ""
+        given["images"] = True
+    return json.dumps(given, sort_keys=True) if given else ""
 
 
 def key_digest(headers: Mapping[str, str], path: str = "") -> str:

@@ -70,7 +70,7 @@ def read_prices(given: str) -> Prices:
         raise ConfigError(f"--prices {given}: can't be read ({error}); expected {_FORM}") from None
     try:
         per = float(value.get("per_tokens", 1_000_000))
-        models = {str(name).lower(): _model(told, per) for name, told in value["models"].items()}
+        models = {str(name).lower(): _model(entry, per) for name, entry in value["models"].items()}
         if not per > 0 or not models:
             raise ValueError
         return Prices(str(value["date"]), str(value.get("currency", "USD")), models)
@@ -78,10 +78,10 @@ def read_prices(given: str) -> Prices:
         raise ConfigError(f"--prices {given}: not of the expected form, {_FORM}") from None
 
 
-def _model(told: dict[str, Any], per: float) -> ModelPrices:
-    full = float(told["input"])
-    read, write = float(told.get("cache_read", full)), float(told.get("cache_write", full))
-    long = float(told.get("cache_write_long", write))
+def _model(entry: dict[str, Any], per: float) -> ModelPrices:
+    full = float(entry["input"])
+    read, write = float(entry.get("cache_read", full)), float(entry.get("cache_write", full))
+    long = float(entry.get("cache_write_long", write))
     if not all(0 <= price < float("inf") for price in (full, read, write, long)):
         raise ValueError
     return ModelPrices(full / per, read / per, write / per, long / per)

@@ -113,11 +113,11 @@ class CharacterCoding:
 
     def _rate(self, record: Record, text: str) -> float:
         """Tokens of a character of this prompt: as reported, else as of its model's others so far."""
-        told, chars = record.usage.prompt, max(1, len(text))
-        if told:
+        reported, chars = record.usage.prompt, max(1, len(text))
+        if reported:
             tokens, others = self._counts.get(record.model, (0, 0))
-            self._counts[record.model] = (tokens + told, others + chars)
-            return told / chars
+            self._counts[record.model] = (tokens + reported, others + chars)
+            return reported / chars
         if record.model in self._counts:
             tokens, others = self._counts[record.model]
             return tokens / others

@@ -22,18 +22,19 @@ OTHERS = "(others)"
 
 @dataclass(slots=True)
 class Sums:
-    """Of some requests. All but `requests` and `told` are tokens.
+    """Of some requests. All but `requests` and `num_reported` are tokens.
 
     Attributes:
-        told: how many answers told what was cached; told_prompt: of their prompts; reported: was cached.
+        num_reported: answers that reported what was cached; reported_prompt: tokens of their prompts;
+            reported: of these, cached.
         cached, best: what these rules find, and would find in the best order.
         provider: that these rules find, and that were not read.
     """
 
     requests: int = 0
     prompt: int = 0
-    told: int = 0
-    told_prompt: int = 0
+    num_reported: int = 0
+    reported_prompt: int = 0
     reported: int = 0
     cached: int = 0
     best: int = 0
@@ -48,8 +49,8 @@ class Sums:
         self.best += seen.best_tokens
         self.lost += seen.lost_tokens
         if seen.reported_tokens is not None:
-            self.told += 1
-            self.told_prompt += seen.reported_prompt or seen.prompt_tokens
+            self.num_reported += 1
+            self.reported_prompt += seen.reported_prompt or seen.prompt_tokens
             self.reported += seen.reported_tokens
             if seen.fault == "provider":
                 self.provider += max(0, seen.cached_tokens - seen.reported_tokens)
@@ -64,13 +65,13 @@ class Sums:
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt,
-            "requests_with_usage": self.told,
-            "reported_cached_tokens": self.reported if self.told else None,
+            "requests_with_usage": self.num_reported,
+            "reported_cached_tokens": self.reported if self.num_reported else None,
             "predicted_cached_tokens": self.cached,
             "best_tokens": self.best,
             "lost_tokens": self.lost,
             "provider_tokens": self.provider,
-            "hit_rate": self.reported / self.told_prompt if self.told_prompt else None,
+            "hit_rate": self.reported / self.reported_prompt if self.reported_prompt else None,
             "rules_hit_rate": self.cached / self.prompt if self.prompt else None,
             "best_hit_rate": self.best / self.prompt if self.prompt else None,
         }
@@ -161,8 +162,8 @@ class AuditReport:
         more = sum(tokens * long for tokens, ttl in seen.written if ttl > (self.rule_set.ttl_s or 0.0))
         was = seen.cached_tokens if seen.reported_tokens is None else seen.reported_tokens
         paid = total if seen.reported_tokens is None else seen.reported_prompt or total
-        told = record.usage.written
-        self._money["reported"] += prices.prompt(paid, was, written if told is None else told)
+        reported = record.usage.written
+        self._money["reported"] += prices.prompt(paid, was, written if reported is None else reported)
         self._money["rules"] += prices.prompt(total, seen.cached_tokens, written) + more
         self._money["best"] += prices.prompt(total, seen.best_tokens, written) + more
 
@@ -214,7 +215,7 @@ class AuditReport:
             "lost_tokens": lost,
             "lost_seconds": None if self._rate is None else lost / self._rate,
             "prefill_rate": self._rate,
-            "money": self._money_told(breaks),
+            "money": self._money_of(breaks),
             "breaks": breaks[:100],
             "worst": breaks[:WORST],
             "faults": {
@@ -232,7 +233,7 @@ class AuditReport:
             "requests": self._latest[-MAX_REQUESTS:],
         }
 
-    def _money_told(self, breaks: list[Json]) -> Json | None:
+    def _money_of(self, breaks: list[Json]) -> Json | None:
         if self._prices is None:
             return None
         return {

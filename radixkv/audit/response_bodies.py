@@ -58,11 +58,11 @@ def usage_of(answer: Mapping[str, Any]) -> ReportedUsage:
     if isinstance(details, dict) or prompt is not None:
         details = details if isinstance(details, dict) else {}
         cached = _count(details, "cached_tokens")
-        told = _count(details, "cache_write_tokens", "cache_creation_tokens", "created_cache_tokens")
+        reported = _count(details, "cache_write_tokens", "cache_creation_tokens", "created_cache_tokens")
         return ReportedUsage(
             _count(usage, "input_tokens") if prompt is None else prompt,
             read if cached is None else cached,
-            written if told is None else told,
+            written if reported is None else reported,
             output,
         )
     rest = _count(usage, "input_tokens")
@@ -143,8 +143,8 @@ def _anthropic(events: Sequence[Json]) -> Json:
         elif kind == "message_delta":
             if isinstance(event.get("delta"), dict):
                 answer["stop_reason"] = event["delta"].get("stop_reason")
-            told = event.get("usage") or {}
-            usage.update({name: value for name, value in told.items() if value is not None})
+            reported = event.get("usage") or {}
+            usage.update({name: value for name, value in reported.items() if value is not None})
     for number, block in blocks.items():
         text = "".join(pieces.get(number, ()))
         if block.get("type") == "tool_use":
@@ -194,12 +194,12 @@ class _Sample:
         self._finish = choice.get("finish_reason") or self._finish
 
     def choice(self, dialect: Dialect) -> Json:
-        told = {name: "".join(texts) for name, texts in self._texts.items()}
+        joined = {name: "".join(texts) for name, texts in self._texts.items()}
         if dialect == "completions":
-            return {"text": told["text"], "finish_reason": self._finish}
-        message: Json = {"role": "assistant", "content": told["content"]}
-        if told["reasoning_content"]:
-            message["reasoning_content"] = told["reasoning_content"]
+            return {"text": joined["text"], "finish_reason": self._finish}
+        message: Json = {"role": "assistant", "content": joined["content"]}
+        if joined["reasoning_content"]:
+            message["reasoning_content"] = joined["reasoning_content"]
         if self._calls:
             message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
         return {"message": message, "finish_reason": self._finish}

@@ -197,8 +197,8 @@ class Rules:
     def _observation(self, looked: Looked) -> Observation:
         """What is made of it. Changes nothing."""
         record, units, found, earlier = looked.record, looked.units, looked.found, looked.earlier
-        told = record.usage.prompt
-        total = told if told and not units.is_exact else units.num_tokens
+        reported = record.usage.prompt
+        total = reported if reported and not units.is_exact else units.num_tokens
         rate = units.tokens_per_unit
         if found is None:
             cached = self._in_blocks(looked.in_tree * rate, total)
@@ -225,7 +225,7 @@ class Rules:
             age_s=_age(earlier, record),
             earlier=earlier.place if earlier is not None else "",
             written=self._written(found, units),
-            reported_prompt=told,
+            reported_prompt=reported,
         )
 
     # ------------------------------------------------------------------ the tree
@@ -339,13 +339,13 @@ class Rules:
     def _fault(self, looked: Looked, reason: Reason, cached: int, lost: int) -> Fault:
         """What is to blame for most of the tokens that were not found, by evidence."""
         units, earlier = looked.units, looked.earlier
-        told, prompt = looked.record.usage.cached, looked.record.usage.prompt
+        reported, prompt = looked.record.usage.cached, looked.record.usage.prompt
         slack = self.rule_set.block_tokens
         if prompt and units.is_exact and prompt != units.num_tokens:  # they count in other tokens
             cached = cached * prompt // units.num_tokens
         if not units.is_exact or (prompt and prompt != units.num_tokens):
             slack = max(128, cached // 50)
-        if told is not None and told + slack < cached and cached - told > lost:
+        if reported is not None and reported + slack < cached and cached - reported > lost:
             if looked.is_after_running:
                 return "client"  # what it shares was being computed for another request
             # These rules find it, and its time is known: the prompt was steady.

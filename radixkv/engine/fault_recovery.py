@@ -2,7 +2,7 @@
 
 | what broke                      | what happens                                                            |
 |---------------------------------|-------------------------------------------------------------------------|
-| a step of the model or sampler  | nothing of it counts: its tokens are withdrawn from the cache, and its  |
+| a step of the model or sampler  | nothing of it counts: its tokens are rolled back in the cache, and its   |
 |                                 | requests are bisected: each runs again alone; one that fails alone      |
 |                                 | ends with an error, one that comes through is cleared                   |
 | scheduler, cache or bookkeeping | the cache is rebuilt empty and every request is queued again with the   |
@@ -13,10 +13,10 @@
 A request is never run again for tokens that were delivered: they are part of it by then.
 
 Any `BaseException` is a fault: a panic in a library written in Rust is one that is no `Exception`. Only an
-interrupt and an exit (`ENDS_PROCESS`) are nobody's fault: they pass through, after the step was taken back,
+interrupt and an exit (`ENDS_PROCESS`) are nobody's fault: they pass through, after the step was rolled back,
 so that the engine can go on. So does a runner's own end (`ENDS_ENGINE`), after which it can't.
 
-Nothing in here acts: the engine withdraws, rebuilds and fails, by what these methods return.
+Nothing in here acts: the engine rolls back, rebuilds and fails, by what these methods return.
 """
 
 from __future__ import annotations

@@ -112,6 +112,6 @@ class Runner(Protocol):
         Raises:
             EngineStoppedError: `failure` is set.
             BaseException: whatever else went wrong. Slots that the batch names may have been written; the
-                caller withdraws them.
+                caller rolls them back.
         """
         ...

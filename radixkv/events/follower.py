@@ -232,7 +232,7 @@ class Follower:
         """The keys and chains of a run's blocks, as far as they can be known."""
         count = len(event.block_hashes)
         is_ours = bool(self.incarnation)
-        told = [
+        published = [
             block_hash if is_ours and isinstance(block_hash, int) else None
             for block_hash in event.block_hashes
         ]
@@ -241,14 +241,14 @@ class Follower:
             parent = self._blocks.get(event.parent_block_hash)
             chain = None if parent is None else parent.chain
         if chain is None or len(event.token_ids) != count * event.block_size or event.block_size < 1:
-            return [_Block(key, None) for key in told]
+            return [_Block(key, None) for key in published]
         try:
             tokens = encode_tokens(event.token_ids)
         except InvalidRequestError:
-            return [_Block(key, None) for key in told]
+            return [_Block(key, None) for key in published]
         links = each_identity(chains(event.block_size).chain(chain, tokens))
         if is_ours and event.cache_salt not in (None, PUBLIC_LABEL):
-            return [_Block(key, link) for key, link in zip(told, links, strict=True)]
+            return [_Block(key, link) for key, link in zip(published, links, strict=True)]
         owner = self._keys.owner(self._namespace(event))
         return [_Block(block_key(owner, link), link) for link in links]
 

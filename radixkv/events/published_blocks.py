@@ -66,11 +66,11 @@ class PublishedBlocks:
 
     def snapshot(self) -> list[Event]:
         """Events that bring whoever knows anything else to the same state. O(tokens)."""
-        told: set[int] = set()
+        published: set[int] = set()
         fresh = []
         for block in self._blocks.values():
-            if block.key not in told:
-                told.add(block.key)
+            if block.key not in published:
+                published.add(block.key)
                 fresh.append(block)
         return [AllBlocksCleared(), *self._runs(fresh)]
 
@@ -83,7 +83,7 @@ class PublishedBlocks:
                 return []
             chain, parent = before.chain, before.key
         size = len(run.key) // len(run.block_ids)
-        told: list[_Block] = []
+        published: list[_Block] = []
         for i, (identity, link) in enumerate(
             zip(run.block_hashes, each_identity(chains(self._block_size).chain(chain, run.key)), strict=True)
         ):
@@ -97,12 +97,12 @@ class PublishedBlocks:
                     self._shared[known.key] += 1
                 else:
                     self._present.add(known.key)
-                    told.append(known)
+                    published.append(known)
             parent = known.key
-        return self._runs(told)
+        return self._runs(published)
 
     def _removed(self, gone: RemovedBlocks) -> list[Event]:
-        told: list[int | bytes] = []
+        published: list[int | bytes] = []
         for identity in gone.block_hashes:
             block = self._blocks.pop(identity, None)
             if block is None:
@@ -111,8 +111,8 @@ class PublishedBlocks:
                 self._shared[block.key] -= 1
             else:
                 self._present.discard(block.key)
-                told.append(block.key)
-        return [BlockRemoved(block_hashes=told, medium=MEDIUM)] if told else []
+                published.append(block.key)
+        return [BlockRemoved(block_hashes=published, medium=MEDIUM)] if published else []
 
     def _owner(self, namespace: NamespaceKey) -> _Owner:
         shows = self._tokens == "all" or (

@@ -99,7 +99,7 @@ def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
         return make_breaker("whitespace", *_white_space(old.text, new.text))
     parted = [parted_thoughts(text) for text in texts]
     bare = [squeezed(text) for text, _ in parted]
-    thoughts = [message.reasoning + told for message, (_, told) in zip((old, new), parted, strict=True)]
+    thoughts = [message.reasoning + rest for message, (_, rest) in zip((old, new), parted, strict=True)]
     if bare[0] == bare[1] and thoughts[0] and len(squeezed(thoughts[1])) < len(squeezed(thoughts[0])):
         return make_breaker("thinking_stripped", old=thoughts[0], new=thoughts[1])
     if [name for name, _ in old.calls] == [name for name, _ in new.calls] and old.calls:

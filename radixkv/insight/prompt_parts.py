@@ -64,13 +64,13 @@ def _message(message: Mapping[str, Any]) -> MessageParts:
     reasoning = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
     parts = _parts(message.get("content"))
     thoughts = [text for kind, text in parts if kind == "thinking"]
-    told = next((text for text in reasoning if isinstance(text, str) and text), "")
+    given = next((text for text in reasoning if isinstance(text, str) and text), "")
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     role = str(message.get("role") or "user")
     return MessageParts(
         "system" if role == "developer" else role,
         "\n".join(text for kind, text in parts if kind != "thinking"),
-        told or "\n".join(thoughts),
+        given or "\n".join(thoughts),
         tuple((str(call.get("name")), _written(call.get("arguments"))) for call in calls),
     )
 

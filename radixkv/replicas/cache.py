@@ -113,9 +113,9 @@ class ReplicatedCache(CacheClient):
         return await cache.path(token_ids, tenant=tenant, salt=salt)
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        told = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
+        replies = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
         places: dict[object, BreakPoint] = {}
-        for place in (place for places_of_one in told for place in places_of_one):
+        for place in (place for places_of_one in replies for place in places_of_one):
             key = (place.namespace, place.group_tokens, place.position)
             known = places.get(key)
             if known is not None:
@@ -173,9 +173,9 @@ class ReplicatedCache(CacheClient):
         return any(await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt)))
 
     async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinInfo]:
-        told = await self._ask(lambda cache: cache.pins(tenant=tenant, most_tokens=most_tokens))
+        replies = await self._ask(lambda cache: cache.pins(tenant=tenant, most_tokens=most_tokens))
         longest: dict[tuple[NamespaceKey, str], PinInfo] = {}
-        for pin in (pin for pins in told for pin in pins):
+        for pin in (pin for pins in replies for pin in pins):
             known = longest.get((pin.namespace, pin.id))
             if known is None or pin.num_tokens > known.num_tokens:
                 longest[pin.namespace, pin.id] = pin
@@ -183,9 +183,9 @@ class ReplicatedCache(CacheClient):
 
     async def quotas(self) -> list[QuotaUsage]:
         """Summed over the engines: each grants the whole quota."""
-        told = await self._ask(lambda cache: cache.quotas())
+        replies = await self._ask(lambda cache: cache.quotas())
         summed: dict[NamespaceKey, QuotaUsage] = {}
-        for quota in (quota for quotas in told for quota in quotas):
+        for quota in (quota for quotas in replies for quota in quotas):
             known = summed.get(quota.namespace)
             if known is not None:
                 quota = replace(

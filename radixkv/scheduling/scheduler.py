@@ -414,7 +414,7 @@ class Scheduler:
             lease.commit(request.num_computed)
 
     def rollback(self, batch: Batch) -> list[SequenceState]:
-        """The step failed: what it made shareable is withdrawn, its requests wait again.
+        """The step failed: what it made shareable is rolled back, its requests wait again.
 
         Returns the requests, so that the engine can decide which of them may try again.
         """

@@ -142,7 +142,7 @@ class TierWaits:
         request.tier_hits = () if wait is None else tuple(wait.hits.values())
         report = request.cache_report
         if wait is not None and report is not None:
-            request.cache_report = _told(report, wait.not_loaded)
+            request.cache_report = _with_tier(report, wait.not_loaded)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
         """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
@@ -155,7 +155,7 @@ class TierWaits:
         if not len(run):
             return report
         found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
-        return None if found.state is TierState.RETRY else _told(report, _not_loaded(found, run))
+        return None if found.state is TierState.RETRY else _with_tier(report, _not_loaded(found, run))
 
     def _asks_later(self, wait: TierWait) -> bool:
         """The request goes on waiting, and the tier is asked again."""
@@ -174,7 +174,7 @@ def _not_loaded(found: Found, run: BlockRun) -> NotLoaded | None:
     return NotLoaded(found.tier.name, run.start + found.num_kept * run.block_size, found.refused)
 
 
-def _told(report: MissReport, left: NotLoaded | None) -> MissReport:
+def _with_tier(report: MissReport, left: NotLoaded | None) -> MissReport:
     """A report that says which of the tokens that were missed a tier has."""
     if left is None or report.reason in ("hit", "skipped"):
         return report

@@ -144,9 +144,9 @@ class ServedModelCoding:
 
         How many there were is told by the usage, if it is of one answer; else by where the answer ends.
         """
-        told = record.usage.output
-        if told is not None and not record.other_answers:
-            return ids[: max(0, told - 1)]
+        reported = record.usage.output
+        if reported is not None and not record.other_answers:
+            return ids[: max(0, reported - 1)]
         end = self._encode(str(self.context.engine.tokenizer.facts.get("eos_token") or ""))
         if len(end) == 1 and end[0] in ids:
             ids = ids[: len(ids) - 1 - ids[::-1].index(end[0])]

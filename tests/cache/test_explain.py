@@ -64,7 +64,7 @@ def test_diverged_says_where_and_against_what(at: int) -> None:
     assert str(at) in report.detail
 
 
-def test_diverged_behind_a_shared_prefix_with_many_branches() -> None:
+def test_diverged_after_a_shared_prefix_with_many_branches() -> None:
     cache = PrefixCache(640, 4)
     for i in range(50):
         store(cache, [*PROMPT[:8], i, *range(500, 510)])
@@ -106,7 +106,7 @@ def test_evicted_by_capacity() -> None:
     assert cache.explain(PROMPT).evicted_by == "capacity"
 
 
-def test_the_same_block_behind_another_prefix_was_not_evicted() -> None:
+def test_the_same_block_after_another_prefix_was_not_evicted() -> None:
     cache = PrefixCache(3000, 4)
     tail = list(range(40))
     long_a, long_b = [1] * 8000, [2] * 8000

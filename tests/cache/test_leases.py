@@ -1,4 +1,4 @@
-"""The end of a lease, what is withdrawn or discarded with it, and what may not be done with one."""
+"""The end of a lease, what is rolled back or discarded with it, and what may not be done with one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_withdraw_makes_tokens_unshareable_at_once() -> None:
     cache.check()
     sharer.append([7])
     sharer.commit(21)
-    assert cache.match([*range(20), 7]).num_tokens <= 10, "what stands on withdrawn tokens is not shared"
+    assert cache.match([*range(20), 7]).num_tokens <= 10, (
+        "what follows tokens that were rolled back is not shared"
+    )
     sharer.release()
     lease.commit(20)
     assert cache.match(list(range(20))).num_tokens == 20

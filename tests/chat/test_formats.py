@@ -228,7 +228,7 @@ def test_a_long_call_that_is_cut_off_keeps_what_there_is() -> None:
     assert answer.tool_calls == [ToolCall("id-0", "f", '{"a": "' + "x" * 1000)]
 
 
-def test_content_goes_on_behind_a_call() -> None:
+def test_content_goes_on_after_a_call() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     answer = parse("hermes", f"One.\n{call}\n\nTwo.")
     assert answer.content == "One.\n\nTwo."

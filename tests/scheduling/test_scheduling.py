@@ -29,7 +29,7 @@ def test_three_prompts_share_one_budget_under_a_cap():
 
 
 @pytest.mark.parametrize("cap", [None, 256])
-def test_a_short_prompt_behind_a_long_one_is_served_within_three_steps(cap):
+def test_a_short_prompt_after_a_long_one_is_served_within_three_steps(cap):
     engine, _ = make_engine(num_blocks=1000, budget=512, max_tokens_per_request=cap)
     engine.add_request(prompt(0, 6000), ONE, request_id="long")
     engine.step()

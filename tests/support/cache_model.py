@@ -326,7 +326,7 @@ class ModelledCache:
         run.lease.release(discard=discard, keep=keep)
 
     def rollback(self, run: Run, num_tokens: int) -> None:
-        """A step failed: as the engine does, release all that had shared what is withdrawn."""
+        """A step failed: as the engine does, release all that had shared what is rolled back."""
         self._copies(run)
         run.lease.rollback(num_tokens)
         run.committed = min(run.committed, num_tokens)

@@ -102,7 +102,7 @@ def test_any_decoder(name: str, data: st.DataObject) -> None:
     assert streamed(tokenizer, ids, cuts, True) == whole
 
 
-def test_character_behind_an_invalid_byte() -> None:
+def test_character_after_an_invalid_byte() -> None:
     """The parts after `ByteLevel` see the whole text: a character's bytes may come one by one."""
     tokenizer = with_decoder(DECODERS["byte-level, strip"])
     ids: list[int] = []

@@ -375,7 +375,7 @@ class Adaptive(EvictionPolicy):
         self._shadow.forget(request, count)
 
     def _shorten(self, run: _Run, length: int) -> None:
-        """Blocks that left a node without being evicted (discarded, withdrawn) are no longer counted."""
+        """Blocks that left a node without being evicted (discarded, rolled back) are no longer counted."""
         if run.length > length:
             for count, uses in run.cut(length):
                 self._drop((run.request, run.rhythm, uses), count)

@@ -58,7 +58,7 @@ class BlockChanges:
 
     sequence: int  # consecutive number, from 1; a replay repeats the latest one
     stored: tuple[StoredBlocks, ...] = ()  # parents before what follows them
-    # Evicted, discarded, withdrawn or reset; what follows others before them.
+    # Evicted, discarded, rolled back or reset; what follows others before them.
     removed: tuple[RemovedBlocks, ...] = ()
     cleared: bool = False  # nothing was left (`reset`); `removed` says what that was
 

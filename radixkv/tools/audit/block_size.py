@@ -13,7 +13,7 @@ from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.rule_sets import RuleSet
 from radixkv.audit.rules import Rules
 
-_ASKED_RECORDS, _MIN_TOLD = 200, 3
+_ASKED_RECORDS, _MIN_REPORTED = 200, 3
 _MEMORY_BYTES = 64 << 20
 
 
@@ -23,10 +23,10 @@ def reported_block_size(records: Iterable[Record], rules: RuleSet, coding: Promp
     """
     usual = rules.block_tokens
     first = list(islice(records, _ASKED_RECORDS))
-    told = [record.usage.cached for record in first if record.usage.cached]
-    common = math.gcd(*told)
+    reported = [record.usage.cached for record in first if record.usage.cached]
+    common = math.gcd(*reported)
     power = common & -common
-    if power <= usual or len(set(told)) >= _MIN_TOLD:
+    if power <= usual or len(set(reported)) >= _MIN_REPORTED:
         return max(power, usual)
     if coding is None or not coding.is_exact:
         return usual

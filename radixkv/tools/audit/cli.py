@@ -112,14 +112,14 @@ def audit_command(
     for flag, path in (("--json", json_file), ("--html", html_file)):
         check_writable(flag, path)
     size, chosen = memory_bytes(memory), rule_set(rules)
-    told = None if prices is None else read_prices(prices)
+    price_list = None if prices is None else read_prices(prices)
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
     with readable_again(paths) as files, RequestRows() as rows:
         if chosen.block_tokens > 1 and block_size is None:
             block_size = reported_block_size(Recording(files, size // 4), chosen, coding)
         if block_size is not None:
             chosen = replace(chosen, block_tokens=block_size)
-        report = AuditReport(chosen, prefill_rate, told)
+        report = AuditReport(chosen, prefill_rate, price_list)
         observer = Rules(chosen, coding, memory_bytes=size * 3 // 4, capacity_tokens=capacity)
         recording = Recording(files, size // 4)
         began = time.perf_counter()

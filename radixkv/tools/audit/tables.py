@@ -44,10 +44,10 @@ def _counted(report: Json) -> str:
         return "counted by the model's tokenizer"
     if report["tokens_are"] == "bytes":
         return "one for each byte of its text"
-    told = report["summary"]["requests_with_usage"]
+    num_reported = report["summary"]["requests_with_usage"]
     return (
         "estimated from characters, in proportion to the usage that the log tells"
-        if told
+        if num_reported
         else "estimated from characters; the log tells no usage"
     )
 

@@ -58,7 +58,7 @@ def clear_folder(folder: FolderArgument) -> None:
     _check(folder)
     lock = FolderLock(folder)
     try:
-        with _told(folder):
+        with _named_os_errors(folder):
             num_bytes = clear(folder)
     finally:
         lock.release()
@@ -73,13 +73,13 @@ def add_commands(commands: typer.Typer) -> None:
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; give the one after `--kv-tier disk:`")
-    with _told(folder):
+    with _named_os_errors(folder):
         if not (folder / LOCK).exists() and not files_in(folder):
             raise ConfigError(f"{folder} is no folder of a K/V tier: it has neither blocks nor a lock")
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _named_os_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -89,7 +89,10 @@ def _told(folder: Path) -> Iterator[None]:
 def _reports(folder: Path, *, verify: bool) -> list[SegmentReport]:
     _check(folder)
     reports = []
-    with _told(folder), Progress(console=Console(stderr=True), disable=not verify, transient=True) as bar:
+    with (
+        _named_os_errors(folder),
+        Progress(console=Console(stderr=True), disable=not verify, transient=True) as bar,
+    ):
         task = bar.add_task("Reading", total=len(files_in(folder)))
         for report in report_segments(folder, verify=verify):
             reports.append(report)

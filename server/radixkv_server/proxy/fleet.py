@@ -135,15 +135,17 @@ class Fleet:
     """Chooses upstreams, follows their events and watches their health while it runs."""
 
     def __init__(self, members: Sequence[FleetMember]) -> None:
-        told = [member.events.secret for member in members if member.events and member.events.secret]
-        if len(set(told)) > 1:
+        stream_secrets = [
+            member.events.secret for member in members if member.events and member.events.secret
+        ]
+        if len(set(stream_secrets)) > 1:
             raise ConfigError("--upstream: the secrets of all events must be the same")
         if any(member.events for member in members):
             try:
                 import radixkv.events.subscriber  # noqa: F401
             except ImportError as error:
                 raise ConfigError(f"--upstream ...,events=: {error}; pip install 'radixkv[events]'") from None
-        self._keys = BlockKeys(told[0] if told else secrets.token_bytes(32))
+        self._keys = BlockKeys(stream_secrets[0] if stream_secrets else secrets.token_bytes(32))
         self._router = Router(self._keys)
         self._members = {str(member.upstream): _Member(member) for member in members}
         if len(self._members) < len(members):

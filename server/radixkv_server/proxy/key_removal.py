@@ -77,8 +77,8 @@ def _without(text: bytes, secrets: tuple[str, ...]) -> bytes:
 
 def _forms(secret: str) -> tuple[bytes, ...]:
     """How a key may stand in JSON."""
-    told = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
-    return tuple(form.encode() for form in told)
+    spellings = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    return tuple(form.encode() for form in spellings)
 
 
 def _without_keys(value: Any, secrets: tuple[str, ...]) -> Any:

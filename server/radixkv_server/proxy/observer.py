@@ -123,9 +123,9 @@ def main() -> None:
         os.nice(NICE)  # the traffic goes first
     frames = read_frames(sys.stdin.buffer)
     observer = Observer(next(frames))
-    for told in frames:
+    for frame in frames:
         try:
-            observer.take(told) if isinstance(told, Seen) else observer.take_states(told)
+            observer.take(frame) if isinstance(frame, Seen) else observer.take_states(frame)
         except Exception as error:  # one request's fault is no other's
             logger.warning("a request could not be looked at: %s", type(error).__name__)
     observer.close()

@@ -34,7 +34,7 @@ _TAIL = 64 * 1024  # of an answer, where its usage is
 _TOKENIZE_S = 2.0
 _LONG_BODY = 64 * 1024  # is read on another thread
 #: Routes whose prompts a server of ours tells.
-_TOLD_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+_RENDERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 # What a server refuses with 404 because another one keeps what the body goes on from.
 _STORED = frozenset({"previous_response_id", "thread", "input"})
 _PASSED_ON = ("authorization", "x-api-key", "content-type", "content-encoding")
@@ -76,7 +76,7 @@ class RoutedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ServerTokens:
     tokens: EncodedTokens
     namespace: NamespaceName
 
@@ -133,34 +133,34 @@ class PromptReader:
             return RoutedPrompt(self._nothing, goes_on_from=named)
         data = record.body
         named += _goes_on_from(data)
-        told: _Told | None = None
+        tokens: _ServerTokens | None = None
         impossible = set[str]()
         for address in tokenizers:
-            if told is not None and not named:
+            if tokens is not None and not named:
                 break
             try:
-                told = await self._ask(address, path, headers, body, record) or told
+                tokens = await self._ask(address, path, headers, body, record) or tokens
             except _NotHere:
                 impossible.add(address)
             except _Refused:
                 break
         streams = data.get("stream") is True
         session = conversation_in(headers) or record.conversation or None
-        make = partial(self._blocks, record, told)
+        make = partial(self._blocks, record, tokens)
         blocks = await asyncio.to_thread(make) if len(body) > _LONG_BODY else make()
         return RoutedPrompt(
             blocks,
-            told is not None,
+            tokens is not None,
             blocks.num_tokens,
             streams,
             session,
             named,
-            frozenset(impossible if told is not None else ()),  # where nobody keeps it, anybody can say so
+            frozenset(impossible if tokens is not None else ()),  # where nobody keeps it, anybody can say so
         )
 
-    def _blocks(self, record: Record, told: _Told | None) -> PromptBlocks:
-        if told is not None:
-            return self._make_blocks(told.tokens, told.namespace)
+    def _blocks(self, record: Record, tokens: _ServerTokens | None) -> PromptBlocks:
+        if tokens is not None:
+            return self._make_blocks(tokens.tokens, tokens.namespace)
         namespace: NamespaceName = ("", record.salt) if record.salt else ""
         blocks = self._make_blocks(_pieces(record), namespace)
         if self._learned_block:
@@ -169,20 +169,20 @@ class PromptReader:
 
     async def _ask(
         self, address: str, path: str, headers: Mapping[str, str], body: bytes, record: Record
-    ) -> _Told | None:
+    ) -> _ServerTokens | None:
         """What a server says that the prompt is; None: it does not say.
 
         Raises:
             _NotHere, _Refused: see there.
         """
         passed = {name: headers[name] for name in _PASSED_ON if name in headers}
-        if path in _TOLD_PATHS and address not in self._others:
+        if path in _RENDERED_PATHS and address not in self._others:
             answer = await self._post(f"{address}/tokenize{path}", passed, body)
             if answer is None:
                 return None
             data = _json(answer)
             if answer.status_code == 200:
-                return _told(data, data.get("namespace"))
+                return _server_tokens(data, data.get("namespace"))
             error = data.get("error")
             param = error.get("param") if isinstance(error, dict) else None
             if answer.status_code == 404 and param in _STORED:
@@ -200,7 +200,7 @@ class PromptReader:
         answer = await self._post(f"{address}/tokenize", passed, json.dumps(asked).encode())
         if answer is None or answer.status_code != 200:
             return None
-        return _told(_json(answer), ["", record.salt] if record.salt else [""])
+        return _server_tokens(_json(answer), ["", record.salt] if record.salt else [""])
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response | None:
         try:
@@ -256,12 +256,12 @@ def _json(answer: httpx.Response) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _told(data: Mapping[str, Any], namespace: object) -> _Told | None:
+def _server_tokens(data: Mapping[str, Any], namespace: object) -> _ServerTokens | None:
     tokens = data.get("tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(namespace, list) or not namespace:
         return None
     try:
-        return _Told(EncodedTokens(encode_tokens(tokens)), tuple(map(str, namespace)))
+        return _ServerTokens(EncodedTokens(encode_tokens(tokens)), tuple(map(str, namespace)))
     except InvalidRequestError:
         return None
 

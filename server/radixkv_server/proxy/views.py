@@ -203,14 +203,14 @@ class Views:
 
     def _cost(self, one: WatchedRequest) -> Json | None:
         """What the prompt cost, and what it would have at best; None: no prices are known."""
-        told = None if self._prices is None else self._prices.of(one.record.model)
-        if self._prices is None or told is None:
+        price = None if self._prices is None else self._prices.of(one.record.model)
+        if self._prices is None or price is None:
             return None
         total, written = one.observation.prompt_tokens, one.record.usage.written or 0
         best = min(total, max(one.cached_tokens, one.observation.best_tokens))
         return {
-            "prompt": round(told.prompt(total, one.cached_tokens, written), 8),
-            "best": round(told.prompt(total, best, written), 8),
+            "prompt": round(price.prompt(total, one.cached_tokens, written), 8),
+            "best": round(price.prompt(total, best, written), 8),
             "currency": self._prices.currency,
             "prices_of": self._prices.date,
         }
@@ -243,9 +243,9 @@ def _rates(sums: RequestSums) -> Json:
 
 def _detail(one: WatchedRequest) -> str:
     observed = one.observation
-    told = "did not say" if observed.reported_tokens is None else f"reported {observed.reported_tokens:,}"
+    reported = "did not say" if observed.reported_tokens is None else f"reported {observed.reported_tokens:,}"
     expected = f"Of {observed.prompt_tokens:,} tokens {observed.cached_tokens:,} were to be found"
-    return f"{expected}; the upstream {told}."
+    return f"{expected}; the upstream {reported}."
 
 
 def _advice(one: WatchedRequest) -> str | None:
@@ -257,5 +257,5 @@ def _advice(one: WatchedRequest) -> str | None:
 
 
 def _breaker(found: Breaker) -> Json:
-    told = {"kind": found.kind, "what": found.what, "place": found.place, "remedy": found.remedy}
-    return {**told, "earlier": found.old or None, "now": found.new or None}
+    breaker = {"kind": found.kind, "what": found.what, "place": found.place, "remedy": found.remedy}
+    return {**breaker, "earlier": found.old or None, "now": found.new or None}

@@ -45,8 +45,8 @@ class WatchedRequest:
     @property
     def cached_tokens(self) -> int:
         """As the answer told, else as these rules expect."""
-        told = self.observation.reported_tokens
-        return self.observation.cached_tokens if told is None else told
+        reported = self.observation.reported_tokens
+        return self.observation.cached_tokens if reported is None else reported
 
     @property
     def reason(self) -> str:

@@ -250,9 +250,9 @@ class ContextEdits(StrictModel):
         """
         applied = []
         for edit in self.edits or ():
-            messages, told = await edit.apply(messages, count)
-            if told is not None:
-                applied.append(told)
+            messages, edited = await edit.apply(messages, count)
+            if edited is not None:
+                applied.append(edited)
         return messages, applied
 
 

@@ -46,7 +46,7 @@ def parts_of(body: MessagesRequest, model: str) -> RequestParts:
     )
 
 
-def told(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
+def answer_fields(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
     """The fields of an answer to a request that has `diagnostics`."""
     finding = diagnosis.finding(usage)
     return {"diagnostics": _words(finding), **diagnosis.own(finding, usage)}

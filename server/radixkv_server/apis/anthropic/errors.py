@@ -38,10 +38,10 @@ class AnthropicDialect:
         message = error.message
         if error.param is not None and error.param not in message:
             message = f"{error.param}: {message}"
-        told: Json = {"type": kind, "message": message}
+        error_body: Json = {"type": kind, "message": message}
         if error.code is not None and error.code.startswith("thread_"):
-            told["details"] = {"error_code": error.code}  # by which the SDKs know that they must begin anew
-        return {"type": "error", "error": told, "request_id": request_id}
+            error_body["details"] = {"error_code": error.code}  # SDKs begin anew by it
+        return {"type": "error", "error": error_body, "request_id": request_id}
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         body = self.error_body(error, request_id)

@@ -74,9 +74,9 @@ async def parse_messages(
 async def count_tokens(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> Json:
     """POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would make."""
     context.resolve_model(body.model)
-    edited, told = await _edited(context, body, caller)
+    edited, applied_edits = await _edited(context, body, caller)
     answer: Json = {"input_tokens": await _count(context, edited, caller)}
-    if told:
+    if applied_edits:
         original = answer["input_tokens"] if edited is body else await _count(context, body, caller)
         answer["context_management"] = {"original_input_tokens": original}
     return answer

@@ -155,7 +155,7 @@ class MessageRenderer(Renderer):
             "content": content,
             **stop,
             "usage": self._usage(usage),
-            **({} if self._diagnosis is None else diagnostics.told(self._diagnosis, usage)),
+            **({} if self._diagnosis is None else diagnostics.answer_fields(self._diagnosis, usage)),
             **self._more,
         }
 

@@ -56,10 +56,10 @@ class CacheDiagnosis:
 
     def own(self, finding: Finding, usage: Usage) -> Json:
         """`cache_diagnosis`, which stands beside every dialect's words."""
-        told = finding_json(self._comparison.earlier_id, finding)
+        found = finding_json(self._comparison.earlier_id, finding)
         if finding.state == "compared":
-            told |= {"prompt_tokens": usage.prompt_tokens, **self._break(finding, usage)}
-        return {"cache_diagnosis": told}
+            found |= {"prompt_tokens": usage.prompt_tokens, **self._break(finding, usage)}
+        return {"cache_diagnosis": found}
 
     def _break(self, finding: Finding, usage: Usage) -> Json:
         """Why the cache had no more, and the text where the prompts part, or where what was cached ends."""
@@ -70,15 +70,15 @@ class CacheDiagnosis:
             at = finding.shared_tokens
         elif finding.is_lost and report is not None:
             at = report.num_hit_tokens
-        told: Json = {"cache_miss": report and miss_json(report, hint), "place": None, "around": None}
+        found: Json = {"cache_miss": report and miss_json(report, hint), "place": None, "around": None}
         if at >= len(ids):
-            return told
+            return found
         before, after = ids[max(0, at - SHOWN_TOKENS) : at].tolist(), ids[at : at + SHOWN_TOKENS].tolist()
         cached = None
         if report is not None and report.diverged_at == at and not report.cached_is_public:
             cached = self._texts.text(report.cached_tokens_after[:SHOWN_TOKENS])
         return {
-            **told,
+            **found,
             "place": prompt.place_name and prompt.place_name(before, after),
             "around": {
                 "position": at,
@@ -91,12 +91,12 @@ class CacheDiagnosis:
 
 def finding_json(earlier_id: str | None, finding: Finding) -> Json:
     """What was found out about a request and the one that it was compared with."""
-    told: Json = {"compared_with": earlier_id, "state": finding.state}
+    found: Json = {"compared_with": earlier_id, "state": finding.state}
     if finding.state != "compared":
-        return told
+        return found
     difference = finding.difference
     return {
-        **told,
+        **found,
         "changed": None if difference is None else difference.part,
         "index": None if difference is None else difference.index,
         "compared_tokens": finding.compared_tokens,

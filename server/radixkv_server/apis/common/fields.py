@@ -250,7 +250,7 @@ class PromptCacheOptions(StrictModel):
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
-    def told(self) -> dict[str, Any]:
+    def echoed(self) -> dict[str, Any]:
         """As a response echoes them."""
         return {
             "mode": self.mode or "implicit",

@@ -270,8 +270,8 @@ class TextRenderer(Renderer):
             self._prompt_logprobs[prompt_index] = delta.prompt.logprobs
         index = prompt_index * (self._body.n or 1) + delta.index
         choice = self._choice(index, prompt_index, self._prompt_logprobs.get(prompt_index), delta)
-        told = (value for name, value in choice.items() if name != "index")
-        return self._chunks.event(choice, usage) if any(told) else b""
+        values = (value for name, value in choice.items() if name != "index")
+        return self._chunks.event(choice, usage) if any(values) else b""
 
     def ending(self, usage: Usage) -> bytes:
         return self._chunks.ending(usage)

@@ -16,7 +16,7 @@ from radixkv_server.apis.responses.errors import ResponsesDialect, error_json, f
 from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.apis.responses.tools import Toolbox, told
+from radixkv_server.apis.responses.tools import Toolbox, tools_in_response
 from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
 from radixkv_server.dialect import Dialect, Json
@@ -64,7 +64,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "prompt_cache_key": body.prompt_cache_key,
         "prompt_cache_retention": body.prompt_cache_retention,
         "prompt_cache_diagnostics": None,
-        "prompt_cache_options": options and options.told(),
+        "prompt_cache_options": options and options.echoed(),
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
@@ -72,7 +72,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "temperature": params.temperature,
         "text": {"format": text_format.plain() if text_format else {"type": "text"}, "verbosity": "medium"},
         "tool_choice": plain_choice(body.tool_choice) or "auto",
-        "tools": told(body.tools or ()),
+        "tools": tools_in_response(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
@@ -174,8 +174,8 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         """The end of a stream that can't go on: an `error` event, then the response as failed."""
         events = list(self._items.end("incomplete"))
-        told = {"code": "server_error", "message": error.message, "param": error.param}
-        failed = {**self.response, "status": "failed", "output": self._items.items, "error": told}
+        failure = {"code": "server_error", "message": error.message, "param": error.param}
+        failed = {**self.response, "status": "failed", "output": self._items.items, "error": failure}
         frames = self._frames(events) + frame(error_json(error, self._num_events))
         self._num_events += 1
         return frames + self._frames([{"type": "response.failed", "response": failed}])
@@ -185,12 +185,12 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         if self._with_logprobs:
             self._tokens.add(delta.logprobs)
         for event in self._readers.read(delta):
-            told = []
+            logprobs = []
             if isinstance(event, ReasoningDelta):
                 self._reasoning_tokens = self._num_tokens
             elif isinstance(event, ContentDelta) and self._with_logprobs:
-                told = self._logprobs.tokens(self._tokens.take(event))
-            yield from self._items.add(event, told)
+                logprobs = self._logprobs.tokens(self._tokens.take(event))
+            yield from self._items.add(event, logprobs)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             if self._params.samples_nothing:

@@ -251,8 +251,8 @@ class Toolbox:
         return given
 
 
-def told(tools: Sequence[Any]) -> list[Json]:
-    """The tools as they are told in a response: those that this server takes."""
+def tools_in_response(tools: Sequence[Any]) -> list[Json]:
+    """The tools as a response lists them: those that this server takes."""
     return [tool.plain() for tool in tools if not isinstance(tool, HostedTool)]
 
 

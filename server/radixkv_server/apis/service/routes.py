@@ -44,10 +44,14 @@ async def tokenize(request: Request) -> Response:
         ids = (await chat_prompt(context, chat_of(context, body, body.messages))).ids
 
     def answer() -> Json:
-        told: Json = {"tokens": ids, "count": len(ids), "max_model_len": context.engine.limits.max_model_len}
+        found: Json = {
+            "tokens": ids,
+            "count": len(ids),
+            "max_model_len": context.engine.limits.max_model_len,
+        }
         if body.return_token_strs:
-            told["token_strs"] = [tokenizer.token_text(token) for token in ids]
-        return told
+            found["token_strs"] = [tokenizer.token_text(token) for token in ids]
+        return found
 
     return await long_json_response(answer, size=len(ids))
 

@@ -19,7 +19,7 @@ const COUNTED = {
   bytes: "Each byte of a text is counted as a token.",
   estimated: "Tokens are estimated from characters, in proportion to the usage that the log tells.",
 };
-const MOST_ROWS = 50;
+const MAX_ROWS = 50;
 
 const card = (title, ...children) => el("section", { class: "panel", "aria-label": title }, el("h2", null, title), children);
 const big = (share, words) => el("p", { class: "big" }, el("strong", null, percent(share)), " ", el("span", { class: "muted" }, words));
@@ -105,14 +105,14 @@ const rates = (group) => [group.hit_rate, group.rules_hit_rate, group.best_hit_r
 function groups(report, name, title) {
   const found = report[`by_${name}`];
   if (found.length < 2) return null;
-  const rows = found.slice(0, MOST_ROWS).map((group) =>
+  const rows = found.slice(0, MAX_ROWS).map((group) =>
     el("tr", null, el("th", { scope: "row" }, group[name]), el("td", { class: "figure" }, number(group.requests)),
       el("td", { class: "figure" }, compact(group.prompt_tokens)), rates(group), el("td", { class: "figure" }, compact(group.lost_tokens))));
   return el("section", null, el("h2", null, title), table(title, [name, "#requests", "#tokens", "#was", "#rules", "#best", "#lost"], rows).node);
 }
 
 function requests(report) {
-  const rows = report.requests.slice(-MOST_ROWS).reverse().map((one) =>
+  const rows = report.requests.slice(-MAX_ROWS).reverse().map((one) =>
     el("tr", null, el("th", { scope: "row" }, one.place), el("td", null, one.conversation), el("td", { class: "figure" }, number(one.prompt_tokens)),
       el("td", { class: "figure" }, number(one.reported_cached_tokens)), el("td", { class: "figure" }, number(one.predicted_cached_tokens)),
       el("td", null, one.kind ?? one.reason), el("td", null, one.fault === "none" ? "" : one.fault)));

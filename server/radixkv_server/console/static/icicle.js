@@ -4,8 +4,8 @@ import { KINDS } from "./tree_model.js";
 
 export const ROW = 30; // CSS pixels
 const GAP = 1;
-const LEAST_PATTERN = 5; // narrower boxes are plain
-const LEAST_LABEL = 34;
+const MIN_PATTERN = 5; // narrower boxes are plain
+const MIN_LABEL = 34;
 const FONT = '12px ui-monospace, "SF Mono", "DejaVu Sans Mono", monospace';
 
 /** Strokes of an 8 by 8 tile, as [x0, y0, x1, y1]: what tells kinds apart without their colours. */
@@ -104,9 +104,9 @@ export class Icicle {
   #box(node, kind, x, y, width, light, marks) {
     const context = this.#context;
     const inner = Math.max(0.4, width - GAP);
-    context.fillStyle = width < LEAST_PATTERN ? this.#colours[kind] : this.#paints[kind];
+    context.fillStyle = width < MIN_PATTERN ? this.#colours[kind] : this.#paints[kind];
     context.fillRect(x, y, inner, ROW - GAP);
-    if (width >= LEAST_PATTERN) {
+    if (width >= MIN_PATTERN) {
       context.fillStyle = this.#colours[kind];
       context.fillRect(x, y, inner, 3);
     }
@@ -118,7 +118,7 @@ export class Icicle {
     if (marks.found.has(node.id)) this.#frame(x, y, inner, this.#colours.accent, 2, [4, 3]);
     if (node === marks.hovered) this.#frame(x, y, inner, this.#colours.fg, 1);
     if (node === marks.selected) this.#frame(x, y, inner, this.#colours.fg, 2.5);
-    if (width >= LEAST_LABEL) this.#label(label(node), x, y, inner);
+    if (width >= MIN_LABEL) this.#label(label(node), x, y, inner);
   }
 
   #frame(x, y, width, colour, line, dash = []) {

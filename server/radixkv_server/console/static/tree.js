@@ -5,10 +5,10 @@ import { TreeModel, KINDS, WIDTHS } from "./tree_model.js";
 import { NodePanel, results } from "./tree_panel.js";
 import { compact, duration, el, number, pause, plural, problem } from "./ui.js";
 
-const MOST_NODES = 2000;
-const MOST_FOUND = 50;
-const LEAST_ROWS = 6;
-const MOST_ROWS = 20;
+const MAX_NODES = 2000;
+const MAX_FOUND = 50;
+const MIN_ROWS = 6;
+const MAX_ROWS = 20;
 const FASTEST_MS = 250; // between snapshots while requests run
 const QUIET_MS = 1000; // and while none do
 const NODE_MS = 2.5; // waited for each node of a snapshot, so that a viewer takes less than 1 % of two cores,
@@ -17,7 +17,7 @@ const ZOOM_MS = 220;
 const LISTED = 30; // siblings and children in the list
 const MARK = "icicle-frame"; // the name of the measures of performance
 
-const MOST_MARKS = 1000; // before they are thrown away
+const MAX_MARKS = 1000; // before they are thrown away
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -160,7 +160,7 @@ class TreeView {
   async #read() {
     const salt = this.#salt;
     try {
-      const query = new URLSearchParams({ limit: MOST_NODES, ...(salt && { cache_salt: salt }) });
+      const query = new URLSearchParams({ limit: MAX_NODES, ...(salt && { cache_salt: salt }) });
       const snapshot = await this.#page.api.get(`/v1/cache/tree?${query}`, { signal: this.#end.signal });
       if (this.#end.signal.aborted || salt !== this.#salt) return;
       this.trouble.replaceChildren();
@@ -280,7 +280,7 @@ class TreeView {
       this.#draw();
       return;
     }
-    const query = new URLSearchParams({ search: text, limit: MOST_FOUND, ...(this.#salt && { cache_salt: this.#salt }) });
+    const query = new URLSearchParams({ search: text, limit: MAX_FOUND, ...(this.#salt && { cache_salt: this.#salt }) });
     try {
       const answer = await this.#page.api.get(`/v1/cache/tree?${query}`);
       this.#found = new Set(answer.nodes.map((node) => node.id));
@@ -417,7 +417,7 @@ class TreeView {
 
   /** As many rows as the tree has, within bounds. */
   #fit() {
-    const rows = Math.min(MOST_ROWS, Math.max(LEAST_ROWS, this.#rows, this.#model.levels));
+    const rows = Math.min(MAX_ROWS, Math.max(MIN_ROWS, this.#rows, this.#model.levels));
     if (rows === this.#rows) return;
     this.#rows = rows;
     this.#icicle.resize(this.box.clientWidth, rows);
@@ -437,7 +437,7 @@ class TreeView {
     const isMoving = this.#move(began);
     const marks = { selected: this.#selected, hovered: this.#hovered, found: this.#found };
     const isFading = this.#icicle.draw(this.#model, this.#window, marks, began);
-    if (++this.#frames % MOST_MARKS === 0) performance.clearMeasures(MARK);
+    if (++this.#frames % MAX_MARKS === 0) performance.clearMeasures(MARK);
     performance.measure(MARK, { start: began, end: performance.now() });
     if (isMoving || (isFading && !calm.matches)) this.#draw();
   }

@@ -115,7 +115,7 @@ AUTOMATIC: dict[str, Any] = {"extra_body": {"cache_control": {"type": "ephemeral
 
 
 @pytest.mark.parametrize("own", [None, "", "5m"])
-def test_the_automatic_breakpoint_is_behind_the_last_block(server: LiveServer, own: str | None) -> None:
+def test_the_automatic_breakpoint_is_after_the_last_block(server: LiveServer, own: str | None) -> None:
     send(server, messages=[user(text("one", None), text("two", own))], **AUTOMATIC)
     assert pins(server) == [("user\none\ntwo", FIVE_MINUTES)]
 
@@ -190,7 +190,7 @@ def test_the_automatic_breakpoint_is_one_of_four(server: LiveServer) -> None:
         send(server, messages=[user(text("a", "5m"), text("b", None))], extra_body=control)
 
 
-def test_behind_results_and_calls(server: LiveServer) -> None:
+def test_after_results_and_calls(server: LiveServer) -> None:
     control = {"type": "ephemeral"}
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}, "cache_control": control}
     inner = [text("rain"), text("cold", None)]
