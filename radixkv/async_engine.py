@@ -20,16 +20,16 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from radixkv.async_cache import CacheClient
 from radixkv.config import EngineConfig
+from radixkv.engine.async_cache import CacheClient
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import EngineThread, RestartPolicy
 from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.errors import EngineStoppedError, RequestFailedError
-from radixkv.prompt_texts import PromptTexts
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
+from radixkv.text.prompt_texts import PromptTexts
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport

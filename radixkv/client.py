@@ -4,78 +4,21 @@
 server uses nothing else. One conformance test runs on every implementation.
 
 Callers name who asks by `tenant` and `salt`; the engine makes the cache's key of them (see
-`radixkv.cache_key`), and no caller builds a namespace.
+`radixkv.cache.cache_key`), and no caller builds a namespace.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
-    from radixkv.async_cache import CacheClient
     from radixkv.config import EngineConfig
+    from radixkv.engine.async_cache import CacheClient
     from radixkv.engine.counters import EngineStats
     from radixkv.engine.prompt_limits import Prompt, PromptLimits
     from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
-    from radixkv.text.text_decoder import TextDecoder
-
-
-class TextTokenizer(Protocol):
-    """What callers may ask of a tokenizer; any thread. For long texts use the client's own methods."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that the tokenizer knows."""
-        ...
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` works without a template."""
-        ...
-
-    @property
-    def chat_template(self) -> str | None:
-        """The text of the chat template; None: there is none, or nobody can read it."""
-        ...
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What a tokenizer_config.json tells of it, as JSON data: class, special tokens, added tokens.
-
-        `bos_token`, `eos_token`, `pad_token` and `unk_token` are always there, null where there is none.
-        """
-        ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder:
-        """A decoder for one output; what it gives concatenates to what `decode` gives for all ids.
-
-        Args:
-            kept: spellings of special tokens that are not skipped.
-        """
-        ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-    def is_added_token(self, token_id: int) -> bool:
-        """Whether a token is one of those added to the vocabulary, special or not: grammars take each as a
-        symbol that no text in them matches.
-        """
-        ...
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **options: Any,
-    ) -> list[int]: ...
+    from radixkv.text.text_tokenizer import TextTokenizer
 
 
 class RequestOptions(TypedDict, total=False):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixkv.closed_objects import close_objects
 from radixkv.errors import InvalidRequestError
+from radixkv.text.closed_objects import close_objects
 
 #: The kinds of grammar, each a field of `StructuredOutputs`; a request has one of them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -31,8 +31,8 @@ class StructuredOutputs:
             allowed, which is what models are quickest at.
         disable_any_whitespace: False: any whitespace is allowed between the tokens of JSON.
         disable_additional_properties: objects of the JSON Schema have the properties that are listed, and no
-            others, unless it says something of others (see `radixkv.closed_objects`). None: as where it is
-            used has it; by itself, False.
+            others, unless it says something of others (see `radixkv.text.closed_objects`). None: as where it
+            is used has it; by itself, False.
 
     Raises:
         InvalidRequestError: none or several of the five, or a value of the wrong type; names the field.

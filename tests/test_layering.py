@@ -37,10 +37,10 @@ PACKAGE_EXCEPTIONS = {
 #: Rooms of radixkv, from the ground up: a room imports from lower floors and from itself, not from its
 #: neighbours. The files beside the rooms that are not named here are the entry points.
 FLOORS = (
-    ("errors", "closed_objects"),
-    ("config", "extras", "thread_priority", "structured"),
+    ("errors",),
+    ("config", "extras", "threads"),
     ("cache", "text"),
-    ("chat",),
+    ("chat", "structured"),
     ("tiers", "insight", "events"),
     ("audit", "routing"),
     ("request",),

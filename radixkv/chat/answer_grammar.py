@@ -20,7 +20,7 @@ from typing import Any
 
 from radixkv.chat.calls import NAME, CallSyntax
 from radixkv.chat.format import ChatFormat
-from radixkv.closed_objects import close_objects
+from radixkv.text.closed_objects import close_objects
 
 #: Between the tokens of arguments: none is needed, one is what most models are used to.
 _WHITESPACE = " ?"

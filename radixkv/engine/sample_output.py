@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from radixkv.request import FinishReason, Logprob, SamplingParams, TokenLogprobs
-from radixkv.text.text_decoder import TextDecoder
+from radixkv.text.text_tokenizer import TextDecoder
 
 
 class TextSource(Protocol):

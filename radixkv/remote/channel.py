@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from radixkv.client import TextTokenizer
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
+from radixkv.text.text_tokenizer import TextTokenizer
 
 #: Items of a stream that may be on their way.
 WINDOW = 64

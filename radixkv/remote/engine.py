@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar, cast
 
-from radixkv.async_cache import CacheClient
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.client import EngineClient
+from radixkv.engine.async_cache import CacheClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import EngineStoppedError, InvalidRequestError
 from radixkv.remote.channel import (

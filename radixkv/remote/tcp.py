@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from radixkv.client import EngineClient
 from radixkv.errors import EngineStoppedError
-from radixkv.loop_thread import LoopThread
 from radixkv.remote.engine import connect
 from radixkv.remote.host import serve_engine
+from radixkv.threads.loop_thread import LoopThread
 
 # A connection whose other end is silent is asked for a sign of life after so many seconds, and again.
 _KEEP_ALIVE_S = 2

@@ -13,13 +13,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from radixkv.async_cache import CacheClient
 from radixkv.cache.insight.events import BlockChanges, RemovedBlocks
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
+from radixkv.engine.async_cache import CacheClient
 from radixkv.errors import EngineStoppedError
 from radixkv.insight.advisor import BreakPoint
 from radixkv.insight.tree_walk import TreeSnapshot

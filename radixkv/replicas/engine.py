@@ -27,17 +27,18 @@ from radixkv.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
-from radixkv.loop_thread import LoopThread
-from radixkv.prompt_texts import PromptTexts
 from radixkv.replicas.attempts import Attempts, Running
 from radixkv.replicas.cache import ReplicatedCache
 from radixkv.replicas.member import AGAIN_S, Member
 from radixkv.replicas.members import Members
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.text.encoding import encode_prompt
+from radixkv.text.prompt_texts import PromptTexts
+from radixkv.threads.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from radixkv.client import RequestOptions, TextTokenizer
+    from radixkv.client import RequestOptions
+    from radixkv.text.text_tokenizer import TextTokenizer
 
 logger = logging.getLogger("radixkv")
 

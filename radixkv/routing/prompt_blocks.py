@@ -16,7 +16,7 @@ class PromptBlocks:
 
     Args:
         token_ids: of the prompt, at least one.
-        namespace: whose it is, see `radixkv.cache_key`; public text is found in each.
+        namespace: whose it is, see `radixkv.cache.cache_key`; public text is found in each.
 
     Raises:
         InvalidRequestError: no token ids, or no namespace.

@@ -14,10 +14,11 @@ from radixkv.audit.prompt_units import PromptUnits, TextCoding, prompt_text
 from radixkv.audit.record import Block, Json, Record
 from radixkv.audit.request_bodies import NoRequest
 from radixkv.cache.keys import EncodedTokens, encode_tokens
-from radixkv.client import EngineClient, TextTokenizer
+from radixkv.client import EngineClient
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
 from radixkv.text.json_text import read_json_text
+from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.anthropic.parse import messages_chat
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest

@@ -14,8 +14,8 @@ from measuring import count_work
 from stored_prompts import store
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
-from radixkv.async_cache import CacheClient
 from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener
+from radixkv.engine.async_cache import CacheClient
 from radixkv.errors import EngineStoppedError
 from radixkv.insight.residency import Residency
 

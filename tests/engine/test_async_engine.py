@@ -22,8 +22,8 @@ from radixkv.errors import (
     RadixKVError,
     RequestFailedError,
 )
-from radixkv.prompt_texts import HUGE_TEXT, LONG_TEXT
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.text.prompt_texts import HUGE_TEXT, LONG_TEXT
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)

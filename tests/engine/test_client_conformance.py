@@ -12,11 +12,11 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
-from radixkv.async_cache import CacheClient
+from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
-from radixkv.cache_key import CacheKey
 from radixkv.client import EngineClient
+from radixkv.engine.async_cache import CacheClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import (
     ContextLengthExceededError,

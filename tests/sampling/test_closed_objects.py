@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from scripted_engine import ByteTokenizer
 
-from radixkv.closed_objects import close_objects
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
+from radixkv.text.closed_objects import close_objects
 
 END = 257
 INTEGER = {"type": "integer"}

@@ -52,9 +52,10 @@ ENGINE = {
     "radixkv.cache.insight.ages",  # bounds of counted ages
     "radixkv.cache.insight.explain",  # the type of a miss report
     "radixkv.insight.similarity",  # what two prompts have in common further on
-    "radixkv.async_cache",
+    "radixkv.engine.async_cache",
     "radixkv.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
-    "radixkv.loop_thread",
+    "radixkv.threads.loop_thread",
+    "radixkv.text.text_tokenizer",  # the type of an engine's tokenizer
     "radixkv.remote.tcp",
     "radixkv.replicas.engine",
     "radixkv.tiers.spec",

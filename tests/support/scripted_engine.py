@@ -21,11 +21,11 @@ from typing import Any, ClassVar, Unpack, cast
 import torch
 from told_deltas import collect_outputs
 
-from radixkv.async_cache import CacheClient
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.client import RequestOptions
 from radixkv.config import EngineConfig
+from radixkv.engine.async_cache import CacheClient
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.prompt_limits import Prompt, PromptLimits

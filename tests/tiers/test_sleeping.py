@@ -17,7 +17,7 @@ from scripted_tier import ScriptedTier
 from tier_engines import PROMPT, assert_right, filled
 
 from radixkv.async_engine import AsyncEngine
-from radixkv.cache_key import CacheKey
+from radixkv.cache.cache_key import CacheKey
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError

@@ -27,7 +27,7 @@ from radixkv.sampling.grammar.trial_process import TrialProcess, shared_trials
 from radixkv.sampling.grammar.trial_server import NICENESS, STACK_BYTES
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
-from radixkv.thread_priority import yield_to_steps
+from radixkv.threads.thread_priority import yield_to_steps
 
 #: Tenants whose grammars are compiled at the same time.
 _MAX_LANES = 4

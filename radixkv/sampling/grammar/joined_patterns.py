@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from radixkv.closed_objects import follow_pointer
+from radixkv.text.closed_objects import follow_pointer
 
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 _ELSEWHERE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "additionalItems")

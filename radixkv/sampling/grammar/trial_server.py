@@ -26,7 +26,7 @@ from typing import Any
 from radixkv.sampling.grammar.trial import MAX_TRIAL_BYTES, MAX_TRIAL_S, Verdict, try_out
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
-from radixkv.thread_priority import yield_to_steps
+from radixkv.threads.thread_priority import yield_to_steps
 
 #: Compilers follow references by recursion.
 STACK_BYTES = 256 * 2**20

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.errors import ConfigError
-from radixkv.thread_priority import yield_to_steps
+from radixkv.threads.thread_priority import yield_to_steps
 from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.selection import Selection

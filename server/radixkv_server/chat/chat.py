@@ -18,10 +18,10 @@ from radixkv.chat.client_rules import ClientRule, normalized
 from radixkv.chat.format import TAIL_TOKENS, ChatFormat
 from radixkv.chat.hints import divergence_hint
 from radixkv.chat.history import reasoning_of, template_messages, template_tools
-from radixkv.client import TextTokenizer
 from radixkv.insight.prompt_parts import PromptParts
 from radixkv.request import CompletionOutput, OutputDelta
 from radixkv.structured import StructuredOutputs
+from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.chat.message_places import place_name
 from radixkv_server.chat.structured import with_default
 from radixkv_server.context import ServerContext

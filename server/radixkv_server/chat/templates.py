@@ -10,7 +10,7 @@ from typing import Any
 from radixkv.chat.format import ChatFormat
 from radixkv.chat.formats import find_format
 from radixkv.chat.template_traits import Message, TemplateTraits, find_traits
-from radixkv.client import TextTokenizer
+from radixkv.text.text_tokenizer import TextTokenizer
 
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64

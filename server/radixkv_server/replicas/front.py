@@ -14,9 +14,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from radixkv.loop_thread import LoopThread
 from radixkv.remote.tcp import connect_to
 from radixkv.replicas.engine import ReplicatedEngine
+from radixkv.threads.loop_thread import LoopThread
 from radixkv_server.app import create_app
 from radixkv_server.log_format import configure_logging
 from radixkv_server.replicas.directory import watch

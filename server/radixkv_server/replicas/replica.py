@@ -16,8 +16,8 @@ from ray import serve
 from radixkv.async_engine import AsyncEngine
 from radixkv.config import EngineConfig
 from radixkv.errors import EngineStoppedError
-from radixkv.loop_thread import LoopThread
 from radixkv.remote.tcp import EngineAddress, EngineListener
+from radixkv.threads.loop_thread import LoopThread
 from radixkv_server.log_format import configure_logging
 from radixkv_server.replicas.autoscaling import QUEUE_S
 from radixkv_server.replicas.slots import Slot

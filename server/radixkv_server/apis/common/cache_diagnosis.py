@@ -6,7 +6,7 @@ why the cache did not have the rest, whose text is at the break, and how it goes
 
 from __future__ import annotations
 
-from radixkv.client import TextTokenizer
+from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.common.usage import miss_json
 from radixkv_server.diagnostics.comparison import Comparison, Finding

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from radixkv.chat.answer import ContentDelta
-from radixkv.client import TextTokenizer
 from radixkv.request import Logprob, SamplingParams, TokenLogprobs
+from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.dialect import Json
 
 

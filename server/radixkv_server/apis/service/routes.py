@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 import radixkv
-from radixkv.client import TextTokenizer
+from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.common.chats import chat_of
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.chat.chat import chat_prompt

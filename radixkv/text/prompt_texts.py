@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.text.text_size import text_size
-from radixkv.thread_priority import yield_to_steps
+from radixkv.threads.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.client import TextTokenizer
+    from radixkv.text.text_tokenizer import TextTokenizer
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.insight.events import BlockChanges
 from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
-from radixkv.cache_key import CacheKey
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 from radixkv.insight.advisor import Advisor, BreakPoint
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
