@@ -14,11 +14,14 @@ from grammar_trials import (
     allowed,
     start,
 )
+from scripted_engine import ByteTokenizer
 from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.grammar.compiler import GrammarCompiler
+from radixkv.sampling.grammar.masks import GrammarMask
 from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.sampling.grammar.work import Effort, WorkAccount
 from radixkv.structured import StructuredOutputs
 from radixkv.text.tokenizer import Tokenizer
 
@@ -54,6 +57,23 @@ def test_a_grammar_that_has_become_too_complex_stays_so_when_tokens_are_taken_ba
     mask.roll_back(1)
     assert "too many" in str(mask.failure)
     assert allowed(mask) == set()
+
+
+def test_an_answer_that_an_empty_account_ended_says_so_when_the_account_has_filled_again() -> None:
+    """Between the mask and the question why it allows nothing, time passes."""
+    now = 0.0
+    account = WorkAccount(0.0, 1.0, clock=lambda: now)
+    vocabulary = Vocabulary(ByteTokenizer(), {END})
+    matcher = vocabulary.matcher(StructuredOutputs(regex="a+"))
+    effort = Effort(account)
+    effort.add(0.05)  # more than an empty account allows, less than an answer may take in all
+    mask = GrammarMask(matcher, vocabulary, None, effort)
+    assert account.is_empty
+    assert allowed(mask) == set()
+    now = 60.0
+    assert not account.is_empty
+    assert "CPU time" in str(mask.failure)
+    assert "CPU time" in str(mask.fork().failure)
 
 
 def test_a_fork_has_a_future_of_its_own(compiler: GrammarCompiler) -> None:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Unpack, cast
 
 import torch
@@ -42,8 +43,10 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.masks import GrammarMask
+from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.sampling.grammar.work import Effort
+from radixkv.structured import StructuredOutputs
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 from radixkv.tiers.measured_tier import TierCounts
 
@@ -307,7 +310,7 @@ class ScriptedEngine:
         encoded = checks.encode(prompt)
         checks.check(encoded, checks.encode_words(params), pins)
         checks.check_quota(encoded.tokens, namespace)
-        grammar = checks.compile(params, namespace)
+        checks.compile(params, namespace)  # refuses what the engine refuses
         self._raise_if_closed()
         request_id = request_id or f"req-{uuid.uuid4().hex}"
         if request_id in self._running:
@@ -330,7 +333,7 @@ class ScriptedEngine:
         self.note()
         finished = False
         try:
-            async for delta in self._deltas(asked, grammar):
+            async for delta in self._deltas(asked):
                 yield delta
             finished = True
         finally:
@@ -361,7 +364,15 @@ class ScriptedEngine:
             _prompt_logprobs(asked),
         )
 
-    async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer, {257})
+
+    def _start(self, spec: StructuredOutputs) -> GrammarMask:
+        """A grammar at its beginning, which no tenant's account pays for."""
+        return GrammarMask(self._vocabulary.matcher(spec), self._vocabulary, None, UnlimitedEffort())
+
+    async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         params = asked.params
         if params.samples_nothing:
             times = RequestTimes(first_scheduled=0.0, finished=0.0)
@@ -379,7 +390,7 @@ class ScriptedEngine:
         answer = self._script(asked.text).encode()
         samples = range(params.num_samples)
         given = 0
-        mask = grammar.start() if grammar is not None else None
+        mask = self._start(params.grammar) if params.grammar is not None else None
         await self._at_gate(given)
         reason: FinishReason | None = None
         stop: str | None = None
@@ -450,6 +461,14 @@ class ScriptedEngine:
         self.closed.set()
         self.gate.set()
         self.cache.fail_all(EngineStoppedError("the engine has been closed"))
+
+
+class UnlimitedEffort(Effort):
+    """What a busy machine adds to the CPU time of masks ends no answer."""
+
+    @property
+    def is_too_much(self) -> bool:
+        return False
 
 
 def allowed_token(mask: GrammarMask, wanted: int) -> int:

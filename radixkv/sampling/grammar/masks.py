@@ -28,7 +28,7 @@ _MOST = np.where(
 #: What a request says that is ended for the work that its grammar makes.
 _TOO_MUCH = (
     f"its masks take more than {PROMISED_S * 1e6:.0f} us of CPU time each, and {MAX_EXCESS_S * 1e3:.0f} ms "
-    "in all beyond that; simplify the grammar"
+    "in all beyond that, or less where your grammars have used their CPU time up; simplify the grammar"
 )
 
 
@@ -57,6 +57,7 @@ class GrammarMask(LogitsProcessor):
         self._num_ends = 0  # end tokens that came last: no matcher may get one
         self._mask: Bitmasks | None = None  # for the next token, once it is known
         self._is_slow = False  # masks were slow that were found together with this one's
+        self._failure: str | None = None  # why a mask was emptied, if one was
 
     @property
     def is_active(self) -> bool:
@@ -68,6 +69,9 @@ class GrammarMask(LogitsProcessor):
 
     @property
     def failure(self) -> str | None:
+        # An account fills again: what emptied a mask is told of it all the same.
+        if self._failure is not None:
+            return self._failure
         if self._matcher.is_error():
             return f"the grammar can't go on: {first_line(self._matcher)}"
         return f"the grammar can't go on: {_TOO_MUCH}" if self._effort.is_too_much else None
@@ -123,7 +127,8 @@ class GrammarMask(LogitsProcessor):
     def _take(self, mask: Bitmasks) -> None:
         if self._matcher.is_error():
             self._effort.automaton.is_broken = True
-        if self.failure is not None:
+        self._failure = self.failure
+        if self._failure is not None:
             mask[:] = 0
         elif self._min_tokens is not None and self._min_tokens.is_active:
             without = mask.copy()
@@ -175,7 +180,7 @@ class GrammarMask(LogitsProcessor):
     def fork(self) -> Self:
         min_tokens = self._min_tokens.fork() if self._min_tokens is not None else None
         other = type(self)(self._matcher.deep_copy(), self._vocabulary, min_tokens, self._effort.fork())
-        other._num_ends, other._mask = self._num_ends, self._mask
+        other._num_ends, other._mask, other._failure = self._num_ends, self._mask, self._failure
         return other
 
 
