@@ -64,6 +64,10 @@ install-lint: $(VENV)/.installed-lint
 serve: install
 	@$(BIN)/radixkv serve $(MODEL) $(ARGS)
 
+# Tests start hundreds of processes: what one has compiled to bytecode the next ones find, also where the
+# environment says otherwise.
+test test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
+
 # Two processes, a file's tests in one of them: most tests use one core. WORKERS=0 for one process.
 WORKERS ?= 2
 test: install-test
