@@ -9,7 +9,7 @@ from pathlib import Path
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.tiers.disk.folder import ABOUT, SEGMENT, file_name, files_in
-from radixkv.tiers.disk.segments import read_bytes, scan
+from radixkv.tiers.disk.segment_files import read_bytes, scan
 from radixkv.tiers.record import RecordError, verify_record
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ from typing import Any
 import numpy as np
 
 from radixkv.tiers.disk.folder import ABOUT, SEGMENT, USED, file_name, files_in
+from radixkv.tiers.disk.segment_files import GONE, USE_BYTES, Place, Segment, read_bytes, read_uses, scan
 from radixkv.tiers.record import (
-    HEADER_BYTES,
     BlockName,
     RecordError,
-    RecordHeader,
     pack_record,
-    read_header,
     unpack_record,
     verify_record,
 )
@@ -41,9 +38,6 @@ from radixkv.tiers.tier import Bytes
 _SLACK = 1 / 32
 # Bytes that are copied forward at the start, where the cap was lowered.
 _MAX_COPIED_AT_START = 1 << 30
-_USE_BYTES = array("Q").itemsize
-# In place of the number of a use: the record is forgotten. A higher number is damage.
-_GONE = 1 << 60
 
 
 @dataclass(slots=True)
@@ -61,85 +55,6 @@ class DiskCounts:
     damaged: int = 0
     evicted: int = 0
     kept: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Segment:
-    """One file.
-
-    Attributes:
-        num_bytes: of the file.
-        about_bytes: of what is written beside it, for people.
-        is_foreign: another version of the format wrote it: it stays, unread, until its room is needed.
-        keys: of its records, in order.
-        uses: of each the number of its last use, a later one being higher.
-        uses_changed: since they were written down.
-    """
-
-    number: int
-    num_bytes: int = 0
-    about_bytes: int = 0
-    is_foreign: bool = False
-    keys: list[bytes] = field(default_factory=list)
-    uses: array[int] = field(default_factory=lambda: array("Q"))
-    uses_changed: bool = False
-
-    @property
-    def disk_bytes(self) -> int:
-        """What it takes up, its uses included."""
-        return self.num_bytes + self.about_bytes + len(self.uses) * _USE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record is.
-
-    Attributes:
-        index: of the segment's records.
-        older: another copy, found at the start: power may have been lost while this one was copied forward.
-    """
-
-    segment: Segment
-    index: int
-    offset: int
-    num_bytes: int
-    older: Place | None = None
-
-
-def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
-    """Offset and header of each record of a segment, up to the first that is not whole.
-
-    Raises:
-        OSError: it can't be read.
-        RecordError: at the end, if there is more in the file than whole records.
-    """
-    file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        size, offset = system.fstat(file).st_size, 0
-        while offset < size:
-            header = read_header(system.pread(file, HEADER_BYTES, offset))
-            if offset + header.record_bytes > size:
-                raise RecordError("header")
-            yield offset, header
-            offset += header.record_bytes
-    finally:
-        system.close(file)
-
-
-def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memoryview:
-    """A part of a file, or less where it is shorter."""
-    buffer = np.empty(num_bytes, np.uint8).data
-    file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        done = 0
-        while done < num_bytes:
-            count = system.preadv(file, [buffer[done:]], offset + done)
-            if not count:
-                break
-            done += count
-    finally:
-        system.close(file)
-    return buffer[:done]
 
 
 class SegmentStore:
@@ -224,9 +139,9 @@ class SegmentStore:
         uses = read_uses(self.folder, number, len(segment.keys), self._system)
         for index, key in enumerate(segment.keys):
             # What was written just before the process was killed was used last.
-            use = uses[index] if index < len(uses) and 0 < uses[index] <= _GONE else self._last_use + 1
+            use = uses[index] if index < len(uses) and 0 < uses[index] <= GONE else self._last_use + 1
             segment.uses[index] = use
-            if use < _GONE:
+            if use < GONE:
                 self._last_use = max(self._last_use, use)
             elif (place := self._places.get(key)) and (place.segment, place.index) == (segment, index):
                 self._forget(key, place)
@@ -300,7 +215,7 @@ class SegmentStore:
             use: one of `next_uses`; None: it is used now.
         """
         start, data = pack_record(name, tokens, block)
-        self._make_room(len(start) + data.nbytes + _USE_BYTES)
+        self._make_room(len(start) + data.nbytes + USE_BYTES)
         self._write(name.key, [start, data], self.next_uses(1)[0] if use is None else use)
         self.counts.written += 1
 
@@ -355,7 +270,7 @@ class SegmentStore:
                 left[0] = left[0][count:]
         self._note(segment, key, offset, size, use)
         segment.uses_changed = True
-        self._num_bytes += _USE_BYTES
+        self._num_bytes += USE_BYTES
 
     def _begin_segment(self) -> None:
         if self._file is not None:
@@ -416,7 +331,7 @@ class SegmentStore:
         order = np.argsort(uses)
         last_gone = int(np.searchsorted(np.cumsum(sizes[order]), num_bytes))
         # After a loss of power several may have one number: these go together.
-        oldest_kept = int(uses[order[last_gone]]) + 1 if last_gone < len(order) else _GONE
+        oldest_kept = int(uses[order[last_gone]]) + 1 if last_gone < len(order) else GONE
 
         def to_keep(number: int) -> tuple[float, int]:
             kept = sum(place.num_bytes for use, _, place in live[number] if use >= oldest_kept)
@@ -459,7 +374,7 @@ class SegmentStore:
             for _, key, place in gone:
                 if self._places.get(key) is place:
                     del self._places[key]
-                    place.segment.uses[place.index] = _GONE
+                    place.segment.uses[place.index] = GONE
                     place.segment.uses_changed = True
         self.counts.kept += num_kept
         self.counts.evicted += len(gone)
@@ -481,12 +396,3 @@ class SegmentStore:
             return False
         self._write(key, [record], use)
         return True
-
-
-def read_uses(folder: Path, number: int, count: int, system: Any = os) -> array[int]:
-    """When the first so many records of a segment were used last, as far as it was written down."""
-    uses = array("Q")
-    with contextlib.suppress(FileNotFoundError):
-        data = read_bytes(file_name(folder, number, USED), 0, count * _USE_BYTES, system)
-        uses.frombytes(data[: len(data) // _USE_BYTES * _USE_BYTES])
-    return uses

@@ -1,0 +1,108 @@
+"""One segment: a file of records, with what is written beside it, and where in it a record is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radixkv.tiers.disk.folder import USED, file_name
+from radixkv.tiers.record import HEADER_BYTES, RecordError, RecordHeader, read_header
+
+USE_BYTES = array("Q").itemsize
+# In place of the number of a use: the record is forgotten. A higher number is damage.
+GONE = 1 << 60
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """One file.
+
+    Attributes:
+        num_bytes: of the file.
+        about_bytes: of what is written beside it, for people.
+        is_foreign: another version of the format wrote it: it stays, unread, until its room is needed.
+        keys: of its records, in order.
+        uses: of each the number of its last use, a later one being higher.
+        uses_changed: since they were written down.
+    """
+
+    number: int
+    num_bytes: int = 0
+    about_bytes: int = 0
+    is_foreign: bool = False
+    keys: list[bytes] = field(default_factory=list)
+    uses: array[int] = field(default_factory=lambda: array("Q"))
+    uses_changed: bool = False
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes up, its uses included."""
+        return self.num_bytes + self.about_bytes + len(self.uses) * USE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record is.
+
+    Attributes:
+        index: of the segment's records.
+        older: another copy, found at the start: power may have been lost while this one was copied forward.
+    """
+
+    segment: Segment
+    index: int
+    offset: int
+    num_bytes: int
+    older: Place | None = None
+
+
+def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
+    """Offset and header of each record of a segment, up to the first that is not whole.
+
+    Raises:
+        OSError: it can't be read.
+        RecordError: at the end, if there is more in the file than whole records.
+    """
+    file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        size, offset = system.fstat(file).st_size, 0
+        while offset < size:
+            header = read_header(system.pread(file, HEADER_BYTES, offset))
+            if offset + header.record_bytes > size:
+                raise RecordError("header")
+            yield offset, header
+            offset += header.record_bytes
+    finally:
+        system.close(file)
+
+
+def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memoryview:
+    """A part of a file, or less where it is shorter."""
+    buffer = np.empty(num_bytes, np.uint8).data
+    file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        done = 0
+        while done < num_bytes:
+            count = system.preadv(file, [buffer[done:]], offset + done)
+            if not count:
+                break
+            done += count
+    finally:
+        system.close(file)
+    return buffer[:done]
+
+
+def read_uses(folder: Path, number: int, count: int, system: Any = os) -> array[int]:
+    """When the first so many records of a segment were used last, as far as it was written down."""
+    uses = array("Q")
+    with contextlib.suppress(FileNotFoundError):
+        data = read_bytes(file_name(folder, number, USED), 0, count * USE_BYTES, system)
+        uses.frombytes(data[: len(data) // USE_BYTES * USE_BYTES])
+    return uses
