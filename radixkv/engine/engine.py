@@ -131,32 +131,9 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
-        itself, num_blocks = weakref.ref(self), cache.num_blocks
-
-        def current_cache() -> PrefixCache:
-            # What an engine holds refers to it weakly, so that its memory is free as soon as it is.
-            engine = itself()
-            assert engine is not None
-            return engine.cache
-
-        def most_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
-            # The processor outlives an engine that has failed, and must not keep its memory.
-            engine = itself()
-            return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
-
-        self.input_processor = InputProcessor(
-            self.limits,
-            tokenizer,
-            seed=config.seed,
-            end_token_ids=self.end_token_ids,
-            most_blocks=most_blocks,
-            clock=clock,
-        )
+        self.input_processor = self._make_input_processor()
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
-        self._speculation = None
-        if config.speculation != "off":
-            costs = step_costs or StepCosts.of_backend(runner.backend_name)
-            self._speculation = Speculation(config.max_draft_tokens, costs, current_cache)
+        self._speculation = self._make_speculation(step_costs)
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -180,6 +157,37 @@ class Engine:
         self._events = events
         if events is not None:
             events.attach(cache)
+
+    def _make_input_processor(self) -> InputProcessor:
+        itself, num_blocks = weakref.ref(self), self.cache.num_blocks
+
+        def most_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
+            # The processor outlives an engine that has failed, and must not keep its memory.
+            engine = itself()
+            return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
+
+        return InputProcessor(
+            self.limits,
+            self.tokenizer,
+            seed=self.config.seed,
+            end_token_ids=self.end_token_ids,
+            most_blocks=most_blocks,
+            clock=self.clock,
+        )
+
+    def _make_speculation(self, step_costs: StepCosts | None) -> Speculation | None:
+        if self.config.speculation == "off":
+            return None
+        itself = weakref.ref(self)
+
+        def current_cache() -> PrefixCache:
+            # What an engine holds refers to it weakly, so that its memory is free as soon as it is.
+            engine = itself()
+            assert engine is not None
+            return engine.cache
+
+        costs = step_costs or StepCosts.of_backend(self.runner.backend_name)
+        return Speculation(self.config.max_draft_tokens, costs, current_cache)
 
     def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
         scheduler = self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache), stats=stats)

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from radixkv.errors import ConfigError
-from radixkv.tools.audit.cli import memory_bytes
 from radixkv.tools.cli import command_tree
 
 SECRET = "sk-very-secret-0123456789"
@@ -132,6 +131,7 @@ def test_the_page_is_one_file_that_asks_nobody(tmp_path: Path) -> None:
         (["/no/such/file.jsonl"], "no such file"),
         (["--example", "--rules", "none"], "radixkv, vllm, sglang, anthropic, openai"),
         (["--example", "--memory", "1K"], "--memory"),
+        (["--example", "--memory", "much"], "not a size"),
         (["--example", "--prices", "/no/such/prices.json"], "expected"),
         (["--example", "--json", "/no/such/folder/x.json"], "no folder"),
         (["--example", "--html", "/"], "a folder"),
@@ -176,12 +176,6 @@ def test_the_size_of_blocks_is_what_explains_the_same_few_hits(tmp_path: Path, s
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["block_size"] == size
     assert [one["predicted_cached_tokens"] for one in report["requests"]] == [0, 0, 128, 128, 128, 128]
-
-
-def test_memory_is_a_number_with_a_unit() -> None:
-    assert memory_bytes("512M") == 512 << 20
-    assert memory_bytes("1.5g") == 3 << 29
-    assert memory_bytes(str(64 << 20)) == 64 << 20
 
 
 def completions(path: Path, prompts: list[str], **more: Any) -> Path:

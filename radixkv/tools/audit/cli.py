@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import time
 from dataclasses import replace
 from importlib import resources
@@ -23,7 +22,7 @@ from radixkv.audit.request_bodies import NoRequest
 from radixkv.audit.request_rows import RequestRows
 from radixkv.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.audit.rules import Rules
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, parse_size
 from radixkv.errors import ConfigError
 from radixkv.extras import require_engine
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
@@ -34,74 +33,70 @@ from radixkv.tools.output_files import check_writable
 
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MIN_MEMORY = 16 << 20
 _COLLECTED_AFTER = 200_000  # new objects
 _SHOWN_TOKENS = 400  # of each node of the tree
 
 
-def memory_bytes(text: str) -> int:
-    """`512M`, `2G`, or a number of bytes.
-
-    Raises:
-        ConfigError: it is none of them, or below 16M.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)I?B?", text.strip().upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < _MIN_MEMORY:
-        raise ConfigError(f"--memory takes at least 16M, as in 512M or 2G; not {text!r}")
-    return size
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILES...", help="Recorded requests, plain or gzipped; `-`: the standard input."),
+]
+RulesOption = Annotated[str, typer.Option(help=f"Whose rules say what is cached: {', '.join(RULE_SETS)}.")]
+CapacityOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens that the cache holds. Default: as many as come.")
+]
+BlockSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Tokens of a block or page of the engine. Default: as reported, else its own.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="The model that was served: prompts are counted in its tokens, by its template."),
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The same, by a tokenizer alone: a hub id, a folder or its tokenizer.json, or `bytes`: "
+        "each byte of the text is a token."
+    ),
+]
+MemoryOption = Annotated[str, typer.Option(help="Most memory for what is remembered of the log.")]
+PrefillRateOption = Annotated[
+    float | None,
+    typer.Option(min=1e-3, help="Prompt tokens computed per second: says what misses cost in time."),
+]
+PricesOption = Annotated[
+    str | None,
+    typer.Option(help="A file of prices, or 'example': says what misses cost in money."),
+]
+JsonFileOption = Annotated[
+    Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
+]
+HtmlFileOption = Annotated[
+    Path | None, typer.Option("--html", help="Also write the report as one page that works offline.")
+]
+ExampleOption = Annotated[
+    bool, typer.Option("--example", help="Audit the recorded log that comes with radixkv.")
+]
 
 
 def audit_command(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILES...", help="Recorded requests, plain or gzipped; `-`: the standard input."
-        ),
-    ] = None,
-    rules: Annotated[
-        str, typer.Option(help=f"Whose rules say what is cached: {', '.join(RULE_SETS)}.")
-    ] = "radixkv",
-    capacity: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that the cache holds. Default: as many as come.")
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens of a block or page of the engine. Default: as reported, else its own.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model that was served: prompts are counted in its tokens, by its template."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="The same, by a tokenizer alone: a hub id, a folder or its tokenizer.json, or `bytes`: "
-            "each byte of the text is a token."
-        ),
-    ] = None,
-    memory: Annotated[str, typer.Option(help="Most memory for what is remembered of the log.")] = "512M",
-    prefill_rate: Annotated[
-        float | None,
-        typer.Option(min=1e-3, help="Prompt tokens computed per second: says what misses cost in time."),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(help="A file of prices, or 'example': says what misses cost in money."),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Also write the report as one page that works offline.")
-    ] = None,
-    example: Annotated[
-        bool, typer.Option("--example", help="Audit the recorded log that comes with radixkv.")
-    ] = False,
+    files: FilesArgument = None,
+    rules: RulesOption = "radixkv",
+    capacity: CapacityOption = None,
+    block_size: BlockSizeOption = None,
+    model: ModelOption = None,
+    tokenizer: TokenizerOption = None,
+    memory: MemoryOption = "512M",
+    prefill_rate: PrefillRateOption = None,
+    prices: PricesOption = None,
+    json_file: JsonFileOption = None,
+    html_file: HtmlFileOption = None,
+    example: ExampleOption = False,
 ) -> None:
     """Find out why prompts miss the cache, from recorded requests to any provider or engine."""
     paths = list(files or ())
@@ -111,7 +106,9 @@ def audit_command(
         raise ConfigError("audit: name files with recorded requests, or try `radixkv audit --example`")
     for flag, path in (("--json", json_file), ("--html", html_file)):
         check_writable(flag, path)
-    size, chosen = memory_bytes(memory), rule_set(rules)
+    size, chosen = parse_size(memory), rule_set(rules)
+    if size < _MIN_MEMORY:
+        raise ConfigError(f"--memory takes at least 16M, as in 512M or 2G; not {memory!r}")
     price_list = None if prices is None else read_prices(prices)
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
     with readable_again(paths) as files, RequestRows() as rows:

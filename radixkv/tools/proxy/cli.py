@@ -23,57 +23,64 @@ def add_commands(app: typer.Typer) -> None:
     app.command(name="proxy")(proxy)
 
 
-def proxy(
-    upstream: Annotated[
-        list[str],
-        typer.Option(
-            metavar="URL[,events=tcp://HOST:PORT]",
-            help="The server to hand requests on to, as https://api.openai.com. Of several, each request goes"
-            " to the one that is expected to answer soonest, by the block events it publishes or by what was "
-            "sent there.",
-        ),
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")] = (
-        "127.0.0.1"
+UpstreamOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="URL[,events=tcp://HOST:PORT]",
+        help="The server to hand requests on to, as https://api.openai.com. Of several, each request goes"
+        " to the one that is expected to answer soonest, by the block events it publishes or by what was "
+        "sent there.",
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Append each request and its answer, for `radixkv audit`; never keys."
-        ),
-    ] = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="With --record: hashes of words in the place of texts.")
-    ] = False,
-    record_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="A longer record becomes FILE.1, and another one begins.")
-    ] = "256MiB",
-    record_files: Annotated[int, typer.Option(min=1, help="So many of them are kept.")] = 8,
-    console_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Show the console there: the tree of prompts, and each request."),
-    ] = None,
-    rules: Annotated[
-        str,
-        typer.Option(
-            help="What should be found: radixkv, vllm, sglang, anthropic or openai; auto: by the name."
-        ),
-    ] = "auto",
-    prices: Annotated[
-        str | None,
-        typer.Option(help="A file of prices, or 'example': the console says what prompts cost."),
-    ] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="For what the console remembers of prompts.")
-    ] = "512MiB",
-    max_body: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Refuse longer request bodies; default: any length.")
-    ] = None,
-    max_kept: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="Of a request or answer above this nothing is recorded or shown."),
-    ] = "32MiB",
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to all.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append each request and its answer, for `radixkv audit`; never keys."),
+]
+RedactOption = Annotated[
+    bool, typer.Option("--redact", help="With --record: hashes of words in the place of texts.")
+]
+RecordSizeOption = Annotated[
+    str, typer.Option(metavar="SIZE", help="A longer record becomes FILE.1, and another one begins.")
+]
+RecordFilesOption = Annotated[int, typer.Option(min=1, help="So many of them are kept.")]
+ConsolePortOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Show the console there: the tree of prompts, and each request."),
+]
+RulesOption = Annotated[
+    str,
+    typer.Option(help="What should be found: radixkv, vllm, sglang, anthropic or openai; auto: by the name."),
+]
+PricesOption = Annotated[
+    str | None,
+    typer.Option(help="A file of prices, or 'example': the console says what prompts cost."),
+]
+MemoryOption = Annotated[str, typer.Option(metavar="SIZE", help="For what the console remembers of prompts.")]
+MaxBodyOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Refuse longer request bodies; default: any length.")
+]
+MaxKeptOption = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="Of a request or answer above this nothing is recorded or shown."),
+]
+
+
+def proxy(
+    upstream: UpstreamOption,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8080,
+    record: RecordOption = None,
+    redact: RedactOption = False,
+    record_size: RecordSizeOption = "256MiB",
+    record_files: RecordFilesOption = 8,
+    console_port: ConsolePortOption = None,
+    rules: RulesOption = "auto",
+    prices: PricesOption = None,
+    memory: MemoryOption = "512MiB",
+    max_body: MaxBodyOption = None,
+    max_kept: MaxKeptOption = "32MiB",
 ) -> None:
     """Stand before any model API, hand everything on unchanged, and show and record what is asked.
 
