@@ -97,7 +97,10 @@ def _encode_array(given: Any) -> bytes:
         raise InvalidRequestError(
             f"token ids must be integers, not {array.dtype}", param="token_ids", code="invalid_token_ids"
         )
-    if array.size and not 0 <= array.item(array.argmin()) <= array.item(array.argmax()) <= MAX_TOKEN_ID:
+    fits = array.dtype.kind == "i" and array.dtype.itemsize <= TOKEN_BYTES  # then none is too large
+    if array.size and (
+        array.item(array.argmin()) < 0 or (not fits and array.item(array.argmax()) > MAX_TOKEN_ID)
+    ):
         raise _not_tokens(array.tolist())
     return array.astype("<i4", copy=False).tobytes()
 

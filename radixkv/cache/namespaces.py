@@ -34,6 +34,7 @@ class Namespaces:
         self.any_declared = False  # whether a prefix is declared public
         self._groups = groups  # what their blocks count in
         self._in_use: WeakValueDictionary[NamespaceKey, Namespace] = WeakValueDictionary()
+        self._last: tuple[NamespaceName | None, NamespaceKey] = (None, ())  # the name asked for last, its key
 
     def __len__(self) -> int:
         return len(self._in_use)
@@ -44,6 +45,9 @@ class Namespaces:
         Raises:
             InvalidRequestError: neither a string nor a tuple of strings, or it names another model.
         """
+        name, key = self._last
+        if namespace is name:
+            return key
         key = whole_key(frame_namespace(namespace), self._model)
         if self._model and key[3] != self._model:
             raise InvalidRequestError(
@@ -51,6 +55,7 @@ class Namespaces:
                 "at most (tenant, salt, adapter)",
                 param="namespace",
             )
+        self._last = namespace, key
         return key
 
     def quota_key(self, key: NamespaceKey) -> NamespaceKey:
