@@ -1,10 +1,10 @@
-"""Do the tests notice when the cache is broken? Seeds one fault at a time and runs them.
+"""Do the tests notice when the cache, or what loads and saves its blocks, is broken? One fault at a time.
 
     python tests/cache/mutations.py [NAME ...]
     python tests/cache/mutations.py --list        # only see that every mutation still has its place
 
-Each mutation changes the syntax tree of one function in a temporary copy; the tests of this folder must
-fail on it. Functions are found by name wherever they live in radixkv/cache, and places in them by a pattern:
+Each mutation changes the syntax tree of one function in a temporary copy; the tests of its room must
+fail on it. Functions are found by name wherever they live in that room, and places in them by a pattern:
 source in which `_` stands for any expression, and `_a`, `_b`, ... for ones that the replacement repeats. So
 layout, files and receivers may change. A mutation that no longer has exactly one place is an error: update
 it with the code.
@@ -34,6 +34,7 @@ _IGNORED = ("ctx", "kind", "type_comment")
 # What is most likely to fail runs first, what takes longest last.
 FIRST = ("tests/cache/test_state_machine.py", "tests/cache/test_sharing.py", "tests/cache/test_leases.py")
 LAST = ("tests/cache/test_matching.py", "tests/cache/test_namespaces.py", "tests/cache/test_large_caches.py")
+TIER_TESTS = ("loads", "saves", "load_faults", "traffic_with_a_tier")
 MAX_CPU_S = 240  # the tests take 40
 
 Captures = dict[str, ast.AST]
@@ -47,12 +48,14 @@ class Mutation:
         where: `function` or `Class.function`.
         old: a pattern: an expression, or a simple statement.
         new: of the same kind; `pass` removes a statement.
+        room: the package below radixkv that has the function.
     """
 
     name: str
     where: str
     old: str
     new: str
+    room: str = "cache"
 
 
 MUTATIONS = [
@@ -135,6 +138,63 @@ MUTATIONS = [
         "PrefixCache.declared",
         "self._namespaces.declared()",
         "()",
+    ),
+    # ------------------------------------------------------------------ forks
+    Mutation("do not count a fork's hold on private blocks", "Lease.fork", "_.pool.share(_)", "None"),
+    Mutation("do not protect a fork's path", "Lease.fork", "_.hold(self.node)", "None"),
+    Mutation("let a fork forget the copies it needs", "Lease.fork", "child.pending = _.for_fork()", "pass"),
+    Mutation("leave the other forks where they are", "LeasePath._insert", "_._follow(self, _)", "None"),
+    Mutation(
+        "free a block when the first of its forks ends", "BlockPool.drop_holder", "extra is None", "True"
+    ),
+    # ------------------------------------------------------------------ pins
+    Mutation("set pins without counting blocks", "PinBoard.add", "self.pinned_blocks += _a", "_a"),
+    Mutation("renew no pin by use", "PinBoard.refresh", "_.renewed_at = now", "pass"),
+    Mutation(
+        "end pins that give way for nothing", "PinBoard.give_way", "self.pinned_blocks += _.pin(_)", "pass"
+    ),
+    Mutation("let a pin be found by other tokens", "PinBoard._beyond", "not data.startswith(_)", "False"),
+    # ------------------------------------------------------------------ keep
+    Mutation(
+        "discard what is to be kept",
+        "PrefixCache.discard",
+        "_.discard_from(_a, keep)",
+        "_.discard_from(_a, 0)",
+    ),
+    Mutation("give drafts back but not their blocks", "Lease.truncate", "_.free_private(_, _)", "None"),
+    # ------------------------------------------------------------------ adapters and models
+    Mutation(
+        "share public text between adapters", "what_computes", "key[_OWNER_PARTS:]", "key[_OWNER_PARTS + 1 :]"
+    ),
+    Mutation(
+        "identities of all adapters are the same",
+        "BlockIdentities.seed",
+        "framed(what_computes(_)) + _a",
+        "_a",
+    ),
+    Mutation("join the parts of a namespace", "framed", "len(data).to_bytes(8, 'little')", "b''"),
+    # ------------------------------------------------------------------ leases for loads and saves
+    Mutation("load into blocks of an unprotected path", "Leasing.hold_blocks", "tree.hold(node)", "None"),
+    Mutation(
+        "load public text as a tenant's own", "BlockLeases.missing", "owner.public if _ else owner", "owner"
+    ),
+    Mutation("copy out blocks that are not cached", "BlockLeases.hold", "min(run.end, _)", "run.end"),
+    Mutation("write loaded blocks after a reset", "Loads.write", "some and lease.shares", "some", "tiers"),
+    Mutation("commit blocks that did not come", "Loads._end", "run.start + _ * _", "run.end", "tiers"),
+    Mutation("keep the blocks of a load that has ended", "Loads._end", "lease.release()", "None", "tiers"),
+    Mutation(
+        "keep the blocks of a load that failed to begin", "Loads.start", "lease.release()", "None", "tiers"
+    ),
+    Mutation("never give up a late load", "Loads.give_up_late", "load.deadline <= now", "False", "tiers"),
+    Mutation("believe what a tier gives", "rows_of", "not run.is_same_text(_, _)", "False", "tiers"),
+    Mutation("take pieces with a gap", "rows_of", "kept.start == position", "True", "tiers"),
+    Mutation("hold what has been copied out", "Saves.ended", "_.lease.release(used=False)", "None", "tiers"),
+    Mutation(
+        "drop the rest of a copy that was stopped",
+        "Saves.ended",
+        "self._pieces.appendleft(_)",
+        "None",
+        "tiers",
     ),
 ]
 
@@ -230,12 +290,19 @@ def mutate(mutation: Mutation, package: Path) -> tuple[Path, str]:
     return path, ast.unparse(ast.fix_missing_locations(tree))
 
 
-def run_tests(folder: Path) -> bool:
-    """Whether the tests of the copy in `folder` pass; those that hang are ended, by the CPU time they took."""
+def tests_of(room: str, folder: Path) -> list[str]:
+    """The tests that hold a room, those that are most likely to fail first."""
+    if room == "tiers":
+        return [f"tests/tiers/test_{name}.py" for name in TIER_TESTS]
     paths = [str(path.relative_to(folder)) for path in sorted((folder / "tests/cache").glob("test_*.py"))]
-    paths.sort(key=lambda path: (path not in FIRST, path in LAST))
-    command = [sys.executable, "-m", "pytest", *paths, "-x", "-q", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return sorted(paths, key=lambda path: (path not in FIRST, path in LAST))
+
+
+def run_tests(room: str, folder: Path) -> bool:
+    """Whether the tests of the copy in `folder` pass; those that hang end by the CPU time they took."""
+    command = [sys.executable, "-m", "pytest", *tests_of(room, folder), "-x", "-q", "-p", "no:cacheprovider"]
+    paths = os.pathsep.join([str(folder), str(folder / "kernels")])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(
         command,
         cwd=folder,
@@ -250,11 +317,11 @@ def run_tests(folder: Path) -> bool:
 
 def is_caught(mutation: Mutation, folder: Path) -> bool:
     """Whether the tests fail on a mutation, or hang."""
-    path, source = mutate(mutation, folder / "radixkv/cache")
+    path, source = mutate(mutation, folder / "radixkv" / mutation.room)
     before = path.read_text(encoding="utf-8")
     path.write_text(source, encoding="utf-8")
     try:
-        return not run_tests(folder)
+        return not run_tests(mutation.room, folder)
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -268,18 +335,26 @@ def main() -> None:
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if not args.names or m.name in args.names]
     for mutation in chosen:
-        mutate(mutation, ROOT / "radixkv/cache")
+        mutate(mutation, ROOT / "radixkv" / mutation.room)
     if args.list:
         print("\n".join(f"{mutation.where:<24}{mutation.name}" for mutation in chosen))
         return
     survivors = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for part in ("radixkv", "tests/cache", "tests/support", "tests/performance"):
+        for part in (
+            "radixkv",
+            "kernels",
+            "tests/cache",
+            "tests/tiers",
+            "tests/support",
+            "tests/performance",
+        ):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        if not run_tests(folder):
-            sys.exit("the tests fail without any mutation")
+        for room in sorted({mutation.room for mutation in chosen}):
+            if not run_tests(room, folder):
+                sys.exit(f"the tests of {room} fail without any mutation")
         for mutation in chosen:
             start = time.perf_counter()
             caught = is_caught(mutation, folder)
