@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -12,8 +13,28 @@ import click
 import pytest
 import typer
 
+from radixkv.audit.rule_sets import RULE_SETS
+from radixkv.config import EngineConfig
+from radixkv.engine.engine import Engine
+from radixkv.engine.tier_use import SAVE_AT_END_S
 from radixkv.errors import InvalidRequestError
+from radixkv.events import spec as events_spec
+from radixkv.events.publisher import MAX_WAITING_BLOCKS
+from radixkv.events.replay_log import MAX_BATCHES, MAX_BYTES
+from radixkv.events.subscriber import SILENCE_S
+from radixkv.replicas.engine import PATIENCE_S
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
+from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
+from radixkv.scheduling.tier_waits import RETRY_S
+from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
+from radixkv.speculation.text_index import LONGEST_MATCH
+from radixkv.tiers.loads import MAX_WRITTEN_BLOCKS
+from radixkv.tiers.measured_tier import FORGET_S, MAX_REST_S, REST_S
+from radixkv.tiers.open_tiers import DEFAULT_TTL_S, MIN_SECRET_BYTES
+from radixkv.tiers.redis.redis_tier import TIMEOUT_S
+from radixkv.tiers.saves import MAX_COPIED_BLOCKS
+from radixkv.tiers.selection import LONG_TOKENS
 from radixkv.tools.cli import command_tree
 from radixkv_server.apis.anthropic import context_edits
 from radixkv_server.apis.anthropic.schemas import MIN_THINKING_TOKENS
@@ -29,11 +50,16 @@ from radixkv_server.app import APIS
 from radixkv_server.context import BODY_BYTES_PER_TOKEN, OTHER_BODY_BYTES
 from radixkv_server.http.protocol import MAX_UNSENT_BYTES
 from radixkv_server.insight.activity import KEPT_REQUESTS
+from radixkv_server.proxy.routed_relay import MAX_BODY_BYTES
+from radixkv_server.proxy.serve import MAX_CONNECTIONS
 from radixkv_server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-SERVER, PARAMS = ServerSettings(), SamplingParams()
+SERVER, PARAMS, CONFIG = ServerSettings(), SamplingParams(), EngineConfig()
+LOAD_DEADLINE_S = inspect.signature(Engine).parameters["load_deadline_s"].default
+ANTHROPIC, OPENAI = RULE_SETS["anthropic"], RULE_SETS["openai"]
+MINIMA = ANTHROPIC.minimum_tokens.values()
 MIB, KIB, DAY_S = 2**20, 2**10, 86400
 
 
@@ -73,6 +99,50 @@ STATED = {
         f"the last `thinking_turns` ({context_edits.KEPT_THINKING_TURNS})",
         f"replaces older results of tools by `{context_edits.PLACEHOLDER}`",
     ),
+    "tiers.md": (
+        f"lives for `ttl` seconds ({ {DAY_S: 'a day'}[DEFAULT_TTL_S] })",
+        f"`secret=FILE` ({MIN_SECRET_BYTES} bytes or more",
+        f"have time-outs of {TIMEOUT_S:g} s",
+        f"({MAX_WRITTEN_BLOCKS} a step at most)",
+        f"asked again {RETRY_S * 1000:g} ms later",
+        f"`load_deadline_s` ({LOAD_DEADLINE_S:g} s since",
+        f"measured anew after {FORGET_S:g} s",
+        f"left alone for {REST_S:g} s, then for {2 * REST_S:g}, up to {MAX_REST_S:g}",
+        f"a text of {LONG_TOKENS} tokens or more",
+        f"in pieces of {MAX_COPIED_BLOCKS} by",
+        f"for at most { {10: 'ten'}[SAVE_AT_END_S] } seconds",
+    ),
+    "kv_events.md": (
+        f"The latest {MAX_BATCHES:,} batches, at most {MAX_BYTES // MIB} MiB",
+        f"If more than {MAX_WAITING_BLOCKS:,} blocks wait",
+        f"at least {events_spec.MIN_SECRET_BYTES} bytes",
+        f"{SILENCE_S:g} seconds without a heartbeat",
+    ),
+    "replicas.md": (f"requests without a token wait {PATIENCE_S:g} seconds",),
+    "proxy.md": (
+        f"More than {MAX_CONNECTIONS:,} connections",
+        f"(up to {MAX_BODY_BYTES // MIB} MiB, or `--max-body`)",
+    ),
+    "audit.md": (
+        f"`vllm` | whole blocks, answers too: of {RULE_SETS['vllm'].block_tokens} tokens",
+        f"(`cache_control`, at most {ANTHROPIC.max_breakpoints}), "
+        f"looked for up to {ANTHROPIC.looks_back} blocks",
+        f"{min(MINIMA):,} to {max(MINIMA):,} tokens at least",
+        f"{ANTHROPIC.ttl_s / 60:g} minutes after its last use",
+        f"`prompt_cache_breakpoint`; {OPENAI.minimum('gpt'):,} tokens at least",
+        f"{OPENAI.ttl_s / 60:g} minutes, or {max(OPENAI.write_cost) / 3600:g} hours",
+    ),
+    "scheduling.md": (
+        f"chunks of at most {MAX_LOGITS_CHUNK} tokens",
+        f"matches of more than {MAX_RENEWED} waiting requests",
+        f"with { {4: 'four'}[MANY_PROMPTS] } prompts in progress",
+    ),
+    "speculation.md": (
+        f"`--speculation {CONFIG.speculation}` is the default",
+        f"The last {MAX_TOKENS:,} tokens of answers are kept for each of {MAX_NAMESPACES} namespaces",
+        f"its last 2 to {LONGEST_MATCH} tokens",
+    ),
+    "eviction.md": (f"`{CONFIG.eviction_policy}` is the default",),
     "cache_api.md": (
         f"latest {KEPT_REQUESTS} prompts",
         f"| `limit` | {cache_routes.DEFAULT_NODES} | most nodes, 1 to {cache_routes.MAX_NODES:,} |",
@@ -88,6 +158,63 @@ STATED = {
 @pytest.mark.parametrize(("page", "words"), [(page, text) for page in STATED for text in STATED[page]])
 def test_a_stated_value_is_the_codes(page: str, words: str) -> None:
     assert words in text_of(page), f"docs/{page} should say: {words}"
+
+
+FLAG = r"`(--[a-z][\w-]*)[^`\n]*`"
+VALUE = r"(?:default:? )?`?(on|off|auto|-?[\d.,]+(?= ?(?:s|ms|[KMG]iB|tokens|blocks)?`?[;,)]))"
+#: A flag and its default: `--flag X` (30 s), `--flag` defaults to X, 30 s (`--flag`), `--flag X` is it.
+STATEMENTS = (
+    re.compile(rf"{FLAG}\s+\({VALUE}"),
+    re.compile(rf"{FLAG}[^|.;\n]{{0,40}}\bdefaults? (?:to|is|of)?\s*{VALUE}"),
+    re.compile(r"(?P<value>[\d.,]+) ?(?:s|ms|[KMG]iB|tokens|blocks)\s+\(`(?P<flag>--[\w-]+)`\)"),
+    re.compile(r"`(?P<flag>--[a-z][\w-]*) (?P<value>[\w.:]+)`\s+is the default"),
+)
+#: Of these, the text in brackets is another thing's.
+NO_DEFAULT = {("speculation.md", "--deterministic")}
+
+
+def stated_defaults() -> list[tuple[str, str, str]]:
+    """Page, flag and default, wherever a page's prose states one."""
+    found = []
+    for page in (
+        *DOCS.glob("*.md"),
+        *(DOCS / "guide").glob("*.md"),
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+    ):
+        for pattern in STATEMENTS:
+            for match in pattern.finditer(page.read_text(encoding="utf-8")):
+                groups = match.groupdict()
+                flag, value = (groups["flag"], groups["value"]) if groups else match.groups()
+                if (page.name, flag) not in NO_DEFAULT:
+                    found.append((page.name, flag, value.replace(",", "")))
+    return found
+
+
+def defaults_of(flag: str) -> set[str]:
+    """The defaults of a flag in all commands that have it, by the generated page."""
+    rows = re.findall(r"^\| (`--.*?) \| .*? \| (.*?) \| .* \|$", text_of("reference/cli.md"), re.MULTILINE)
+    return {default.strip("`") for names, default in rows if f"`{flag}`" in names.split(" / ")}
+
+
+@pytest.mark.parametrize(("page", "flag", "stated"), stated_defaults())
+def test_a_default_in_prose_is_the_flags(page: str, flag: str, stated: str) -> None:
+    defaults = defaults_of(flag)
+    numbers = {float(default) for default in defaults if re.fullmatch(r"-?[\d.]+", default)}
+    is_number = re.fullmatch(r"-?[\d.]+", stated) is not None
+    assert float(stated) in numbers if is_number else stated in defaults, (page, flag, stated, defaults)
+
+
+def test_defaults_are_found_in_prose() -> None:
+    flags = {flag for _, flag, _ in stated_defaults()}
+    assert flags >= {
+        "--shutdown-delay",
+        "--slow-client-timeout",
+        "--tensor-parallel-timeout",
+        "--normalize-clients",
+        "--canonical-tools",
+        "--speculation",
+    }
 
 
 def options_of(command: click.Command) -> Iterator[str]:
