@@ -19,7 +19,7 @@ from torch import nn
 
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.row_parallel import SummedOverRanks
+from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
 from radixkv_kernels import Norm
 
 
@@ -80,6 +80,7 @@ class AttentionParts:
 
     Attributes:
         merged: the products of queries, keys and values, or one that is all three.
+        output: its product; `joined` says of whose inputs and which outputs, where ranks share it.
         query_norm, key_norm: of each head.
         rotates: whether queries and keys get the rotary embedding.
         scale, window, softcap: as in `AttentionBackend.attend`.
@@ -88,6 +89,7 @@ class AttentionParts:
     layer_index: int
     merged: tuple[nn.Linear, ...]
     output: nn.Linear
+    joined: JoinedOverRanks | None
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -101,10 +103,11 @@ class AttentionParts:
 
 @dataclass(frozen=True)
 class GatedParts:
-    """A gated MLP: `gate_up` are the gate's and the up product, or one that is both."""
+    """A gated MLP: `gate_up` are the gate's and the up product, or one that is both; `joined`: of `down`."""
 
     gate_up: tuple[nn.Linear, ...]
     down: nn.Linear
+    joined: JoinedOverRanks | None
     activation: str
 
 
@@ -118,7 +121,7 @@ class DecoderParts:
         after_attention, after_mlp: norms of what is added to it.
         multiplier: of what is added.
         communicator: adds up over the ranks what attention's output product gives, and a gated MLP's last;
-            None: there is one rank.
+            None: there is one rank, or they are joined.
         mlp: the module; `gated` says what it is made of, where it is a gated MLP.
     """
 
@@ -153,7 +156,7 @@ def describe_layer(layer: Any) -> DecoderParts | None:
         after_attention=second if four else None,
         after_mlp=describe_norm(layer.post_feedforward_layernorm) if four else None,
         multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
-        communicator=getattr(layer.self_attn.o_proj, "communicator", None),
+        communicator=_summed_by(layer.self_attn.o_proj),
     )
 
 
@@ -182,7 +185,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     output = _own_term(attention.o_proj)
     if any(type(part) is not nn.Linear for part in (*merged, output)):
         return None
-    num_heads = output.in_features // head_size
+    num_heads = int(attention.config.num_attention_heads)
     width = sum(part.out_features for part in merged)
     window = getattr(attention.config if family.window_in_config else attention, "sliding_window", None)
     # Of the families here, Gemma 2 alone hands its softcap to attention.
@@ -192,6 +195,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
         layer_index=int(attention.layer_idx),
         merged=merged,
         output=output,
+        joined=_joined(attention.o_proj),
         num_heads=num_heads,
         num_kv_heads=(width // head_size - num_heads) // 2,
         head_size=head_size,
@@ -211,11 +215,19 @@ def _describe_gated(mlp: Any) -> GatedParts | None:
     products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name, None)) for name in (*names, "down_proj"))
     if kind is None or any(type(product) is not nn.Linear for product in products):
         return None
-    return GatedParts(products[:-1], products[-1], kind)
+    return GatedParts(products[:-1], products[-1], _joined(mlp.down_proj), kind)
 
 
 def _own_term(module: Any) -> Any:
-    return module.term if isinstance(module, SummedOverRanks) else module
+    return module.term if isinstance(module, JoinedOverRanks | SummedOverRanks) else module
+
+
+def _joined(module: Any) -> JoinedOverRanks | None:
+    return module if isinstance(module, JoinedOverRanks) else None
+
+
+def _summed_by(module: Any) -> Communicator | None:
+    return module.communicator if isinstance(module, SummedOverRanks) else None
 
 
 def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:

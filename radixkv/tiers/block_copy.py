@@ -27,9 +27,9 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
         super().__init__()
         self._rows = rows
         self._copy = copy
-        self._lock = threading.Lock()  # around what follows
+        self._changed = threading.Condition()  # around what follows
         self._num_begun = len(rows) if copy is None else 0
-        self._num_copying = 0
+        self._copying: set[int] = set()
         self._end = len(rows)
         self._error: BaseException | None = None
         self._is_over = False
@@ -37,24 +37,48 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
 
     def run(self, until: float = float("inf")) -> None:
         """Copy block after block, on any thread, to the last one, or until `time.monotonic` says so."""
-        while time.monotonic() < until:
-            with self._lock:
-                if self._num_begun >= self._end:
-                    break
-                row = self._num_begun
-                self._num_begun += 1
-                self._num_copying += 1
-            error: BaseException | None = None
-            try:
-                assert self._copy is not None
-                self._copy(row)
-            except BaseException as failure:
-                error = failure
-            with self._lock:
-                self._num_copying -= 1
-                if error is not None:
-                    self._error, self._end = error, self._num_begun
-            self._end_if_over()
+        while time.monotonic() < until and self._copy_next():
+            pass
+
+    def row(self, index: int) -> npt.NDArray[np.uint8]:
+        """The contents of one block as soon as they are there; until then this thread copies.
+
+        Raises:
+            IndexError: the copy was stopped before; and what copying raised.
+        """
+        while True:
+            with self._changed:
+                if index < self._num_begun:
+                    self._changed.wait_for(lambda: index not in self._copying)
+                    if self._error is None:
+                        return self._rows[index]
+                if self._error is not None:
+                    raise self._error
+                if index >= self._end:
+                    raise IndexError(f"block {index} is not copied: the copy was stopped at {self._end}")
+            self._copy_next()
+
+    def _copy_next(self) -> bool:
+        """Copy the next block; False: none is left."""
+        with self._changed:
+            if self._num_begun >= self._end:
+                return False
+            row = self._num_begun
+            self._num_begun += 1
+            self._copying.add(row)
+        error: BaseException | None = None
+        try:
+            assert self._copy is not None
+            self._copy(row)
+        except BaseException as failure:
+            error = failure
+        with self._changed:
+            self._copying.remove(row)
+            if error is not None:
+                self._error, self._end = error, self._num_begun
+            self._changed.notify_all()
+        self._end_if_over()
+        return True
 
     def stop(self, help_s: float = 0.0) -> None:
         """Help for so many seconds at most, then return when nobody reads the blocks any more.
@@ -62,14 +86,14 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
         That is when the thread that copies has done the block at hand; what was copied is the result.
         """
         self.run(time.monotonic() + help_s)
-        with self._lock:
+        with self._changed:
             self._end = self._num_begun
         self._end_if_over()
         wait([self])
 
     def _end_if_over(self) -> None:
-        with self._lock:
-            if self._is_over or self._num_copying or self._num_begun < self._end:
+        with self._changed:
+            if self._is_over or self._copying or self._num_begun < self._end:
                 return
             self._is_over = True
         if self._error is not None:

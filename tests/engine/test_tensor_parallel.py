@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tiny_models import save_tiny_model
 
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
+from radixkv_kernels import PagedKV
 
 SEEDS = int(os.environ.get("RADIXKV_TENSOR_PARALLEL_SEEDS", "2"))
 BLOCK = 8
@@ -132,4 +134,42 @@ def test_what_is_saved_is_what_is_loaded(model: Path) -> None:
         with pytest.raises(ValueError, match="bytes each"):
             runner.load([1], [saved[0][:-1]])
     finally:
+        engine.close()
+
+
+def test_steps_and_saves_do_not_wait_for_a_save(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no rank can read its blocks, a second save begins, one is stopped, and a request is answered."""
+    may_read = threading.Event()
+    make_reader = PagedKV.block_reader
+
+    def slow_reader(kv: PagedKV) -> Any:
+        read = make_reader(kv)
+
+        def wait_and_read(*arguments: Any) -> None:
+            assert may_read.wait(60)
+            read(*arguments)
+
+        return wait_and_read
+
+    monkeypatch.setattr(PagedKV, "block_reader", slow_reader)
+    engine = engine_on_ranks(model, 2)
+    runner = engine.runner
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    try:
+        engine.add_request(list(range(3, 40)), params)
+        while engine.has_work:
+            engine.step()
+        saves = [runner.save([0, 1, 2]), runner.save([2, 1]), runner.save([3, 2]), runner.save([2])]
+        saves[2].stop()
+        engine.add_request(list(range(100, 140)), params)
+        while engine.has_work:
+            engine.step()
+        assert not saves[0].done()
+        may_read.set()
+        first, second, third, last = (save.result(60) for save in saves)
+        assert np.array_equal(first[[2, 1]], second)
+        assert len(third) == 0
+        assert np.array_equal(second[:1], last)
+    finally:
+        may_read.set()
         engine.close()

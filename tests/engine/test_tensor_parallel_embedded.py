@@ -8,6 +8,7 @@ import torch
 from fuzzing import examples
 
 from radixkv import LLM, SamplingParams
+from radixkv.model.cpu.rewrite import has_vector_kernels
 from radixkv.model.warm_up import idle_batch
 
 pytestmark = pytest.mark.slow
@@ -22,21 +23,22 @@ QUESTIONS = (
 )
 # RADIXKV_FUZZ=5: all fifty.
 PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS][: examples(10)]
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+LONG_PROMPT = "Ranks compute together, and nobody can tell. " * 30
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 def computed(num_ranks: int) -> tuple[list[list[int]], torch.Tensor]:
-    """Tokens after each prompt, and the logits [prompts, V] that the first of them are chosen from."""
-    with LLM(tensor_parallel=num_ranks, num_blocks=512, max_model_len=512, dtype="float32") as llm:
+    """Tokens after each prompt, and the logits [tokens, V] of all prompts' tokens, a long one's last."""
+    options = {"num_blocks": 512, "max_model_len": 1024, "dtype": "float32", "warm_up": "off"}
+    with LLM(tensor_parallel=num_ranks, **options) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
+        encoded = [llm.tokenizer.encode(prompt) for prompt in [*PROMPTS, LONG_PROMPT]]
         rows = []
-        for prompt in PROMPTS:
-            tokens = llm.tokenizer.encode(prompt)
+        for tokens in encoded:
             batch = idle_batch([len(tokens)], [len(tokens)], 512, 16)
             batch.token_ids = np.array(tokens, np.int64)
             batch.write_slots = np.arange(len(tokens), dtype=np.int64)
-            batch.logit_rows = batch.logit_rows[-1:]
-            rows.append(llm.engine.runner.execute(batch).float().clone())
+            rows.append(llm.engine.runner.execute(batch).clone())
         return [list(output.outputs[0].token_ids) for output in outputs], torch.cat(rows)
 
 
@@ -46,3 +48,5 @@ def test_tokens_and_logits_are_those_of_one_rank() -> None:
         found, close = computed(num_ranks)
         assert found == tokens
         assert float((close - logits).abs().max()) < 1e-4
+        if has_vector_kernels():  # no sum depends on how the others are shared out
+            assert torch.equal(close, logits)

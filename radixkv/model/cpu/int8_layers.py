@@ -50,10 +50,11 @@ class Int8Layer(LlamaLayer):
         self.output.multiply(own, scales, states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
-        return self._multiply_normed(1, self.gate_up, states)
+        # Gates and ups apart, so that those of other ranks come after each.
+        return self._multiply_normed(1, self.gate_up, states).view(len(states), 2, -1)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        own, scales = self.rows.gated(rows, self.down.row_width)
+        own, scales = self.rows.gated(rows.view(len(rows), -1), self.down.row_width)
         self.down.multiply(own, scales, states, add=True)
 
     def _multiply_normed(self, which: int, product: PackedInt8, states: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from radixkv.model.decoder_layers import DecoderParts
+from radixkv.model.parallel.over_ranks import JoinedOverRanks
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
@@ -45,9 +46,10 @@ class LlamaLayer(nn.Module):
         self.head_size = attention.head_size
         self.num_heads = attention.num_heads
         self.num_kv_heads = attention.num_kv_heads
-        self.communicator = parts.communicator
-        # A plain tuple: looking a submodule up costs as much as the norm of a row.
+        assert parts.gated is not None
+        # Plain tuples: looking a submodule up costs as much as the norm of a row.
         self.norms = tuple((norm.weight, norm.eps) for norm in (parts.before_attention, parts.before_mlp))
+        self.joined = (attention.joined, parts.gated.joined)
 
     def forward(
         self,
@@ -61,22 +63,24 @@ class LlamaLayer(nn.Module):
         states = hidden_states[0]
         merged = self.queries_keys_values(states)
         attended = self._attend(merged, position_embeddings, radixkv_step)
-        self._add(self.add_attention_output, attended, states)
-        self._add(self.add_mlp_output, self.mlp_rows(states), states)
+        self._add(self.add_attention_output, attended, states, self.joined[0])
+        self._add(self.add_mlp_output, self.mlp_rows(states), states, self.joined[1])
         return hidden_states
 
+    @staticmethod
     def _add(
-        self, add: Callable[[torch.Tensor, torch.Tensor], None], rows: torch.Tensor, states: torch.Tensor
+        add: Callable[[torch.Tensor, torch.Tensor], None],
+        rows: torch.Tensor,
+        states: torch.Tensor,
+        joined: JoinedOverRanks | None,
     ) -> None:
-        """Add a product to the states: of several ranks, each adds a part of it."""
-        communicator = self.communicator
-        if communicator is None:
+        """Add a product to the states: of several ranks, each adds its own columns."""
+        if joined is None:
             add(rows, states)
             return
-        # Parts are added up first: the states may be much larger, and would round them away one by one.
-        part = torch.zeros_like(states)
-        add(rows, part)
-        states.add_(communicator.add_up(part))
+        own = states[:, joined.own_outputs]
+        add(joined.join_inputs(rows), own)
+        states.copy_(joined.join_outputs(own))
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, (Hq + 2 Hkv) D]: the first norm, and q, k and v as one product."""

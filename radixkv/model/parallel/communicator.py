@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 _MEETING_S = 120.0
 # Who waits for a rank that is gone hears of it at once, and who watches the group ends one that hangs: see
@@ -61,6 +63,17 @@ class Communicator:
         else:
             self._wait(self._group.allreduce([tensor]))
         return tensor
+
+    def join(self, own: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """All ranks' tensors side by side: [..., own width] -> [..., sum of `widths`].
+
+        Args:
+            widths: of each rank's tensor.
+        """
+        padded = F.pad(own, (0, max(widths) - own.shape[-1])).contiguous()  # as the messages have one size
+        each = padded.new_empty(self.size, *padded.shape)
+        self._wait(self._group.allgather([list(each)], [padded]))
+        return torch.cat([part[..., :width] for part, width in zip(each, widths, strict=True)], dim=-1)
 
     def take_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace the tensor by that of rank 0; returns it."""

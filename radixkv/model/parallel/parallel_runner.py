@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from radixkv.cache.pending_copies import Copy
@@ -18,6 +15,7 @@ from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, encode_batch, message
 from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
@@ -61,7 +59,7 @@ class TensorParallelRunner:
         self._communicator = communicator
         self._starts = [0, *np.cumsum(sizes).tolist()]  # where each rank's bytes of a block begin
         self._num_saves = 0
-        self._last_save: BlockCopy | None = None
+        self._saves = JoinedSaves(group, self._spans())
         self._end = weakref.finalize(self, group.close)
 
     # ------------------------------------------------------------------ facts
@@ -153,17 +151,11 @@ class TensorParallelRunner:
             self._own.load(blocks, [row[own[0] : own[1]] for row in rows])
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
-        if self._last_save is not None:
-            wait([self._last_save])  # what ranks send comes in the order of saves
         self._num_saves += 1
         self._tell(message(Command.SAVE, [self._num_saves], blocks))
         with self._group.together():
             own = self._own.save(blocks)
-        rows = np.empty((len(blocks), self.bytes_per_block), np.uint8)
-        copy = BlockCopy(rows, _Joined(self._group, self._num_saves, own, rows, self._spans()).fill)
-        self._last_save = copy
-        threading.Thread(target=copy.run, name="radixkv-saver", daemon=True).start()
-        return copy
+        return self._saves.start(self._num_saves, own, len(blocks))
 
     def _tell(self, words: Words) -> None:
         for worker in self._group.workers:
@@ -172,49 +164,3 @@ class TensorParallelRunner:
 
     def _spans(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._starts[1:], strict=False))
-
-
-class _Joined:
-    """The bytes of saved blocks, as the ranks send them.
-
-    Args:
-        own: rank 0's part.
-        rows: uint8 [blocks, bytes of a block], where they go.
-        spans: from where to where each rank's bytes go.
-    """
-
-    def __init__(
-        self,
-        group: WorkerGroup,
-        number: int,
-        own: BlockCopy,
-        rows: npt.NDArray[np.uint8],
-        spans: Sequence[tuple[int, int]],
-    ) -> None:
-        self._group = group
-        self._number = number
-        self._own = own
-        self._rows = rows
-        self._spans = spans
-        self._lock = threading.Lock()
-        self._parts: list[npt.NDArray[np.uint8]] | None = None
-
-    def fill(self, row: int) -> None:
-        """Fill one row; any thread may call it."""
-        with self._lock:
-            if self._parts is None:
-                self._parts = self._receive()
-        for part, (start, end) in zip(self._parts, self._spans, strict=True):
-            self._rows[row, start:end] = part[row]
-
-    def _receive(self) -> list[npt.NDArray[np.uint8]]:
-        parts = [self._own.result()]
-        for worker, (start, end) in zip(self._group.workers, self._spans[1:], strict=True):
-            with self._group.waiting():
-                while True:  # what was stopped before anybody received it comes first
-                    number = int(np.frombuffer(worker.data.recv_bytes(), np.int64)[0])
-                    data = worker.data.recv_bytes()
-                    if number == self._number:
-                        break
-            parts.append(np.frombuffer(data, np.uint8).reshape(-1, end - start))
-        return parts

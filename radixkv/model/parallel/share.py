@@ -27,6 +27,14 @@ class Share:
         start = self.rank * least + min(self.rank, more)
         return range(start, start + least + (self.rank < more))
 
+    def all_heads(self, count: int) -> list[range]:
+        """Each rank's KV heads."""
+        return [Share(rank, self.size).heads(count) for rank in range(self.size)]
+
+    def all_columns(self, count: int) -> list[range]:
+        """Each rank's columns."""
+        return [Share(rank, self.size).columns(count) for rank in range(self.size)]
+
     def columns(self, count: int) -> range:
         """Its columns of an MLP that is `count` wide."""
         bundle = _BUNDLE if count >= _BUNDLE * self.size else 1

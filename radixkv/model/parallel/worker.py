@@ -23,6 +23,7 @@ from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, decode_batch, decode_copies
 from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.joined_saves import HEADER
 from radixkv.model.parallel.shard_model import shard_model
 from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
 from radixkv.model.parallel.threads import threads_of_rank
@@ -33,7 +34,7 @@ class Rank:
     """Does one command after the other.
 
     Args:
-        data: where saved blocks go: the number of the save, then the bytes of all of them, as two messages.
+        data: where saved blocks go: for each a header (see `joined_saves`) and its bytes, as two messages.
     """
 
     def __init__(self, runner: ModelRunner, communicator: Communicator, data: Connection) -> None:
@@ -78,12 +79,16 @@ class Rank:
         copy = self._runner.save(blocks)
 
         def send() -> None:
-            rows = np.ascontiguousarray(copy.result())
             try:
-                self._data.send_bytes(np.int64(number).tobytes())
-                self._data.send_bytes(rows.reshape(-1).data)
-            except OSError:
+                for row in range(len(blocks)):
+                    contents = np.ascontiguousarray(copy.row(row))
+                    self._data.send_bytes(np.array((number, row), HEADER).tobytes())
+                    self._data.send_bytes(contents.data)
+            except OSError:  # rank 0 has closed it
                 os._exit(0)
+            except BaseException:
+                logging.getLogger("radixkv").exception("blocks could not be saved")
+                os._exit(1)
 
         self._sender.submit(send)
 

@@ -1,0 +1,67 @@
+"""Modules of which each rank computes a part, and that give every rank the whole result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.model.parallel.communicator import Communicator
+
+
+class SummedOverRanks(nn.Module):
+    """A module each of whose ranks gives one term of a sum: it gives the sum.
+
+    Attributes:
+        term: the rank's own module.
+    """
+
+    def __init__(self, term: nn.Module, communicator: Communicator) -> None:
+        super().__init__()
+        self.term = term
+        self.communicator = communicator
+
+    def forward(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        return self.communicator.add_up(self.term(*inputs, **options).contiguous())
+
+
+class JoinedOverRanks(nn.Module):
+    """A linear layer whose ranks each compute some of its outputs from all of its inputs.
+
+    Each output is one sum, as on one rank, so that its bits are the same where they do not depend on the
+    layer's width. That costs more messages than a sum over the ranks does.
+
+    Args:
+        term: gives the rank's own outputs.
+        inputs, outputs: how many of them each rank has.
+    """
+
+    def __init__(
+        self, term: nn.Linear, communicator: Communicator, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.term = term
+        self.communicator = communicator
+        self._inputs, self._outputs = inputs, outputs
+        first = sum(outputs[: communicator.rank])
+        self.own_outputs = slice(first, first + outputs[communicator.rank])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.join_outputs(self.term(self.join_inputs(inputs)))
+
+    def join_inputs(self, own: torch.Tensor) -> torch.Tensor:
+        """Inputs that this rank has -> those of all ranks, in the last dimension."""
+        return self.communicator.join(own, self._inputs)
+
+    def join_outputs(self, own: torch.Tensor) -> torch.Tensor:
+        """Outputs that this rank has computed -> those of all ranks, in the last dimension."""
+        return self.communicator.join(own, self._outputs)
+
+
+class NoLogits(nn.Module):
+    """The output layer of a rank that chooses no tokens: [..., H] -> [..., 0]."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states[..., :0]
