@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from radixkv.client import RequestOptions
     from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
     from radixkv.engine.startup import EngineSummary
+    from radixkv.model.loading.loader import LoadedModel
     from radixkv.text.tokenizer import Tokenizer
     from radixkv.tiers.tier import Tier
 
@@ -77,11 +78,14 @@ class AsyncEngine:
         )
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, tier: Tier | None = None) -> AsyncEngine:
+    def from_config(
+        cls, config: EngineConfig, *, tier: Tier | None = None, loaded: LoadedModel | None = None
+    ) -> AsyncEngine:
         """Load the model and start. Blocks until ready.
 
         Args:
             tier: see `Engine`; an engine that is made anew goes on with it.
+            loaded: the model, where it has been loaded before.
 
         Raises:
             ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
@@ -90,7 +94,7 @@ class AsyncEngine:
 
         restarts = config.tensor_parallel > 1 if config.restart_engine is None else config.restart_engine
         restart = RestartPolicy() if restarts else None
-        return cls(lambda: build_engine(config, tier=tier), restart=restart)
+        return cls(lambda: build_engine(config, tier=tier, loaded=loaded), restart=restart)
 
     # ------------------------------------------------------------------ facts
 

@@ -1,7 +1,8 @@
-"""Replicas on Ray Serve beside one server: what the front costs, memory, a killed replica, hits.
+"""Replicas on Ray Serve beside one server: front, memory, hits, aborts, kills, scaling.
 
 One server and N replicas (of which each has the N-th part of the blocks) serve the same model at the same
-time; requests go to one and the other in turns. Then a replica is killed while requests run.
+time; requests go to one and the other in turns. Then replicas are killed, while requests run and while none
+does. At last replicas come and leave under streams.
 
     python -m benchmarks.replicas
     python -m benchmarks.replicas --replicas 2 --blocks 800 --json replicas.json
@@ -16,12 +17,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,25 +37,39 @@ from benchmarks.figures import write_figures
 WORDS = ["river", "stone", "window", "letter", "garden", "market", "engine", "paper", "winter", "bridge"]
 
 
+# In the environment of all processes of a server: the engines' are nobody's children.
+_MARK = "RADIXKV_BENCHMARK_SERVER"
+
+
 class Server:
     """`radixkv serve` as a process; `url` once it is ready."""
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "radixkv", "serve", *options, "--port", "0", "--no-access-log"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, _MARK: self._mark},
+        )
         assert self.process.stdout is not None
-        self.url = ""
         for line in self.process.stdout:
-            if "http://" in line:
-                self.url = "http://" + line.split("http://")[1].split()[0].rstrip("/").removesuffix("/v1")
-                self.url = "/".join(self.url.split("/")[:3])
+            if found := re.search(r"http://[^/\s]+", line):
+                self.url = found[0]
                 break
-        assert self.url, "the server did not start"
+        else:
+            raise AssertionError("the server did not start")
         threading.Thread(target=self.process.stdout.read, daemon=True).start()
 
     def processes(self) -> list[psutil.Process]:
-        command = psutil.Process(self.process.pid)
-        return [command, *command.children(recursive=True)]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark:
+                    found.append(process)
+        return found
 
     def memory_mb(self) -> float:
         """Proportional set size of all its processes."""
@@ -62,12 +79,13 @@ class Server:
                 total += process.memory_full_info().pss
         return total / 1e6
 
-    def replicas(self) -> dict[str, dict[str, Any]]:
-        shown = httpx.get(f"{self.url}/v1/cache", timeout=60).json()["replicas"]
-        return {replica["name"]: replica for replica in shown}
+    def cache(self) -> dict[str, Any]:
+        shown: dict[str, Any] = httpx.get(f"{self.url}/v1/cache", timeout=60).json()
+        return shown
 
     def engines(self) -> list[psutil.Process]:
-        return [one for one in self.processes() if "ServeReplica:radixkv:engine" in " ".join(one.cmdline())]
+        """The processes that compute."""
+        return [process for process in self.processes() if process.name() == "radixkv-engine"]
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -143,7 +161,7 @@ def _together(work: Callable[[], None], number: int) -> None:
 
 
 @contextlib.contextmanager
-def traffic(server: Server, counts: dict[str, int]) -> Iterator[None]:
+def traffic(server: Server, counts: dict[str, int], *, asking: int = 2, following: int = 2) -> Iterator[None]:
     """Requests and streams beside the block, counted by how they ended."""
     stop, lock = threading.Event(), threading.Lock()
 
@@ -177,7 +195,7 @@ def traffic(server: Server, counts: dict[str, int]) -> Iterator[None]:
             else:
                 note("streams_with_error_event" if len(lines) > 1 else "failed")
 
-    threads = [threading.Thread(target=target) for target in (ask, ask, follow, follow)]
+    threads = [threading.Thread(target=target) for target in [ask] * asking + [follow] * following]
     for thread in threads:
         thread.start()
     try:
@@ -188,28 +206,86 @@ def traffic(server: Server, counts: dict[str, int]) -> Iterator[None]:
             thread.join()
 
 
-def kill_one(server: Server, number: int) -> dict[str, Any]:
-    """Kill a replica under traffic: what failed, and how soon it was forgotten and replaced."""
-    counts: dict[str, int] = {}
-    with traffic(server, counts):
-        time.sleep(5)
-        begun = time.monotonic()
-        os.kill(server.engines()[0].pid, signal.SIGKILL)
-        forgotten = _wait(lambda: _taking(server) < number, begun)
-        replaced = _wait(lambda: _taking(server) == number, begun)
-    return {"forgotten_s": forgotten, "replaced_s": replaced, "failed": 0, **counts}
+def aborted(server: Server, times: int) -> float:
+    """Milliseconds from a reader's leaving until its engine says that it runs nothing, asked from outside."""
+    took = []
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+
+        def runs() -> int:
+            count: int = client.get("/v1/cache").json()["counters"]["running_requests"]
+            return count
+
+        for number in range(times):
+            leaving = httpx.Client(base_url=server.url, timeout=120)
+            asked = body(f"{number} tell", 300, stream=True)
+            with leaving.stream("POST", "/v1/completions", json=asked) as answer:
+                next(answer.iter_lines())
+                while not runs():
+                    pass
+                begun = time.perf_counter()
+            leaving.close()
+            while runs():
+                pass
+            took.append(1000 * (time.perf_counter() - begun))
+    return statistics.median(took)
 
 
-def replaced_when_idle(server: Server, number: int) -> float:
-    """Seconds from the end of a replica to another in its place, without traffic."""
+def kill_one(server: Server, number: int) -> dict[str, float]:
+    """Kill an engine: how soon it was forgotten, and another in its place."""
     begun = time.monotonic()
     os.kill(server.engines()[0].pid, signal.SIGKILL)
-    _wait(lambda: _taking(server) < number, begun)
-    return _wait(lambda: _taking(server) == number, begun)
+    forgotten = _wait(lambda: _taking(server) < number, begun)
+    replaced = _wait(lambda: _taking(server) == number, begun)
+    return {"forgotten_s": forgotten, "replaced_s": replaced}
+
+
+def killed(server: Server, number: int, times: int) -> dict[str, Any]:
+    """Kill engines under traffic: what failed, and how long it took."""
+    counts = {"answered": 0, "failed": 0}
+    kills = []
+    with traffic(server, counts):
+        for _ in range(times):
+            time.sleep(4)
+            kills.append(kill_one(server, number))
+    return {**_medians(kills), "kills": kills, **counts}
+
+
+def scaled_down(model: str, blocks: int) -> dict[str, int]:
+    """Streams that were cut while a second replica came and left."""
+    bounds = ("--replicas", "1", "--max-replicas", "2", "--target-queue", "0.05", "--scale-down-after", "3")
+    server = Server(model, *bounds, "--num-blocks", str(blocks), "--threads", "1")
+    counts: dict[str, int] = {}
+    try:
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                prompt = " ".join(random.choices(WORDS, k=300))
+                httpx.post(f"{server.url}/v1/completions", json=body(prompt, 1), timeout=300)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            _wait(lambda: _taking(server) == 2, time.monotonic())
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        with traffic(server, counts, asking=0, following=3):
+            _wait(lambda: len(server.cache()["replicas"]) == 1, time.monotonic())
+    finally:
+        server.close()
+    whole = counts.pop("streams_whole", 0)
+    return {"streams": whole + sum(counts.values()), "cut": sum(counts.values())}
+
+
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def _taking(server: Server) -> int:
-    return sum(replica["takes_requests"] for replica in server.replicas().values())
+    return sum(replica["takes_requests"] for replica in server.cache()["replicas"])
 
 
 def _wait(condition: Callable[[], bool], begun: float, seconds: float = 180.0) -> float:
@@ -217,6 +293,10 @@ def _wait(condition: Callable[[], bool], begun: float, seconds: float = 180.0) -
         assert time.monotonic() - begun < seconds, "it never came to that"
         time.sleep(0.05)
     return time.monotonic() - begun
+
+
+def _tell(figures: dict[str, Any]) -> None:
+    print(json.dumps(figures), flush=True)
 
 
 def main() -> None:
@@ -227,32 +307,41 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=800, help="of all replicas together")
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=3, help="under traffic, and as many without")
     parser.add_argument("--json", help="write the figures there")
     options = parser.parse_args()
     number = options.replicas
     each = ("--num-blocks", str(options.blocks // number), "--threads", "1")
+    figures: dict[str, Any] = {"replicas": number, "blocks": options.blocks, "load_before": os.getloadavg()}
+    begun = time.monotonic()
     several = Server(options.model, "--replicas", str(number), *each)
-    figures: dict[str, Any] = {"replicas": number, "blocks": options.blocks}
     try:
         _wait(lambda: _taking(several) == number, time.monotonic())
+        figures["start_s"] = time.monotonic() - begun
         figures["memory_mb_idle"] = several.memory_mb()
-        print(figures, flush=True)
+        _tell(figures)
         one = Server(options.model, "--num-blocks", str(options.blocks), "--threads", "1")
         try:
             figures |= overhead(one, several, options.rounds)
-            print(figures, flush=True)
+            _tell(figures)
             rates = [(families(one, seed, 12, 6), families(several, seed, 12, 6)) for seed in range(2)]
             figures["hit_rate_one"] = statistics.mean(rate for rate, _ in rates)
             figures["hit_rate_replicas"] = statistics.mean(rate for _, rate in rates)
-            print(figures, flush=True)
+            _tell(figures)
         finally:
             one.close()
         figures["memory_mb_used"] = several.memory_mb()
-        print(figures, flush=True)
-        figures["killed"] = kill_one(several, number)
-        figures["replaced_when_idle_s"] = replaced_when_idle(several, number)
+        figures["abort_ms"] = aborted(several, 10)
+        _tell(figures)
+        figures["killed"] = killed(several, number, options.kills)
+        _tell(figures)
+        figures["killed_when_idle"] = _medians([kill_one(several, number) for _ in range(options.kills)])
+        figures["memory_mb_after_kills"] = several.memory_mb()
+        _tell(figures)
     finally:
         several.close()
+    figures["scaled_down"] = scaled_down(options.model, options.blocks // number)
+    figures["load_after"] = os.getloadavg()
     print(json.dumps(figures, indent=2))
     write_figures(options.json, "replicas", figures)
 

@@ -40,13 +40,18 @@ if TYPE_CHECKING:
 
 
 def build_engine(
-    config: EngineConfig, step_costs: StepCosts | None = None, *, tier: Tier | TierStack | None = None
+    config: EngineConfig,
+    step_costs: StepCosts | None = None,
+    *,
+    tier: Tier | TierStack | None = None,
+    loaded: LoadedModel | None = None,
 ) -> Engine:
     """Load the model and build everything around it.
 
     Args:
         step_costs: see `Engine`.
         tier: see `Engine`; instead of those that `config.kv_tier` names.
+        loaded: the model, where it has been loaded before.
 
     Raises:
         ConfigError: settings that do not fit the model or the machine.
@@ -71,7 +76,8 @@ def build_engine(
             if config.tensor_parallel > 1:
                 ranks = WorkerGroup(config)
                 undo.callback(ranks.close)
-            loaded = load_model(config)
+            if loaded is None:
+                loaded = load_model(config)
         with phases.phase("weights and K/V"):
             engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events, ranks=ranks)
         with phases.phase("warm-up"):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
+import struct
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from radixkv.threads.loop_thread import LoopThread
 # A connection whose other end is silent is asked for a sign of life after so many seconds, and again.
 _KEEP_ALIVE_S = 2
 _KEEP_ALIVE_PROBES = 3
+# An engine says how it is four times a second: one that says nothing for so long hangs, though its machine
+# answers, and is as good as gone.
+_SILENT_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +114,24 @@ def connect_to(address: EngineAddress) -> EngineClient:
 
     Raises:
         EngineStoppedError: it can't be reached, or does not accept the key.
+
+    One that falls silent counts as lost after seconds: calls that run fail with EngineStoppedError.
     """
     try:
         connection = Client((address.host, address.port), authkey=address.key)
         _tune(connection)
+        _expect_words(connection)
     except (AuthenticationError, EOFError, OSError) as error:
         raise EngineStoppedError(
             f"the engine at {address.host}:{address.port} can't be reached: {error}"
         ) from error
     return connect(connection, connection.close)
+
+
+def _expect_words(connection: Connection) -> None:
+    """Have reading fail when nothing comes for a while."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENT_S, 0))
 
 
 def _tune(connection: Connection) -> None:

@@ -139,7 +139,8 @@ def serve(
     from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
 
     configure_logging(settings.log_format, settings.log_level)
-    check_port_is_free(settings.host, settings.port)
+    if replica_settings.ray_address is None:  # a cluster's Ray Serve may listen already
+        check_port_is_free(settings.host, settings.port)
     console = Console(stderr=True)
     if replica_settings.replicas is not None:
         from radixkv_server.replicas.serve import serve_replicas

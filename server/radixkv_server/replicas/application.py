@@ -35,7 +35,7 @@ FRONT, ENGINE = "front", "engine"
 # Ray Serve's own limits of what runs at once (5 by default): the engine's queue is the one that counts.
 _MAX_ONGOING = 100_000
 # Seconds between two looks at a replica's health (10 by default), and that an answer may take.
-_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 1.0, 15.0
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 1.0, 5.0
 # Seconds between two reports for the autoscaler (10 by default).
 _REPORT_S = 1.0
 # Seconds that a replica has beyond the grace of its requests, to write what is to be kept.

@@ -7,20 +7,19 @@ through Ray costs milliseconds, and which say at once that a reader, or the whol
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator
 
 import ray
 from ray import serve
 
-from radixkv.async_engine import AsyncEngine
 from radixkv.config import EngineConfig
 from radixkv.errors import EngineStoppedError
-from radixkv.remote.tcp import EngineAddress, EngineListener
-from radixkv.threads.loop_thread import LoopThread
+from radixkv.remote.tcp import EngineAddress
 from radixkv_server.log_format import configure_logging
 from radixkv_server.replicas.autoscaling import QUEUE_S
-from radixkv_server.replicas.slots import Slot
+from radixkv_server.replicas.replica_engines import ForkedEngine, OwnEngine, ReplicaEngine, may_fork
 
 # Seconds that a front has to connect, and between two looks whether any is left.
 _CONNECT_S = 30.0
@@ -33,14 +32,12 @@ class EngineReplica:
     """See the module's text.
 
     Args:
-        config: of the engine; folders and ports become this replica's own (`radixkv_server.replicas.slots`).
+        config: of the engine.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         configure_logging("text", None)
-        self._slot = Slot.take(config)
-        self._engine = AsyncEngine.from_config(self._slot.config(config))
-        self._listener = EngineListener(self._engine, ray.util.get_node_ip_address())
+        self._engine = _make_engine(config)
         self._name = serve.get_replica_context().replica_id.unique_id
         self._queues: dict[str, tuple[float, float]] = {}  # by front: when it said so, seconds
 
@@ -55,10 +52,10 @@ class EngineReplica:
             LookupError: another replica was meant.
         """
         self._check(replica)
-        yield self._listener.address
+        yield self._engine.address
         deadline = time.monotonic() + _CONNECT_S
-        while self._listener.num_clients or time.monotonic() < deadline:
-            if self._listener.num_clients:
+        while self._engine.num_clients or time.monotonic() < deadline:
+            if self._engine.num_clients:
                 deadline = 0.0
             await asyncio.sleep(_LOOK_S)
 
@@ -88,11 +85,15 @@ class EngineReplica:
 
     def __del__(self) -> None:
         """Ray Serve has drained it: what waits to be kept in tiers is written."""
-        self._listener.close()
-        closing = LoopThread("radixkv-close")
-        closing.run(self._engine.close())
-        closing.stop()
-        self._slot.release()
+        self._engine.close()
+
+
+def _make_engine(config: EngineConfig) -> ReplicaEngine:
+    host = ray.util.get_node_ip_address()
+    if not may_fork(config, len(ray.get_gpu_ids())):
+        return OwnEngine(config, host)
+    # Ray Serve finds this process dead at its next look, which is sooner than it takes one for ill.
+    return ForkedEngine(config, host, ray.get_runtime_context().get_node_id(), lambda: os._exit(1))
 
 
 class AutoscaledReplica(EngineReplica):

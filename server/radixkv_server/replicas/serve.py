@@ -54,7 +54,7 @@ def serve_replicas(
         ) from None
     from radixkv_server.replicas.application import application, placed
 
-    port = settings.port or _free_port(settings.host)
+    host, port = settings.host, settings.port or _free_port(settings.host)
     _connect(ray, replicas)
     # It warns that `serve.run` finds the HTTP server that was started with our address.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -71,11 +71,13 @@ def serve_replicas(
                 "keep_alive_timeout_s": max(1, round(settings.keep_alive_s)),
             },
         )
+        if replicas.ray_address is not None:
+            host, port = _joined(serve, settings)
         app = application(placed_config, settings, placed_replicas)
         with _Signals() as signals:
             _run(serve, app)
             if on_ready is not None:
-                on_ready(settings.host, port)
+                on_ready(host, port)
             signals.wait()
             serve.delete(APPLICATION)
     finally:
@@ -87,7 +89,8 @@ def serve_replicas(
 def _connect(ray: Any, replicas: ReplicaSettings) -> None:
     try:
         if replicas.ray_address is not None:
-            ray.init(address=replicas.ray_address, logging_level=logging.WARNING, log_to_driver=True)
+            # What its processes say is in the cluster's own logs.
+            ray.init(address=replicas.ray_address, logging_level=logging.WARNING, log_to_driver=False)
             return
         for name, value in _LEAN.items():
             os.environ.setdefault(name, value)
@@ -107,10 +110,30 @@ def _connect(ray: Any, replicas: ReplicaSettings) -> None:
         raise ConfigError(f"{where}: Ray can't be reached or started: {error}") from error
 
 
+def _joined(serve: Any, settings: ServerSettings) -> tuple[str, int]:
+    """Where the cluster's Ray Serve listens: its first user has said so.
+
+    Raises:
+        ConfigError: it has another port than is asked for, or runs an application of this name.
+    """
+    if APPLICATION in serve.status().applications:
+        raise ConfigError(
+            f"the cluster runs an application named {APPLICATION} already; end it first: by `serve "
+            "shutdown`, or where it was started"
+        )
+    options = serve.context._get_global_client().http_config  # Ray has no public way to ask
+    if settings.port not in (0, options.port):
+        raise ConfigError(
+            f"the cluster's Ray Serve listens on port {options.port} already, not {settings.port}; use "
+            f"--port {options.port}, or `serve shutdown` first"
+        )
+    return options.host, options.port
+
+
 def _run(serve: Any, app: Any) -> None:
     try:
         serve.run(app, name=APPLICATION, route_prefix="/", logging_config={"log_level": "WARNING"})
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, serve.exceptions.RayServeException) as error:
         raise EngineStoppedError(f"no replica could be started: {error}") from error
 
 

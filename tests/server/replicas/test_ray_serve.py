@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from replica_server import ReplicaServer, kill, replica_server, until
+from replica_server import ReplicaServer, free_ports, ray_cluster, replica_server, until
 from tiny_models import save_tiny_model
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: make test-ray brings it and runs these tests")
@@ -63,7 +65,10 @@ def test_prompts_are_found_where_they_are_by_all_apis(server: ReplicaServer) -> 
         until(lambda: not any(one["blocks"] for one in server.replicas().values()), 10)
 
 
-def test_a_killed_replica_fails_no_request_without_a_token_and_is_replaced(server: ReplicaServer) -> None:
+@pytest.mark.parametrize("lost", ["engine killed", "replica killed", "engine stopped"])
+def test_a_lost_replica_fails_no_request_without_a_token_and_is_replaced(
+    server: ReplicaServer, lost: str
+) -> None:
     until(lambda: both_take(server), 60)
     failed: list[object] = []
     answered: list[int] = []
@@ -96,7 +101,12 @@ def test_a_killed_replica_fails_no_request_without_a_token_and_is_replaced(serve
     try:
         until(lambda: len(answered) > 10, 60)
         names = set(server.replicas())
-        kill(server.engine_processes()[0])
+        if lost == "replica killed":
+            server.replica_processes()[0].kill()
+        elif lost == "engine killed":
+            server.engine_processes()[0].kill()
+        else:
+            server.engine_processes()[0].suspend()
         gone = until(lambda: sum(one["takes_requests"] for one in server.replicas().values()) == 1, 30)
         assert gone < 6
         until(lambda: both_take(server), 120)
@@ -120,16 +130,65 @@ def test_a_reader_that_leaves_ends_its_request(server: ReplicaServer) -> None:
     assert until(lambda: not any(one["running_requests"] for one in server.replicas().values()), 20) < 2
 
 
-def test_the_example_of_a_config_file_builds(tmp_path: Path) -> None:
+def test_a_wrong_name_in_a_config_file_is_refused() -> None:
     from radixkv.errors import ConfigError
     from radixkv_server.replicas.application import build
 
-    config = yaml.safe_load(EXAMPLE.read_text())
-    (application,) = config["applications"]
-    assert application["import_path"] == "radixkv_server.replicas.application:build"
-    assert build(application["args"]) is not None
     with pytest.raises(ConfigError, match="num_blobs is not known"):
         build({"num_blobs": 3})
+
+
+def test_the_config_file_is_deployed_and_a_command_joins_its_cluster(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", "llama")
+    config = yaml.safe_load(EXAMPLE.read_text())
+    (application,) = config["applications"]
+    (port,) = free_ports(1)
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
+    application["args"] |= {"model": str(model), "num_blocks": 200, "warm_up": "quick"}
+    ada, ops = (application["args"][name][0].split("=")[1] for name in ("api_keys", "admin_keys"))
+
+    def ask(path: str, key: str, **body: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"http://127.0.0.1:{port}/v1/{path}"
+        if body:
+            return httpx.post(url, json=body, headers=headers, timeout=60)
+        return httpx.get(url, headers=headers, timeout=60)
+
+    def replicas() -> dict[str, dict[str, object]]:
+        try:
+            answer = ask("cache", ops)
+        except httpx.TransportError:
+            return {}
+        shown = answer.json().get("replicas", []) if answer.status_code == 200 else []
+        return {one["name"]: one for one in shown if one["takes_requests"]}
+
+    with ray_cluster() as cluster:
+        cluster.deploy(config, tmp_path / "config.yaml")
+        until(lambda: len(replicas()) == 2, 180)
+        assert ask("completions", "no-such-key", prompt="x").status_code == 401
+        for number in range(8):
+            body = {"prompt": f"{number} is a prompt that somebody has cached", "max_tokens": 2}
+            assert ask("completions", ada, **body).status_code == 200
+        before = replicas()
+        until(lambda: all(one["blocks"] for one in replicas().values()), 10)
+        application["deployments"][0]["num_replicas"] = 1
+        cluster.deploy(config, tmp_path / "config.yaml")
+        until(lambda: len(replicas()) == 1, 60)
+        ((name, stays),) = replicas().items()
+        assert name in before
+        assert stays["blocks"], "with what it has cached"
+
+        options = (str(model), "--replicas", "1", "--num-blocks", "100", "--ray-address", cluster.address)
+        joining = [sys.executable, "-m", "radixkv", "serve", *options, "--port", str(port)]
+        refused = subprocess.run(joining, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert "application named radixkv already" in refused.stderr
+        assert replicas().keys() == {name}, "it was not touched"
+
+        cluster.serve("shutdown", "-y", "--address", cluster.dashboard)
+        with replica_server(*options) as joined:
+            assert complete(joined, "hello").status_code == 200
+        assert cluster.process.poll() is None, "who joined leaves it as it was"
 
 
 def test_replicas_are_added_while_prompts_wait_and_leave_without_losing_a_chunk(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -171,3 +173,31 @@ async def test_an_engine_is_served_to_who_has_the_key_and_stays_when_they_leave(
     await clients[1].close()
     await engine.close()
     silent.close()
+
+
+def _listen(end) -> None:
+    listener = EngineListener(paged_engine(num_blocks=64), "127.0.0.1")
+    end.send(listener.address)
+    end.recv()  # until it is killed: nothing is sent
+
+
+async def test_an_engine_that_falls_silent_is_lost_though_its_machine_answers(monkeypatch):
+    monkeypatch.setattr("radixkv.remote.tcp._SILENT_S", 2)
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_listen, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        client = await asyncio.to_thread(connect_to, ours.recv())
+        stream = client.stream([5, 6, 7], replace(GREEDY, max_tokens=100_000))
+        await anext(stream)
+        os.kill(process.pid, signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineStoppedError):
+                async for _ in stream:
+                    pass
+        assert not client.is_healthy
+    finally:
+        process.kill()
+        process.join()
+    await client.close()
