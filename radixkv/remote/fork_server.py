@@ -40,7 +40,7 @@ KEEP_S = 60.0
 _LOOK_S = 0.2
 _PR_SET_NAME = 15
 
-#: What a copy runs: with the model, over the connection to who asked for it.
+#: What a copy runs: with the model, over the connection to who asked for it. What it raises is sent there.
 Serve = Callable[["LoadedModel", Connection], None]
 
 
@@ -203,6 +203,9 @@ def _serve(loaded: LoadedModel, request: bytes, connection: Connection) -> NoRet
         torch.seed()
         pickle.loads(request)(loaded, connection)
         status = 0
+    except BaseException as error:
+        with suppress(OSError):  # who asked has gone
+            connection.send(as_sent(error, EngineStoppedError))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

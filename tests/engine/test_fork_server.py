@@ -17,7 +17,7 @@ from tiny_models import save_tiny_model
 
 from radixkv.async_engine import AsyncEngine
 from radixkv.config import EngineConfig
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.remote.fork_server import fork_engine
 from radixkv.request import SamplingParams
@@ -74,6 +74,7 @@ def test_copies_answer_as_one_engine_does_and_outlive_each_other(tmp_path: Path)
     os.kill(told[0][0], signal.SIGKILL)
     with pytest.raises(EOFError):
         connections[0].recv()
+    assert isinstance(fork_engine(path, config, fail).recv(), ConfigError)
     another = fork_engine(path, config, partial(serve, config))
     assert another.recv()[1] == expected
     assert psutil.Process(told[1][0]).parent() == server, "it has read the model once"
@@ -81,6 +82,10 @@ def test_copies_answer_as_one_engine_does_and_outlive_each_other(tmp_path: Path)
         connection.send(None)
     server.wait(30)
     assert not path.exists(), "all have ended as they were asked to: nobody comes in their place"
+
+
+def fail(loaded: LoadedModel, connection: Connection) -> None:
+    raise ConfigError(f"{loaded.name} is fine, the rest is not")
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_nothing_stays(tmp_path: Path) -> None:

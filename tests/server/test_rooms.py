@@ -56,6 +56,8 @@ ENGINE = {
     "radixkv.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
     "radixkv.threads.loop_thread",
     "radixkv.text.text_tokenizer",  # the type of an engine's tokenizer
+    "radixkv.remote.fork_server",
+    "radixkv.model.loading.loader",  # the type of a model that has been read
     "radixkv.remote.tcp",
     "radixkv.replicas.engine",
     "radixkv.tiers.spec",

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from radixkv.config import EngineConfig
 from radixkv.errors import EngineStoppedError
-from radixkv.remote.channel import as_sent
 from radixkv.remote.fork_server import fork_engine
 from radixkv.remote.tcp import EngineAddress, EngineListener
 from radixkv.threads.loop_thread import LoopThread
@@ -170,11 +169,7 @@ def _path(config: EngineConfig, cluster: str) -> Path:
 def _serve(config: EngineConfig, host: str, loaded: LoadedModel, connection: Connection) -> None:
     """In the copy: until it is told to end, or the replica's process has gone."""
     configure_logging("text", None)
-    try:
-        engine = OwnEngine(config, host, loaded=loaded)
-    except BaseException as error:
-        connection.send(as_sent(error, EngineStoppedError))
-        return
+    engine = OwnEngine(config, host, loaded=loaded)
     try:
         while True:
             connection.send(_Word(engine.address, os.getpid(), engine.is_healthy, engine.num_clients))
