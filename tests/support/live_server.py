@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn.server
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
@@ -20,6 +23,27 @@ from radixkv_server.app import APIS, make_server
 from radixkv_server.dialect import Api
 from radixkv_server.http.listener import bind_socket
 from radixkv_server.settings import ServerSettings
+
+# Reading the certificates of all authorities takes each client of httpx 40 ms, more than most tests take: all
+# clients share them, for addresses that begin with http://.
+for _name in ("httpx", "httpx2"):
+    if (_transports := sys.modules.get(f"{_name}._transports.default")) is not None:
+        _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
+
+
+class _Impatient:
+    """asyncio for uvicorn, which looks every 0.1 s whether a server is to end and whether its answers have:
+    twenty times as often here, where thousands of servers end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+uvicorn.server.asyncio = _Impatient()  # type: ignore[attr-defined]
 
 
 @dataclass
