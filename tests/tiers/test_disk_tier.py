@@ -100,7 +100,7 @@ def test_only_what_is_missing_is_wanted_and_written(tmp_path):
 
 
 def test_what_the_queue_has_no_room_for_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("radixkv.tiers.disk.disk_tier.MAX_QUEUED_BYTES", 3 * BLOCK_BYTES)
+    monkeypatch.setattr("radixkv.tiers.queued_bytes.MAX_QUEUED_BYTES", 3 * BLOCK_BYTES)
     tier = DiskTier(tmp_path, CAP, KIND)
     assert tier.wants(run_of(1, 6)) == range(3)
     tier.close()

@@ -29,6 +29,7 @@ from radixkv.errors import ConfigError
 from radixkv.threads.thread_priority import yield_to_steps
 from radixkv.tiers.disk.folder import FolderLock
 from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
+from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import HEADER_BYTES, BlockKind, BlockName, BlockNames
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("radixkv")
 
-#: Bytes that may wait to be written: so much memory is taken, and so much is lost when the process is killed.
-MAX_QUEUED_BYTES = 256 << 20
 # Seconds after which what was written is synced, also while more is being written.
 _SYNC_S = 1.0
 # Longest that the end of the tier waits for what is still to be written.
@@ -71,7 +70,6 @@ class DiskTier:
 
     Attributes:
         failures: what it was asked for -> how often the disk failed to do it.
-        dropped_blocks: those that it lacked, when the queue had no room.
 
     Raises:
         ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
@@ -114,11 +112,9 @@ class DiskTier:
                 self._store.foreign_bytes,
             )
         self._failure: BaseException | None = None
-        self.dropped_blocks = 0
         self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
-        self._queued_bytes = 0
-        self._queued_changed = threading.Condition()
+        self._queued = QueuedBytes(kind.block_bytes)
         self._queue: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._reader = ThreadPoolExecutor(1, "radixkv-disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="radixkv-disk-writer", daemon=True)
@@ -151,6 +147,11 @@ class DiskTier:
         """Why it is off; None: it is not."""
         return self._failure
 
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that it lacked, when the queue had no room."""
+        return self._queued.dropped_blocks
+
     # ------------------------------------------------------------------ on the engine's thread
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
@@ -174,12 +175,7 @@ class DiskTier:
         if self._failure is not None:
             return range(0)
         missing = [place for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
-        if not missing:
-            return range(0)
-        room = max(0, (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes)
-        wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
-        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
-        return wanted
+        return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `radixkv.tiers.tier.Tier`."""
@@ -187,11 +183,11 @@ class DiskTier:
             return
         missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
         if missing:
-            tokens = [_tokens_of(run, place) for place, _ in missing]
+            tokens = [run.tokens_of(place) for place, _ in missing]
             names, rows = [name for _, name in missing], [data[place] for place, _ in missing]
             save = _Save(names, tokens, rows, self._store.next_uses(len(missing)))
             self._coming.update(name.key for name in save.names)
-            self._count_queued(len(missing))
+            self._queued.add(len(missing) * self._block_bytes)
             self._queue.put(save)
 
     def touch(self, run: BlockRun) -> None:
@@ -204,10 +200,7 @@ class DiskTier:
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: kept is what is written."""
-        with self._queued_changed:
-            self._queued_changed.wait_for(
-                lambda: not self._queued_bytes or self._failure is not None, timeout
-            )
+        self._queued.wait(timeout, or_until=lambda: self._failure is not None)
 
     def close(self) -> None:
         """Write what was saved, sync, and let others have the folder. May be called again."""
@@ -215,11 +208,6 @@ class DiskTier:
         self._reader.shutdown(wait=False, cancel_futures=True)
         if not self._writer.is_alive():
             self._lock.release()
-
-    def _count_queued(self, num_blocks: int) -> None:
-        with self._queued_changed:
-            self._queued_bytes += num_blocks * self._block_bytes
-            self._queued_changed.notify_all()
 
     def _lacks(self, name: BlockName) -> bool:
         return name.key not in self._store and name.key not in self._coming
@@ -234,7 +222,7 @@ class DiskTier:
         try:
             keys = []
             for place, name in enumerate(self._names.of(run)):
-                block = None if self._failure is not None else self._store.read(name, _tokens_of(run, place))
+                block = None if self._failure is not None else self._store.read(name, run.tokens_of(place))
                 if block is None:
                     break
                 blocks.append(block)
@@ -259,7 +247,7 @@ class DiskTier:
         except BaseException as error:
             self._turn_off("save", error)
             self._store.abandon()
-            self._count_queued(0)  # for those who wait
+            self._queued.add(0)  # for those who wait
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._queue.get_nowait()
@@ -281,7 +269,7 @@ class DiskTier:
                 if name.key not in self._store:
                     self._store.append(name, tokens, block, use)
                 self._coming.discard(name.key)
-                self._count_queued(-1)
+                self._queued.add(-self._block_bytes)
                 if time.monotonic() >= sync_at:
                     self._store.sync()
                     sync_at = time.monotonic() + _SYNC_S
@@ -296,13 +284,6 @@ class DiskTier:
                 type(error).__name__,
                 error,
             )
-
-
-def _tokens_of(run: BlockRun, place: int) -> bytes:
-    """The tokens of one of a run's blocks."""
-    size = run.block_size * TOKEN_BYTES
-    start = run.start * TOKEN_BYTES + place * size
-    return run.tokens[start : start + size]
 
 
 def _end(saves: queue.SimpleQueue[_Save | None], writer: threading.Thread) -> None:

@@ -21,9 +21,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.errors import ConfigError
 from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.selection import Selection
@@ -38,8 +38,6 @@ logger = logging.getLogger("radixkv")
 
 #: Seconds that one call of Redis may take.
 TIMEOUT_S = 1.0
-#: Bytes that may wait to be written: so much memory is taken.
-MAX_QUEUED_BYTES = 256 << 20
 # Seconds between two tries of a Redis that can't be reached, first and at most; and between two warnings.
 _PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
@@ -105,7 +103,6 @@ class RedisTier:
     ) -> None:
         self.selection = selection or Selection()
         self._owners = owners
-        self._block_bytes = kind.block_bytes
         self._ttl_s = ttl_s
         # A thread each, and a connection: a save that takes its time holds up no lookup.
         self._lookups, self._loads, self._saves = (
@@ -121,12 +118,15 @@ class RedisTier:
         self._is_closed = threading.Event()
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
-        self._queued_bytes = 0
-        self.dropped_blocks = 0  # that it lacked, when the queue had no room
-        self._queue_changed = threading.Condition()
+        self._queued = QueuedBytes(kind.block_bytes)
 
     def __repr__(self) -> str:
         return f"RedisTier({'up' if self.is_up else 'down'})"
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that it lacked, when the queue had no room."""
+        return self._queued.dropped_blocks
 
     # ------------------------------------------------------------------ on the engine's thread
 
@@ -171,23 +171,17 @@ class RedisTier:
             for place, name in enumerate(self._owners.names(run))
             if self._known.get(name.key, oldest) <= oldest
         ]
-        if not missing:
-            return range(0)
-        room = max(0, (MAX_QUEUED_BYTES - self._queued_bytes) // self._block_bytes)
-        wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
-        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
-        return wanted
+        return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `radixkv.tiers.tier.Tier`."""
         if self.is_up:
-            self._count_queued(data.nbytes)
+            self._queued.add(data.nbytes)
             self._saves.submit(self._save, run, data)
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: kept is what was written."""
-        with self._queue_changed:
-            self._queue_changed.wait_for(lambda: not self._queued_bytes or not self.is_up, timeout)
+        self._queued.wait(timeout, or_until=lambda: not self.is_up)
 
     def close(self) -> None:
         """Write what was saved, for some seconds, and let go of the connections. May be called again."""
@@ -195,11 +189,6 @@ class RedisTier:
         self._is_closed.set()
         for calls in (self._lookups, self._loads, self._saves):
             calls.close()
-
-    def _count_queued(self, num_bytes: int) -> None:
-        with self._queue_changed:
-            self._queued_bytes += num_bytes
-            self._queue_changed.notify_all()
 
     # ------------------------------------------------------------------ on the threads
 
@@ -258,7 +247,7 @@ class RedisTier:
                 continue
             try:
                 record = self._owners.opened(run, names[place], value)
-                blocks.append(unpack_record(record, names[place], _tokens_of(run, place)))
+                blocks.append(unpack_record(record, names[place], run.tokens_of(place)))
             except RecordError:
                 client.delete(_key(names[place]))
                 self._forget(names[place])
@@ -285,14 +274,14 @@ class RedisTier:
             places = {name: place for place, name in enumerate(names)}
             for name in self._renew(client, names):
                 place = places[name]
-                start, block = pack_record(name, _tokens_of(run, place), data[place])
+                start, block = pack_record(name, run.tokens_of(place), data[place])
                 value = self._owners.closed(run, name, b"".join((start, block)))
                 client.set(_key(name), value, ex=self._ttl_s)
                 self._note_known([name], touched=True)
         except Exception as error:
             self._failed("save", error)
         finally:
-            self._count_queued(-data.nbytes)
+            self._queued.add(-data.nbytes)
 
     def _note_known(self, names: Sequence[BlockName], *, touched: bool) -> None:
         now = time.monotonic()
@@ -320,8 +309,7 @@ class RedisTier:
                 self._answers.clear()
             if was_up:
                 threading.Thread(target=self._come_back, name="radixkv-redis-ping", daemon=True).start()
-            with self._queue_changed:
-                self._queue_changed.notify_all()
+            self._queued.add(0)  # for who waits
         now = time.monotonic()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_PAUSE_S
@@ -374,10 +362,3 @@ def _is_refusal(error: Exception) -> bool:
 
 def _key(name: BlockName) -> bytes:
     return _PREFIX + name.key.hex().encode()
-
-
-def _tokens_of(run: BlockRun, place: int) -> bytes:
-    """The tokens of one of a run's blocks."""
-    size = run.block_size * TOKEN_BYTES
-    start = run.start * TOKEN_BYTES + place * size
-    return run.tokens[start : start + size]

@@ -6,7 +6,6 @@ loop.
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
 from collections import deque
@@ -18,6 +17,7 @@ from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import GenerationRequest, MakeParts, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.insight.hit_windows import HitCounts, HitWindows, history_of, windows_of
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -27,32 +27,9 @@ KEPT_TENANTS = 1000
 KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
 KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
 KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
-BUCKET_S = 10
-#: Name -> seconds of the windows that hit rates are told for; None: since the start.
-WINDOWS: dict[str, int | None] = {"1m": 60, "5m": 300, "1h": 3600, "total": None}
 HISTORY_S = 600
 
 State = Literal["running", "finished", "failed", "aborted"]
-
-
-@dataclass(slots=True)
-class HitCounts:
-    """Sums over prompts that were admitted.
-
-    Attributes:
-        hit_requests: prompts of which at least half was cached.
-    """
-
-    requests: int = 0
-    hit_requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-    def add(self, other: HitCounts) -> None:
-        self.requests += other.requests
-        self.hit_requests += other.hit_requests
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
 
 
 class SeenRequest:
@@ -173,32 +150,8 @@ class _Tenant:
 
     def __init__(self) -> None:
         self.requests: deque[SeenRequest] = deque(maxlen=KEPT_REQUESTS)
-        self.total = HitCounts()
+        self.hits = HitWindows()
         self.missed: dict[str, int] = {}
-        self._buckets: deque[tuple[int, HitCounts]] = deque(maxlen=3600 // BUCKET_S + 1)
-
-    def count(self, counts: HitCounts, now: float) -> None:
-        bucket = int(now) // BUCKET_S
-        if not self._buckets or self._buckets[-1][0] != bucket:
-            self._buckets.append((bucket, HitCounts()))
-        self._buckets[-1][1].add(counts)
-        self.total.add(counts)
-
-    def history(self, now: float) -> list[tuple[int, HitCounts]]:
-        """The latest buckets, by the clock in steps of `BUCKET_S`, oldest first."""
-        first = int(now - HISTORY_S) // BUCKET_S
-        found = itertools.takewhile(lambda bucket: bucket[0] > first, reversed(self._buckets))
-        return list(found)[::-1]
-
-    def window(self, seconds: int | None, now: float) -> HitCounts:
-        if seconds is None:
-            return self.total
-        first, total = int(now - seconds) // BUCKET_S, HitCounts()
-        for bucket, counts in reversed(self._buckets):
-            if bucket <= first:
-                break
-            total.add(counts)
-        return total
 
 
 @dataclass(slots=True)
@@ -261,7 +214,7 @@ class Activity:
             one.finding = comparison.finding(one.progress.num_cached_tokens)
         progress, tenant = one.progress, self._of(one.tenant)
         cached, total = progress.num_cached_tokens, progress.num_tokens
-        tenant.count(HitCounts(1, int(2 * cached >= total), total, cached), self.clock())
+        tenant.hits.count(HitCounts.of_prompt(total, cached), self.clock())
         if one.report is not None:
             missed = one.report.num_missed_tokens
             tenant.missed[one.report.reason] = tenant.missed.get(one.report.reason, 0) + missed
@@ -304,24 +257,11 @@ class Activity:
 
     def windows(self, tenant: str | None) -> dict[str, HitCounts]:
         """What was found in the last minutes, and since the start; of a tenant, or of all."""
-        now, windows = self.clock(), {}
-        for name, seconds in WINDOWS.items():
-            windows[name] = total = HitCounts()
-            for each in self._chosen(tenant):
-                total.add(each.window(seconds, now))
-        return windows
+        return windows_of((each.hits for each in self._chosen(tenant)), self.clock())
 
     def history(self, tenant: str | None) -> list[tuple[float, HitCounts]]:
-        """What was found in each `BUCKET_S` of the last minutes with a prompt, oldest first.
-
-        Returns: how many seconds ago each of them ended, and its counts.
-        """
-        now = self.clock()
-        sums: dict[int, HitCounts] = {}
-        for each in self._chosen(tenant):
-            for bucket, counts in each.history(now):
-                sums.setdefault(bucket, HitCounts()).add(counts)
-        return [(max(0.0, now - (bucket + 1) * BUCKET_S), sums[bucket]) for bucket in sorted(sums)]
+        """What was found lately, as `history_of` tells it; of a tenant, or of all."""
+        return history_of((each.hits for each in self._chosen(tenant)), HISTORY_S, self.clock())
 
     def missed(self, tenant: str | None) -> dict[str, int]:
         """Prompt tokens that were not found, by the reason for the first of them, since the start."""

@@ -11,8 +11,9 @@ from radixkv.audit.record import Record
 from radixkv.insight.breaker import Breaker
 from radixkv_server.apis.cache.tree import TreeJson
 from radixkv_server.dialect import Json
+from radixkv_server.insight.hit_windows import history_json
 from radixkv_server.insight.node_names import NodeNames
-from radixkv_server.proxy.watched import SHOWN_CHARS, RequestSums, Watched, WatchedRequest
+from radixkv_server.proxy.watched import SHOWN_CHARS, Watched, WatchedRequest
 
 #: The console's names of reasons, where rules have others.
 _REASONS = {"first": "first_seen", "broken": "diverged"}
@@ -72,18 +73,11 @@ class Views:
             "rules": watched.rule_set.name,
             "requests_not_seen": watched.num_dropped,
             "block_size": watched.rule_set.block_tokens,
-            "windows": {name: _rates(sums) for name, sums in watched.windows().items()},
-            "history": [
-                {
-                    "age_s": round(age, 1),
-                    "prompt_tokens": one.prompt_tokens,
-                    "cached_tokens": one.cached_tokens,
-                }
-                for age, one in watched.history()
-            ],
+            "windows": {name: sums.to_json() for name, sums in watched.windows().items()},
+            "history": history_json(watched.history()),
             "missed_tokens": missed,
             "upstreams": [
-                {**asdict(state), **_rates(watched.of_upstream(state.address))} for state in watched.states
+                {**asdict(state), **watched.of_upstream(state.address).to_json()} for state in watched.states
             ],
             "running_requests": sum(state.running for state in watched.states) or watched.num_running,
             "pool": {
@@ -225,20 +219,6 @@ def _speed(record: Record) -> float | None:
         return None
     spent = record.seconds - record.first_seconds
     return round(record.usage.output / spent, 1) if spent > 0 else None
-
-
-def _rates(sums: RequestSums) -> Json:
-    def rate(part: int, whole: int) -> float | None:
-        return round(part / whole, 4) if whole else None
-
-    return {
-        "requests": sums.requests,
-        "hit_requests": sums.hit_requests,
-        "request_hit_rate": rate(sums.hit_requests, sums.requests),
-        "prompt_tokens": sums.prompt_tokens,
-        "cached_tokens": sums.cached_tokens,
-        "token_hit_rate": rate(sums.cached_tokens, sums.prompt_tokens),
-    }
 
 
 def _detail(one: WatchedRequest) -> str:

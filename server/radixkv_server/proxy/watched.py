@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from radixkv.audit.record import Record
 from radixkv.audit.rule_sets import RuleSet
 from radixkv.audit.rules import Begun, Observation, Rules
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv_server.insight.hit_windows import (
+    MAX_WINDOW_S,
+    HitCounts,
+    HitWindows,
+    history_of,
+    windows_of,
+)
 from radixkv_server.proxy.feed import Seen
 from radixkv_server.proxy.fleet_state import UpstreamState
 
 KEPT_REQUESTS = 500
 MAX_RUNNING = 2000  # of more, the oldest are looked at when they end
-WINDOWS_S = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
 SHOWN_CHARS = 600  # of a node, and of a prompt
 MAX_SEEN_NODES = 20_000
 FIRST_BYTE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
-_STEP_S = 10.0
-_STEPS = 360
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class WatchedRequest:
     version: int
 
     @property
+    def hit_counts(self) -> HitCounts:
+        """What it adds to sums."""
+        return HitCounts.of_prompt(self.observation.prompt_tokens, self.cached_tokens)
+
+    @property
     def cached_tokens(self) -> int:
         """As the answer told, else as these rules expect."""
         reported = self.observation.reported_tokens
@@ -57,30 +66,12 @@ class WatchedRequest:
         return "upstream_missed" if observed.fault == "provider" else observed.reason
 
 
-@dataclass(slots=True)
-class RequestSums:
-    """Over requests."""
-
-    requests: int = 0
-    hit_requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-    def add(self, one: WatchedRequest) -> None:
-        total, cached = one.observation.prompt_tokens, one.cached_tokens
-        self.requests += 1
-        self.hit_requests += 2 * cached >= total > 0
-        self.prompt_tokens += total
-        self.cached_tokens += cached
-
-
 class Watched:
     """Takes requests in one thread, is read in others."""
 
     def __init__(self, rule_set: RuleSet, memory_bytes: int) -> None:
         self.rule_set = rule_set
         self.version = 0
-        self.total = RequestSums()
         self.missed: Counter[str] = Counter()  # reason -> tokens
         self._first_bytes = [0] * len(FIRST_BYTE_BOUNDS)
         self._first_seconds = 0.0
@@ -89,10 +80,10 @@ class Watched:
         self._latest: OrderedDict[str, WatchedRequest] = OrderedDict()
         self._num_asked = 0
         self._running: OrderedDict[int, tuple[int, Begun]] = OrderedDict()  # by their numbers
-        self._steps: deque[tuple[float, RequestSums]] = deque(maxlen=_STEPS)
+        self._hits = HitWindows()
         self._chars = self._tokens = 1
         self.states: Sequence[UpstreamState] = ()  # of several upstreams
-        self._by_upstream: defaultdict[str, RequestSums] = defaultdict(RequestSums)
+        self._by_upstream: defaultdict[str, HitCounts] = defaultdict(HitCounts)
         self._lock = threading.Lock()
 
     def begin(self, seen: Seen, record: Record) -> None:
@@ -123,8 +114,8 @@ class Watched:
 
     def _count(self, one: WatchedRequest) -> None:
         record, observation = one.record, one.observation
-        self.total.add(one)
-        self._by_upstream[one.seen.upstream].add(one)
+        self._hits.count(one.hit_counts, time.monotonic())
+        self._by_upstream[one.seen.upstream].add(one.hit_counts)
         self.missed[one.reason] += max(0, observation.prompt_tokens - one.cached_tokens)
         self.num_dropped = one.seen.num_dropped
         self._chars += sum(len(block.text) for block in record.blocks)
@@ -133,7 +124,6 @@ class Watched:
             self._first_seconds += record.first_seconds
             for at, bound in enumerate(FIRST_BYTE_BOUNDS):
                 self._first_bytes[at] += record.first_seconds <= bound
-        self._step(one)
 
     @property
     def num_running(self) -> int:
@@ -144,16 +134,10 @@ class Watched:
         """How several upstreams are now."""
         self.states = states
 
-    def of_upstream(self, address: str) -> RequestSums:
+    def of_upstream(self, address: str) -> HitCounts:
         """Sums over the requests that one of them answered."""
         with self._lock:
-            return _sum([self._by_upstream[address]])
-
-    def _step(self, one: WatchedRequest) -> None:
-        now = time.monotonic()
-        if not self._steps or now - self._steps[-1][0] > _STEP_S:
-            self._steps.append((now, RequestSums()))
-        self._steps[-1][1].add(one)
+            return replace(self._by_upstream[address])
 
     @property
     def tokens_per_unit(self) -> float:
@@ -170,21 +154,15 @@ class Watched:
         """One of the latest, by its name."""
         return self._latest.get(name)
 
-    def windows(self) -> dict[str, RequestSums]:
+    def windows(self) -> dict[str, HitCounts]:
         """Sums over the latest minutes, about, and over all."""
-        now = time.monotonic()
         with self._lock:
-            steps = list(self._steps)
-            return {
-                **{name: _sum(s for at, s in steps if now - at <= span) for name, span in WINDOWS_S.items()},
-                "total": _sum([self.total]),
-            }
+            return windows_of([self._hits], time.monotonic())
 
-    def history(self) -> list[tuple[float, RequestSums]]:
-        """Sums over ten seconds each, with their age, the oldest first."""
-        now = time.monotonic()
+    def history(self) -> list[tuple[float, HitCounts]]:
+        """Sums over ten seconds each, with their age, the oldest first; of an hour."""
         with self._lock:
-            return [(now - at, _sum([sums])) for at, sums in self._steps]
+            return history_of([self._hits], MAX_WINDOW_S, time.monotonic())
 
     def first_bytes(self) -> tuple[tuple[float, ...], list[int], float]:
         """Bounds of seconds to the first byte of an answer, how many were within each, and their sum."""
@@ -203,13 +181,3 @@ class Watched:
             while walk.advance():
                 pass
             return TreeSnapshot(walk.nodes(), walk.is_complete, ranks_are_exact=False)
-
-
-def _sum(parts: Iterable[RequestSums]) -> RequestSums:
-    total = RequestSums()
-    for part in parts:
-        total.requests += part.requests
-        total.hit_requests += part.hit_requests
-        total.prompt_tokens += part.prompt_tokens
-        total.cached_tokens += part.cached_tokens
-    return total

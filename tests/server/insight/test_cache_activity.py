@@ -20,8 +20,9 @@ from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTi
 from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.insight.activity import Activity, HitCounts
+from radixkv_server.insight.activity import Activity
 from radixkv_server.insight.cache_feed import CacheFeed
+from radixkv_server.insight.hit_windows import HitCounts
 from radixkv_server.tenants.tenant import Tenant
 
 KEYS = {"ada": "ada-key", "bob": "bob-key", "operator": "operator-key"}

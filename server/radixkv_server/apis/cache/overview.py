@@ -6,7 +6,7 @@ from radixkv.cache.retention.quota import QuotaUsage
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.insight.activity import HitCounts
+from radixkv_server.insight.hit_windows import history_json
 
 MAX_SEEN_NODES = 20_000  # of a user's, to sum up its blocks
 
@@ -22,11 +22,8 @@ async def overview(context: ServerContext, caller: Caller) -> Json:
         "role": "admin" if caller.is_admin else "user",
         "enabled": engine.config.enable_prefix_caching,
         "block_size": engine.config.block_size,
-        "windows": _windows(activity.windows(caller.scope)),
-        "history": [
-            {"age_s": round(age, 1), "prompt_tokens": sums.prompt_tokens, "cached_tokens": sums.cached_tokens}
-            for age, sums in activity.history(caller.scope)
-        ],
+        "windows": _windows(context, caller.scope),
+        "history": history_json(activity.history(caller.scope)),
         "missed_tokens": activity.missed(caller.scope),
         "running_requests": activity.num_running(caller.scope),
         "quota": _quota(quotas, caller.tenant),
@@ -38,23 +35,8 @@ async def overview(context: ServerContext, caller: Caller) -> Json:
     return shown
 
 
-def _windows(windows: dict[str, HitCounts]) -> Json:
-    return {name: _rates(counts) for name, counts in windows.items()}
-
-
-def _rates(counts: HitCounts) -> Json:
-    return {
-        "requests": counts.requests,
-        "hit_requests": counts.hit_requests,
-        "request_hit_rate": _rate(counts.hit_requests, counts.requests),
-        "prompt_tokens": counts.prompt_tokens,
-        "cached_tokens": counts.cached_tokens,
-        "token_hit_rate": _rate(counts.cached_tokens, counts.prompt_tokens),
-    }
-
-
-def _rate(part: int, whole: int) -> float | None:
-    return round(part / whole, 4) if whole else None
+def _windows(context: ServerContext, tenant: str | None) -> Json:
+    return {name: counts.to_json() for name, counts in context.activity.windows(tenant).items()}
 
 
 def _quota(quotas: list[QuotaUsage], tenant: str) -> Json | None:
@@ -95,7 +77,7 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
         "tenants": [
             {
                 "tenant": tenant,
-                "windows": _windows(activity.windows(tenant)),
+                "windows": _windows(context, tenant),
                 "missed_tokens": activity.missed(tenant),
                 "running_requests": activity.num_running(tenant),
                 "quota": _quota(quotas, tenant),

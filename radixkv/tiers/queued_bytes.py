@@ -1,0 +1,43 @@
+"""QueuedBytes: what of saved blocks waits to be written, so that it takes no more memory than it may."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+#: Bytes that may wait: so much memory is taken, and so much is lost when the process is killed.
+MAX_QUEUED_BYTES = 256 << 20
+
+
+class QueuedBytes:
+    """Counted by the engine's thread and those that write.
+
+    Attributes:
+        dropped_blocks: those that were lacking, when there was no room.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._num_bytes = 0
+        self._changed = threading.Condition()
+        self.dropped_blocks = 0
+
+    def add(self, num_bytes: int) -> None:
+        """So many more wait, or fewer; who waits for the end looks again."""
+        with self._changed:
+            self._num_bytes += num_bytes
+            self._changed.notify_all()
+
+    def wait(self, timeout: float, or_until: Callable[[], bool]) -> None:
+        """Sleep until none are left, or something else is so."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_bytes or or_until(), timeout)
+
+    def wanted(self, missing: Sequence[int]) -> range:
+        """Of a run's blocks that are lacking, by their place, those that there is room for, without gaps."""
+        if not missing:
+            return range(0)
+        room = max(0, (MAX_QUEUED_BYTES - self._num_bytes) // self._block_bytes)
+        wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
+        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
+        return wanted
