@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.tools.cluster.routers import RoundRobin
-from radixkv.tools.cluster.simulated_replica import ReplicaConfig
-from radixkv.tools.cluster.simulation import ClusterConfig, ClusterSimulation
 from radixkv.tools.cluster.step_cost import Fit, fit
 from radixkv.tools.output_files import check_writable, write_json
 from radixkv.tools.replay.options import JsonOption, LimitOption, TokenizerOption, read_options
 from radixkv.tools.replay.readers import read_trace
 from radixkv.tools.replay.token_prompts import scaled
 from radixkv.tools.replay.trace import Trace
+
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
+    from radixkv.tools.cluster.reference_step import Clock
 
 
 def fit_command(
@@ -55,7 +55,7 @@ def fit_command(
     simulated one, and both times to first token are printed.
     """
     from radixkv.engine.builder import build_engine
-    from radixkv.tools.cluster.measure import measure_steps, num_parts, replay_on_engine
+    from radixkv.tools.cluster.reference_step import WallClock
 
     check_writable("--json", json_file)
     trace = None
@@ -69,48 +69,48 @@ def fit_command(
             num_blocks=num_blocks,
             threads=threads,
             speculation="off",
+            async_scheduling=False,  # each step is measured by itself
             seed=0,
         )
         engine = build_engine(config)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("measuring steps", total=num_parts(engine))
-        found = fit(*measure_steps(engine, on_part=lambda: progress.advance(bar)))
-    console.print(_fit_table(found))
-    figures: dict[str, Any] = {"model": model, "cost": asdict(found.cost), "fit": asdict(found)}
     if trace is not None:
-        small = scaled(trace, trace_block_size, engine.limits.max_model_len, max_answer)
-        engine.cache.reset()
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task(f"{trace.name} arrives", total=small.num_requests)
-            measured, hit_rate = replay_on_engine(engine, small, speed, lambda: progress.advance(bar))
-        replica = ReplicaConfig(
-            engine.cache.num_blocks * engine.cache.block_size // trace_block_size,
-            trace_block_size,
-            engine.scheduler.max_num_batched_tokens,
-            engine.scheduler.max_num_seqs,
-        )
-        checked = _check(small, ClusterConfig(1, replica, found.cost, speed), measured, hit_rate)
-        figures["check"] = checked
-        console.print(_check_table(trace.name, checked))
+        trace = scaled(trace, trace_block_size, engine.limits.max_model_len, max_answer)
+    figures = {"model": model, **fit_and_check(engine, WallClock(), trace, speed, console)}
     write_json(json_file, figures)
 
 
-def _check(
-    trace: Trace, config: ClusterConfig, measured: list[float], hit_rate: float
-) -> dict[str, dict[str, float]]:
-    """Measured and predicted figures of one replica."""
-    run = ClusterSimulation(trace, config, RoundRobin).run()
-    predicted = [request.ttft_s for request in run.requests]
-    prompt = sum(request.prompt_tokens for request in run.requests)
-    cached = sum(request.cached_tokens for request in run.requests)
-    rows = {}
-    for name, share in (("TTFT p50 (s)", 0.5), ("TTFT p90 (s)", 0.9)):
-        rows[name] = {
-            "measured": float(np.quantile(measured, share)),
-            "predicted": float(np.quantile(predicted, share)),
-        }
-    rows["hit rate"] = {"measured": hit_rate, "predicted": cached / prompt}
-    return rows
+def fit_and_check(
+    engine: Engine, clock: Clock, trace: Trace | None, speed: float, console: Console
+) -> dict[str, Any]:
+    """Fit a cost to steps of an engine, and compare the simulation with it on a trace; prints both.
+
+    Args:
+        clock: what the engine's steps are measured by.
+        trace: in the engine's measure; None: nothing is compared.
+    """
+    from radixkv.tools.cluster.check import compare, replay_on_engine
+    from radixkv.tools.cluster.measure import measure_steps, num_parts
+    from radixkv.tools.cluster.reference_step import ReferenceStep
+
+    reference = ReferenceStep(engine, clock)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring steps", total=num_parts(engine))
+        found = fit(*measure_steps(engine, clock, reference, lambda: progress.advance(bar)))
+    console.print(_fit_table(found))
+    figures: dict[str, Any] = {"cost": asdict(found.cost), "fit": asdict(found)}
+    reference_s = reference.take()
+    if trace is not None:
+        engine.cache.reset()
+        num_blocks = engine.cache.num_blocks - reference.num_blocks
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task(f"{trace.name} arrives", total=trace.num_requests)
+            measured = replay_on_engine(engine, trace, speed, clock, reference, lambda: progress.advance(bar))
+        slowdown = reference.take() / reference_s
+        figures["slowdown"] = slowdown
+        figures["check"] = compare(engine, trace, speed, found.cost.times(slowdown), num_blocks, measured)
+        console.print(_check_table(trace.name, slowdown, figures["check"]))
+    reference.close()
+    return figures
 
 
 def _fit_table(found: Fit) -> Table:
@@ -140,8 +140,13 @@ def _fit_table(found: Fit) -> Table:
     return table
 
 
-def _check_table(name: str, rows: dict[str, dict[str, float]]) -> Table:
-    table = Table(title=f"{name}: the engine and its simulation", title_justify="left")
+def _check_table(name: str, slowdown: float, rows: dict[str, dict[str, float]]) -> Table:
+    table = Table(
+        title=f"{name}: the engine and its simulation",
+        caption=f"by a step that is always the same, the machine took {slowdown:.2f} times as long as when "
+        "steps were measured; predictions are for that",
+        title_justify="left",
+    )
     for column in ("", "measured", "predicted", "predicted/measured"):
         table.add_column(column, justify="right" if column else "left")
     for label, row in rows.items():

@@ -1,8 +1,7 @@
-"""Measuring the real engine: what its steps take, and when first tokens come as a trace arrives."""
+"""Measuring what steps of the real engine take, in its own loop, with all that the host does between them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -10,40 +9,63 @@ import numpy.typing as npt
 
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
+from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.step_plan import StepPlan
+from radixkv.tools.cluster.reference_step import Clock, ReferenceStep
 from radixkv.tools.cluster.step_cost import FloatArray, work_of
-from radixkv.tools.replay.token_prompts import token_prompts
-from radixkv.tools.replay.trace import Trace
 
 _ROUNDS = 3
 _FIRST_TOKEN = 5  # ids below may mean something to the model
+_STEPS_BETWEEN = 3  # between requests that come together and the next ones
+_REFERENCES = 2  # after each part
+_PAUSE_S = 0.2  # that the engine has nothing to do
+
+_Prompt = npt.NDArray[np.int32]
+#: Prompts and lengths of answers: what comes together, and then what comes while, or after, it is computed.
+_Part = Sequence[Sequence[tuple[_Prompt, int]]]
 
 
 class _StepRecorder:
-    """Runs steps of an engine, and notes their work and seconds."""
+    """Runs steps of an engine, and notes their work and seconds, from the end of each to that of the next."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
         self._schedule = engine.scheduler.schedule
-        self._work: FloatArray | None = None
+        self._batch: Batch | None = None
         engine.scheduler.schedule = self._scheduled  # type: ignore[method-assign]
+        self._num_idle = 0
         self.work: list[FloatArray] = []
         self.seconds: list[float] = []
 
     def _scheduled(self, *arguments: object, **keywords: object) -> StepPlan:
         plan = self._schedule(*arguments, **keywords)  # type: ignore[arg-type]
-        self._work = None if plan.batch is None else work_of(plan.batch)
+        self._batch = plan.batch
         return plan
 
-    def run(self) -> None:
-        """Steps until nothing is left to do."""
-        while self._engine.has_work:
-            began = time.perf_counter()
-            self._engine.step()
-            took = time.perf_counter() - began
-            if self._work is not None:
-                self.work.append(self._work)
-                self.seconds.append(took)
+    def run(self, part: _Part) -> None:
+        """Steps until nothing is left to do; every second time that nothing was, after a pause."""
+        engine, clock = self._engine, self._clock
+        coming = list(part)
+        num_steps, last = 0, clock.now()
+        while coming or engine.has_work:
+            num_new, wakes = 0, False
+            if coming and (not engine.has_work or num_steps >= _STEPS_BETWEEN):
+                if not engine.has_work:
+                    self._num_idle += 1
+                    wakes = self._num_idle % 2 == 0
+                if wakes:
+                    clock.sleep(_PAUSE_S)
+                    last = clock.now()
+                requests = coming.pop(0)
+                num_new, num_steps = len(requests), 0
+                for prompt, answer in requests:
+                    engine.add_request(prompt, params_of(answer), stream=True)
+            engine.step()
+            now = clock.now()
+            if self._batch is not None:
+                self.work.append(work_of(self._batch, num_new, wakes=wakes))
+                self.seconds.append(now - last)
+            num_steps, last = num_steps + 1, now
 
     def close(self) -> None:
         """Leave the engine as it was."""
@@ -51,32 +73,29 @@ class _StepRecorder:
 
 
 def measure_steps(
-    engine: Engine, on_part: Callable[[], None] = lambda: None
+    engine: Engine, clock: Clock, reference: ReferenceStep, on_part: Callable[[], None] = lambda: None
 ) -> tuple[list[FloatArray], list[float]]:
-    """The work of steps, and their median seconds over the rounds.
+    """The work of steps, and their seconds.
 
-    Every round gives the engine the same: prompts alone, decodes at several depths and widths, and prompts
-    that come while others decode; nothing is cached before.
+    Every round gives the engine the same: prompts alone, decodes at several depths and widths, prompts that
+    come while others decode, and prompts whose beginning is cached.
 
     Args:
+        reference: is run after each part.
         on_part: is called after each of `num_parts` parts, to show progress.
     """
-    works: list[FloatArray] = []
-    times: list[list[float]] = []
-    for _ in range(_ROUNDS):
-        recorder = _StepRecorder(engine)
-        try:
+    recorder = _StepRecorder(engine, clock)
+    try:
+        for _ in range(_ROUNDS):
             for part in _parts(engine):
                 engine.cache.reset()
-                for prompt, answer in part:
-                    _add(engine, prompt, answer)
-                recorder.run()
+                recorder.run(part)
+                for _ in range(_REFERENCES):
+                    reference.run()
                 on_part()
-        finally:
-            recorder.close()
-        works = recorder.work
-        times.append(recorder.seconds)
-    return works, np.median(np.array(times), axis=0).tolist()
+    finally:
+        recorder.close()
+    return recorder.work, recorder.seconds
 
 
 def num_parts(engine: Engine) -> int:
@@ -84,69 +103,40 @@ def num_parts(engine: Engine) -> int:
     return _ROUNDS * len(list(_parts(engine)))
 
 
-def _parts(engine: Engine) -> Iterator[list[tuple[npt.NDArray[np.int32], int]]]:
-    """Prompts and lengths of answers, which are given to the engine together; always the same ones."""
-    limits, vocabulary = engine.limits, _vocabulary(engine)
-    room = min(limits.max_model_len, engine.cache.num_blocks * engine.cache.block_size) - 64
+def _parts(engine: Engine) -> Iterator[_Part]:
+    """What the engine is given; always the same."""
+    ids = vocabulary(engine)
+    room = min(engine.limits.max_model_len, engine.cache.available_blocks() * engine.cache.block_size) - 64
     rng = np.random.default_rng(0)
 
-    def prompts(count: int, length: int, answer: int) -> list[tuple[npt.NDArray[np.int32], int]]:
-        length = max(1, min(length, room // count))
-        return [
-            (rng.integers(vocabulary.start, vocabulary.stop, length, dtype=np.int32), answer)
-            for _ in range(count)
-        ]
+    def text(length: int) -> _Prompt:
+        return rng.integers(ids.start, ids.stop, max(1, length), dtype=np.int32)
 
-    for length in (16, 60, 200, 500, 2500):
-        yield prompts(1, length, 1)
+    def prompts(count: int, length: int, answer: int) -> list[tuple[_Prompt, int]]:
+        return [(text(min(length, room // count)), answer) for _ in range(count)]
+
+    def go_on(start: _Prompt, lengths: Sequence[int], answer: int) -> list[tuple[_Prompt, int]]:
+        return [(np.concatenate([start, text(length)]), answer) for length in lengths]
+
+    for length in (16, 60, 200, 500, 2000):
+        yield [prompts(1, length, 1)]
     for count, length in ((1, 40), (2, 60), (4, 80), (8, 100), (16, 40), (1, 1000), (3, 600)):
-        yield prompts(count, length, 12)
+        yield [prompts(count, length, 10)]
     for count in (2, 6):
-        yield [*prompts(count, 60, 16), *prompts(2, 600, 4)]
+        yield [prompts(count, 60, 16), prompts(1, 300, 4), prompts(2, 100, 4)]
+    start = text(min(900, room // 3))
+    yield [
+        [(start, 1)],
+        *(go_on(start, lengths, 5) for lengths in ((12,), (30,), (64,), (110,), (20, 40, 90))),
+    ]
 
 
-def _add(engine: Engine, prompt: Sequence[int] | npt.NDArray[np.int32], answer: int) -> str:
-    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
-    return engine.add_request(prompt, params)
+def params_of(answer: int) -> SamplingParams:
+    """Of a request that gets so many tokens."""
+    return SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
 
 
-def replay_on_engine(
-    engine: Engine, trace: Trace, speed: float, on_end: Callable[[], None] = lambda: None
-) -> tuple[list[float], float]:
-    """Let a trace arrive at an engine as recorded, in real time.
-
-    Returns:
-        The seconds to first token of all requests, and the share of their prompts found cached.
-    """
-    arrivals = np.maximum.accumulate(trace.arrivals - trace.arrivals.min()) / speed
-    prompts = token_prompts(trace, _vocabulary(engine))
-    first: dict[str, float] = {}
-    came: dict[str, float] = {}
-    cached = 0
-    began, number = time.perf_counter(), 0
-    while number < len(prompts) or engine.has_work:
-        now = time.perf_counter() - began
-        while number < len(prompts) and arrivals[number] <= now:
-            params = SamplingParams(
-                max_tokens=int(trace.output_lengths[number]), temperature=0.0, ignore_eos=True
-            )
-            came[engine.add_request(prompts[number], params, stream=True)] = float(arrivals[number])
-            number += 1
-        if not engine.has_work:
-            time.sleep(max(0.0, float(arrivals[number]) - now))
-            continue
-        result = engine.step()
-        now = time.perf_counter() - began
-        for delta in result.deltas:
-            if delta.request_id not in first:
-                first[delta.request_id] = now
-                cached += 0 if delta.prompt is None else delta.prompt.num_cached_tokens
-            if delta.is_last:
-                on_end()
-    return [first[name] - came[name] for name in came], cached / int(trace.input_lengths.sum())
-
-
-def _vocabulary(engine: Engine) -> range:
+def vocabulary(engine: Engine) -> range:
     """Token ids that mean nothing to the model."""
     size = engine.limits.vocab_size
     assert size is not None

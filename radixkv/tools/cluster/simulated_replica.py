@@ -136,6 +136,7 @@ class SimulatedReplica:
         self._on_first_token, self._on_end = on_first_token, on_end
         self._served: dict[str, tuple[int, ServedRequest]] = {}  # by request id, while they are here
         self._batch: Batch | None = None
+        self._num_new = 0  # requests that have come since the last step began
         self._step_s = 0.0  # seconds of the steps under way
         self.busy_s = 0.0
         self.num_steps = 0
@@ -159,12 +160,14 @@ class SimulatedReplica:
         request = SequenceState(str(number), tokens, params, arrival_s=served.arrival_s)
         self._served[request.request_id] = number, served
         self._scheduler.add(request)
+        self._num_new += 1
 
-    def begin_step(self, quiet_s: float) -> float | None:
+    def begin_step(self, quiet_s: float, *, wakes: bool = False) -> float | None:
         """Schedule a step, or several decodes; returns their seconds, None: there is nothing to do.
 
         Args:
             quiet_s: for so long nothing comes.
+            wakes: before it nothing was to be done.
         """
         self._ahead.wanted = self._steps_until(quiet_s)
         while self._scheduler.has_work:
@@ -176,7 +179,9 @@ class SimulatedReplica:
                 self._leave(request)
             if plan.batch is not None:
                 self._batch = plan.batch
-                self._step_s = self._cost.seconds(_work_ahead(plan.batch, self._ahead.num_steps))
+                num_new, self._num_new = self._num_new, 0
+                work = _work_ahead(plan.batch, self._ahead.num_steps, num_new, wakes=wakes)
+                self._step_s = self._cost.seconds(work)
                 self.busy_s += self._step_s
                 self.num_steps += self._ahead.num_steps
                 return self._step_s
@@ -191,10 +196,9 @@ class SimulatedReplica:
             return 1
         context = float(sum(request.num_tokens for request in running))
         count = float(len(running))
-        first_s = self._cost.seconds(np.array([1.0, count, count, context, context]))
-        more_s = self._cost.seconds(
-            np.array([0.0, 0.0, 0.0, count, count])
-        )  # what each takes more than the last
+        first_s = self._cost.seconds(np.array([1.0, count, count, context, context, 0.0, 0.0]))
+        # what each takes more than the last
+        more_s = self._cost.seconds(np.array([0.0, 0.0, 0.0, count, count, 0.0, 0.0]))
         left = min(_answer_tokens(request) - request.num_output_tokens for request in running)
         begun, passed = 0, 0.0
         while begun < min(left, _MAX_STEPS_AHEAD) and passed < quiet_s:
@@ -247,11 +251,11 @@ def _answer_tokens(request: SequenceState) -> int:
     return request.params.max_tokens
 
 
-def _work_ahead(batch: Batch, num_steps: int) -> npt.NDArray[np.float64]:
+def _work_ahead(batch: Batch, num_steps: int, num_requests: int, *, wakes: bool) -> npt.NDArray[np.float64]:
     """The work of a step; of several decodes, that of all of them. Their contexts grow by a token a step."""
     if num_steps == 1:
-        return work_of(batch)
+        return work_of(batch, num_requests, wakes=wakes)
     rows = float(len(batch.entries))
     context = float(batch.context_lengths.sum()) - rows * (num_steps - 1)  # of the first step
     read = num_steps * context + rows * num_steps * (num_steps - 1) / 2
-    return np.array([num_steps, rows * num_steps, rows * num_steps, read, read])
+    return np.array([num_steps, rows * num_steps, rows * num_steps, read, read, num_requests, wakes])

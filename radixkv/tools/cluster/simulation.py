@@ -151,8 +151,8 @@ class ClusterSimulation:
             self._replicas[index].end_step(self.now)
             self._begin_step(index)
 
-    def _begin_step(self, index: int) -> None:
-        seconds = self._replicas[index].begin_step(self._next_arrival - self.now)
+    def _begin_step(self, index: int, *, wakes: bool = False) -> None:
+        seconds = self._replicas[index].begin_step(self._next_arrival - self.now, wakes=wakes)
         if seconds is not None:
             heapq.heappush(self._events, (self.now + seconds, index, index))
 
@@ -179,7 +179,7 @@ class ClusterSimulation:
         replica = self._replicas[index]
         replica.add(number, tokens, served)
         if replica.is_idle:
-            self._begin_step(index)
+            self._begin_step(index, wakes=True)
         return served
 
     def _tokens(self, number: int, length: int, own: int) -> npt.NDArray[np.int32]:

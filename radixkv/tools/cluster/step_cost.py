@@ -2,9 +2,10 @@
 
 The time is a sum of what a step's work is proportional to (as in Vidur, MLSys 2024, in its simplest form):
 
-    step       + tokens          + sequences    + context tokens + attention
-    launches     dense products,   sampling,      K and V read     products of queries
-    and host     rows that move    block tables   once a sequence  and keys
+    step       + tokens          + sequences    + context tokens + attention          + requests    + wakes
+    launches     dense products,   sampling,      K and V read     products of queries  new ones are  the step
+    and host     rows that move    block tables   once a sequence  and keys             checked and   after a
+                                                                                        looked up     pause
 
 Every factor is at least 0: more work never takes less time.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
 
 FloatArray = npt.NDArray[np.float64]
+
+_NUM_WEIGHTINGS = 8
+_DISTURBED = 3.0  # times as long as predicted: the machine did something else, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class StepCost:
         sequence_s: for each sequence in it.
         context_s: for each token that a sequence attends to, once a sequence.
         attention_s: for each pair of a query and a key.
+        request_s: for each request that has come since the step before.
+        wake_s: of a step before which nothing was to be done: threads sleep then, and caches get cold.
     """
 
     step_s: float
@@ -44,6 +50,8 @@ class StepCost:
     sequence_s: float = 0.0
     context_s: float = 0.0
     attention_s: float = 0.0
+    request_s: float = 0.0
+    wake_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -56,26 +64,35 @@ class StepCost:
 
     def seconds(self, work: FloatArray) -> float:
         """Of one step with this work, see `work_of`."""
-        factors = (self.step_s, self.token_s, self.sequence_s, self.context_s, self.attention_s)
-        return sum(factor * float(amount) for factor, amount in zip(factors, work, strict=True))
+        return sum(factor * float(amount) for factor, amount in zip(astuple(self), work, strict=True))
+
+    def times(self, factor: float) -> StepCost:
+        """On a machine that takes so many times as long."""
+        return StepCost(*(value * factor for value in astuple(self)))
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens per second in a long chunk without context."""
         chunk = 2048.0
-        return chunk / self.seconds(np.array([1.0, chunk, 1.0, chunk, chunk * chunk / 2]))
+        return chunk / self.seconds(np.array([1.0, chunk, 1.0, chunk, chunk * chunk / 2, 0.0, 0.0]))
 
 
 #: Rough figures of an 8B model in bfloat16 on one H100, from its memory and matmul rates: not measured.
 ESTIMATES = {"h100-8b": StepCost(8e-3, 3.2e-5, 2e-5, 4.4e-8, 1.1e-10)}
 
 
-def work_of(batch: Batch) -> FloatArray:
-    """What a step has to do, float64 [5]: 1, tokens, sequences, context tokens, query-key pairs."""
+def work_of(batch: Batch, num_requests: int = 0, *, wakes: bool = False) -> FloatArray:
+    """A step's work, float64 [7]: 1, tokens, sequences, context tokens, query-key pairs, requests, wakes.
+
+    Args:
+        num_requests: that have come since the step before.
+        wakes: before it nothing was to be done.
+    """
     counts = np.diff(batch.query_starts).astype(np.float64)
     contexts = batch.context_lengths.astype(np.float64)
     pairs = float((counts * (contexts - (counts - 1) / 2)).sum())
-    return np.array([1.0, float(counts.sum()), float(len(counts)), float(contexts.sum()), pairs])
+    rows = float(len(counts))
+    return np.array([1.0, float(counts.sum()), rows, float(contexts.sum()), pairs, num_requests, wakes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +115,12 @@ class Fit:
 def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
     """The factors with the least squared relative error, none of them negative.
 
+    Errors are relative to what is predicted, so that measured over predicted is 1 on average: relative to
+    what was measured, the quick ones of steps that vary would count most, and predictions would be too quick.
+    Steps during which the machine did something else, by their time, are left out.
+
     The active set method of Lawson and Hanson for non-negative least squares (Solving Least Squares
-    Problems, 1974, chapter 23).
+    Problems, 1974, chapter 23), with new weights until they stay.
 
     Raises:
         ConfigError: too few steps to tell the factors from.
@@ -107,9 +128,11 @@ def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
     if len(work) < 10:
         raise ConfigError(f"{len(work)} steps are too few to fit a cost to; measure at least 10")
     features, times = np.array(work), np.array(seconds)
-    weighted = features / times[:, None]
-    scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
-    factors = _non_negative(weighted / scale, np.ones(len(times))) / scale
+    factors = _fit_relative_to(times, features, times)
+    for _ in range(_NUM_WEIGHTINGS):
+        predicted = features @ factors
+        counts = times < _DISTURBED * predicted
+        factors = _fit_relative_to(predicted[counts], features[counts], times[counts])
     predicted = features @ factors
     errors = np.abs(predicted / times - 1)
     return Fit(
@@ -119,6 +142,14 @@ def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
         p90_error=float(np.quantile(errors, 0.9)),
         total_error=float(predicted.sum() / times.sum() - 1),
     )
+
+
+def _fit_relative_to(unit: FloatArray, features: FloatArray, times: FloatArray) -> FloatArray:
+    """Factors >= 0 with the least |features factors - times|, each row measured in its unit."""
+    weighted = features / unit[:, None]
+    scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
+    factors: FloatArray = _non_negative(weighted / scale, times / unit) / scale
+    return factors
 
 
 def _non_negative(a: FloatArray, b: FloatArray) -> FloatArray:
