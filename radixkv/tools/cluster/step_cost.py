@@ -63,8 +63,8 @@ class StepCost:
             raise ConfigError("a step must take time: its step_s, token_s and sequence_s are all 0")
 
     def seconds(self, work: FloatArray) -> float:
-        """Of one step with this work, see `work_of`."""
-        return sum(factor * float(amount) for factor, amount in zip(astuple(self), work, strict=True))
+        """Of one step with this work, see `work_of`; what it leaves out at its end is 0."""
+        return sum(factor * float(amount) for factor, amount in zip(astuple(self), work, strict=False))
 
     def times(self, factor: float) -> StepCost:
         """On a machine that takes so many times as long."""
