@@ -20,7 +20,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.engine.async_cache import CacheClient
-from radixkv.errors import EngineStoppedError
+from radixkv.errors import ConfigError, EngineStoppedError
 from radixkv.insight.advisor import BreakPoint
 from radixkv.insight.tree_walk import TreeSnapshot
 from radixkv.replicas.member import AGAIN_S, Member
@@ -199,7 +199,12 @@ class ReplicatedCache(CacheClient):
         return list(summed.values())
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
-        await self._ask(lambda cache: cache.set_quotas(quotas))
+        try:
+            await self._ask(lambda cache: cache.set_quotas(quotas))
+        except ConfigError:  # of some; then of none
+            with contextlib.suppress(ConfigError, EngineStoppedError):
+                await self._ask(lambda cache: cache.set_quotas(self._quotas))
+            raise
         self._quotas = dict(quotas)
 
     async def publish(self, token_ids: TokenIds) -> int:

@@ -261,6 +261,19 @@ async def test_who_comes_later_gets_quotas_and_public_text_before_any_request():
         assert [quota.ceiling for quota in await engine.cache.quotas()] == [2]
 
 
+async def test_quotas_that_one_engine_refuses_hold_nowhere():
+    engines = {name: paged_engine(block_size=16, num_blocks=128) for name in "ab"}
+    async with several(**engines) as engine:
+        await engine.cache.set_quotas({"early": Quota(0, 8)})
+        await engines["b"].generate(ids(1, 40), GREEDY, tenant="late")
+        with pytest.raises(ConfigError, match="'late' has blocks"):
+            await engine.cache.set_quotas({"early": Quota(0, 4), "late": Quota(0, 4)})
+        for one in engines.values():
+            assert [(quota.namespace[0], quota.ceiling) for quota in await one.cache.quotas()] == [
+                ("early", 8)
+            ]
+
+
 async def test_another_model_or_a_name_twice_is_refused():
     other = ScriptedEngine()
     other.model_fingerprint = "other-weights"
