@@ -19,7 +19,7 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("no chromium on this machine, which the console's browser tests need")
     with playwright.sync_playwright() as driver:
-        playwright.expect.set_options(timeout=20_000)  # the machine may be busy
+        playwright.expect.set_options(timeout=60_000)  # the machine may be busy
         running = driver.chromium.launch(executable_path=path, args=FLAGS)
         try:
             yield running

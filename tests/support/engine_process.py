@@ -55,12 +55,12 @@ def server_elsewhere(engine: EngineClient, sock: socket.socket, settings: Server
     theirs.close()
     host.start()
     try:
-        assert ready.wait(30), "the server did not start"
+        assert ready.wait(120), "the server did not start"
         yield
     finally:
         go_on.set()
-        process.join(30)
-        host.join(30)
+        process.join(120)
+        host.join(120)
         assert process.exitcode == 0, "the server did not stop"
         assert not host.is_alive(), "the server's end was not noticed"
 

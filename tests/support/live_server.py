@@ -58,7 +58,7 @@ class LiveServer:
         return f"http://127.0.0.1:{self.port}"
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)
+        return httpx.Client(base_url=self.url, timeout=120, **options)
 
     def openai(self, key: str = "none", **options: Any) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
@@ -73,7 +73,7 @@ class LiveServer:
         return AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
 
 def raw_request(path: str, body: Any, *, method: str = "POST") -> bytes:
@@ -132,13 +132,13 @@ def live_server(
     thread = threading.Thread(target=run, name="live-server")
     thread.start()
     try:
-        assert ready.wait(30), "the server did not start"
+        assert ready.wait(120), "the server did not start"
         yield LiveServer(sock.getsockname()[1], engine)
     finally:
         if hasattr(engine, "release"):
             engine.release()
         server.should_exit = True
-        thread.join(30)
+        thread.join(120)
         sock.close()
         assert not thread.is_alive(), "the server did not stop"
 

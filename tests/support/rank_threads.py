@@ -91,7 +91,7 @@ class RankThreads:
             worker.commands.close()
         for worker in self.workers:
             if worker.thread.ident is not None:
-                worker.thread.join(30)
+                worker.thread.join(120)
                 assert not worker.thread.is_alive()
             worker.data.close()
         self._folder.cleanup()

@@ -9,7 +9,7 @@ ENDINGS = ("cut", "reset", "reset_head", "reset_body")
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=20)
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def read_to_end(client: socket.socket) -> tuple[bytes, str]:

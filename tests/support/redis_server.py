@@ -21,7 +21,7 @@ class RedisServer:
         self.socket = f"{folder}/redis.sock"
         self.url = f"unix://{self.socket}"
         self._options = options
-        self.client = redis.Redis(unix_socket_path=self.socket, socket_timeout=20)
+        self.client = redis.Redis(unix_socket_path=self.socket, socket_timeout=60)
         self.start()
 
     def start(self) -> None:

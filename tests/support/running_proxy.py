@@ -51,7 +51,7 @@ def running_proxy(
         yield proxy
         process.send_signal(signal.SIGTERM)
         proxy.lines += process.stdout.read().splitlines()
-        assert process.wait(30) == 0, proxy.lines
+        assert process.wait(120) == 0, proxy.lines
     finally:
         process.kill()
         process.wait()
@@ -94,10 +94,10 @@ def fleet_here(upstreams: Sequence[str], console_port: int | None = None) -> Ite
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="proxy")
     thread.start()
     try:
-        assert is_open.wait(30), "the proxy did not start"
+        assert is_open.wait(120), "the proxy did not start"
         yield FleetHere(fleet, opened[0])
     finally:
         loop, stop = running[0]
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive(), "the proxy did not stop"

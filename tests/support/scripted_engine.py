@@ -273,7 +273,7 @@ class ScriptedEngine:
         with self._changed:
             self._changed.notify_all()
 
-    def wait_until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 120.0) -> None:
         """Block a test's thread until the engine has got where it should."""
         with self._changed:
             assert self._changed.wait_for(condition, timeout), "the engine never got there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,16 +16,36 @@ PACKAGES = {
 }
 
 
+class _SyntaxTrees(Mapping[str, ast.Module]):
+    """Files are read when they are asked for: their names alone are what tests are collected from."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Path] = {}
+        for package, folder in PACKAGES.items():
+            for path in sorted(folder.rglob("*.py")):
+                parts = [package, *path.relative_to(folder).with_suffix("").parts]
+                self._paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        self._trees: dict[str, ast.Module] = {}
+
+    def __getitem__(self, name: str) -> ast.Module:
+        if name not in self._trees:
+            self._trees[name] = ast.parse(self._paths[name].read_text(encoding="utf-8"))
+        return self._trees[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
 @functools.cache
-def modules() -> dict[str, ast.Module]:
+def modules() -> Mapping[str, ast.Module]:
     """Module name -> syntax tree, of all three packages."""
-    found = {}
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = ast.parse(path.read_text(encoding="utf-8"))
-    return found
+    return _SyntaxTrees()
 
 
 @functools.cache

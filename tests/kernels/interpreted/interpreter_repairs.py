@@ -6,14 +6,18 @@
   kernel is right. einsum adds in one order.
 - triton 3.6 turns one-element arrays into loop bounds by `int()`, which numpy 2.4 refuses.
 - Every nested jit call (tl.sum, tl.max) patches the language module again, which takes most of the time.
+- The types and shapes of all values are checked and spelled out anew, which takes half of the rest (3.9).
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -102,6 +106,50 @@ def _patch_once(fn: Any) -> Any:
     return _Restore(scope, added)
 
 
+@functools.lru_cache(maxsize=None, typed=True)
+def _shape_of_block(*sizes: int) -> tuple[Any, int, str]:
+    """What all block types of a shape have in common: the shape, the number of elements, the shape's text."""
+    block = _original_block_type(*sizes)
+    return block.shape, block.numel, str(block.shape)
+
+
+@functools.lru_cache(maxsize=None, typed=True)
+def _shape_of_tensor(*sizes: int) -> tuple[Any, Any]:
+    return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+
+def _original_block_type(*sizes: int) -> Any:
+    block = object.__new__(tl.block_type)
+    _original_block_init(block, tl.int32, list(sizes))
+    return block
+
+
+_original_block_init = tl.block_type.__init__
+
+
+def _block_init(self: Any, element_ty: Any, shape: Any) -> None:
+    sizes = [size.value if isinstance(size, tl.constexpr) else size for size in shape]
+    self.element_ty = element_ty
+    self.shape, self.numel, text = _shape_of_block(*sizes)
+    self.name = f"<{text}, {element_ty}>"
+
+
+def _tensor_init(self: Any, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = _shape_of_tensor(*(type.shape.values if type.is_block() else ()))
+
+
+_original_np_dtype = interpreter._get_np_dtype
+_np_dtypes: dict[str, Any] = {}
+
+
+def _np_dtype(dtype: Any) -> Any:
+    name = (dtype.element_ty if isinstance(dtype, tl.block_type) else dtype).name
+    if name not in _np_dtypes:
+        _np_dtypes[name] = _original_np_dtype(dtype)
+    return _np_dtypes[name]
+
+
 def install() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
@@ -109,3 +157,7 @@ def install() -> None:
     builder.create_fp_to_fp = _fp_to_fp
     interpreter._patch_lang = _patch_once
     interpreter._patch_lang_tensor = _patch_tensor
+    interpreter._get_np_dtype = _np_dtype
+    if triton.__version__.startswith("3.9."):
+        tl.block_type.__init__ = _block_init
+        tl.tensor.__init__ = _tensor_init

@@ -167,9 +167,9 @@ def test_cold_equals_hit(window: int | None) -> None:
     batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
     cold = batch.attend(window=window)
     assert_close(cold, batch.reference(window=window))
-    for cut in (1, 63, 64, 112):
+    for cut in (63, 64) if examples(1) == 1 else (1, 63, 64, 112):
         assert torch.equal(batch.chunk(0, cut, 150).attend(window=window), cold[cut:]), f"cut at {cut}"
-    for size in (41, 64):
+    for size in (41,) if examples(1) == 1 else (41, 64):
         for first in range(0, 150, size):
             end = min(first + size, 150)
             part = batch.chunk(0, first, end).attend(window=window)
