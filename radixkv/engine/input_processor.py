@@ -157,7 +157,6 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"{longest} tokens are to be pinned, but the prompt has {len(prompt)}", param="pins"
             )
-        limit = 2**31 if self.limits.vocab_size is None else self.limits.vocab_size
         bad = list(itertools.chain.from_iterable(_token_words(params)))
         _check_num_bad(len(bad))
         for name, ids in (
@@ -167,14 +166,10 @@ class InputProcessor:
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", bad),
         ):
-            most = max(ids, default=0)
-            if most >= limit:
-                raise InvalidRequestError(
-                    f"{name} names token {most}, but this model has ids 0 to {limit - 1}", param=name
-                )
-        self._check_choice(params, limit)
+            self.limits.check_ids(ids, name)
+        self._check_choice(params)
 
-    def _check_choice(self, params: SamplingParams, limit: int) -> None:
+    def _check_choice(self, params: SamplingParams) -> None:
         """Refuse what leaves not one token to begin with; what does so later fails then."""
         ends = {*params.stop_token_ids, *self._ends(params)} if params.min_tokens else set[int]()
         bad = {word[0] for word in _token_words(params) if len(word) == 1}
@@ -182,6 +177,7 @@ class InputProcessor:
         if allowed is not None:
             some_left = not avoided.issuperset(allowed)
         else:
+            limit = self.limits.vocab_size or 2**31
             some_left = sum(0 <= token < limit for token in avoided) < limit
         if some_left:
             return

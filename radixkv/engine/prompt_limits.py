@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,12 +72,19 @@ class PromptLimits:
         except TypeError:
             message = f"{param} is text or a sequence of token ids, not {token_ids!r:.80}"
             raise InvalidRequestError(message, param=param) from None
-        limit = self.vocab_size
-        if limit is not None and len(encoded) and int(encoded.token_ids.max()) >= limit:
-            bad = int(encoded.token_ids[encoded.token_ids >= limit][0])
-            message = f"token id {bad} is out of range: this model's vocabulary is 0 to {limit - 1}"
-            raise InvalidRequestError(message, param=param)
+        if len(encoded):
+            self.check_ids([int(encoded.token_ids.max())], param)
         return encoded
+
+    def check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        """Raise InvalidRequestError where one lies outside the vocabulary. O(n)."""
+        limit = 2**31 if self.vocab_size is None else self.vocab_size
+        largest = max(token_ids, default=0)
+        if largest >= limit:
+            message = (
+                f"{param}: token id {largest} is out of range: this model's vocabulary is 0 to {limit - 1}"
+            )
+            raise InvalidRequestError(message, param=param)
 
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Raise unless a prompt of so many tokens has one, and leaves room for a token of output. O(1).
