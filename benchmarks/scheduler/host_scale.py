@@ -59,10 +59,14 @@ class RandomRunner:
     """Stands where the model runner stands: random logits, drawn once."""
 
     backend_name = dtype_name = device_name = "none"
+    failure = None
 
     def __init__(self, max_rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self.logits = torch.rand(max_rows, VOCABULARY, generator=generator)
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """It never fails."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
         return self.logits[: len(batch.logit_rows)]

@@ -42,6 +42,8 @@ def test_every_result_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)
-def test_a_result_says_when_it_was_measured(path: Path) -> None:
+def test_a_result_says_what_measured_it_and_when(path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
+    (row,) = [line for line in INDEX.splitlines() if f"(results/{path.name})" in line]
+    assert f"`python -m benchmarks.{result['benchmark']}" in row

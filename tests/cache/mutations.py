@@ -300,7 +300,8 @@ def tests_of(room: str, folder: Path) -> list[str]:
 
 def run_tests(room: str, folder: Path) -> bool:
     """Whether the tests of the copy in `folder` pass; those that hang end by the CPU time they took."""
-    command = [sys.executable, "-m", "pytest", *tests_of(room, folder), "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *tests_of(room, folder), "-x", "-q", "--timeout=0"]
+    command += ["-p", "no:cacheprovider"]
     paths = os.pathsep.join([str(folder), str(folder / "kernels")])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(

@@ -134,7 +134,7 @@ STATED = {
     ),
     "scheduling.md": (
         f"chunks of at most {MAX_LOGITS_CHUNK} tokens",
-        f"matches of more than {MAX_RENEWED} waiting requests",
+        f"more than {MAX_RENEWED} waiting requests, the matches of {MAX_RENEWED} are",
         f"with { {4: 'four'}[MANY_PROMPTS] } prompts in progress",
     ),
     "speculation.md": (

@@ -1,0 +1,17 @@
+"""The benchmark of the host's work runs on the engine as it is, in a small size."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import host_scale
+
+
+@pytest.mark.parametrize("situation", ["full", "churn"])
+def test_steps_are_measured(situation: str) -> None:
+    found = host_scale.measure_steps(
+        situation, num_cached=500, num_running=8, num_waiting=16, num_steps=4, policy="prefix"
+    )
+    assert 4 <= found["running"] <= 8
+    assert found["cached_blocks"] >= 500
+    assert set(found["parts_ms"]) == {"schedule", "sampling", "output", "whole step"}
