@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from radixkv_server.settings import ServerSettings
 
 #: Of the application on the cluster.
 APPLICATION = "radixkv"
+_REACHABLE_S = 5.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing large goes through it
 # Processes of Ray that would idle, and what it would write between our own lines.
 _LEAN = {
@@ -89,6 +91,7 @@ def serve_replicas(
 def _connect(ray: Any, replicas: ReplicaSettings) -> None:
     try:
         if replicas.ray_address is not None:
+            _check_reachable(replicas.ray_address)
             # What its processes say is in the cluster's own logs.
             ray.init(address=replicas.ray_address, logging_level=logging.WARNING, log_to_driver=False)
             return
@@ -105,9 +108,20 @@ def _connect(ray: Any, replicas: ReplicaSettings) -> None:
             logging_level=logging.WARNING,
             log_to_driver=True,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         where = f"--ray-address {replicas.ray_address}" if replicas.ray_address else "a local cluster"
         raise ConfigError(f"{where}: Ray can't be reached or started: {error}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes.
+
+    Raises:
+        OSError, ValueError: nobody listens at HOST:PORT, or it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host:  # neither `auto` nor a URL
+        socket.create_connection((host, int(port)), _REACHABLE_S).close()
 
 
 def _joined(serve: Any, settings: ServerSettings) -> tuple[str, int]:

@@ -138,6 +138,14 @@ def test_a_wrong_name_in_a_config_file_is_refused() -> None:
         build({"num_blobs": 3})
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "no-such-host.invalid:6379"])
+def test_a_cluster_that_is_not_there_is_said_at_once(address: str) -> None:
+    command = [sys.executable, "-m", "radixkv", "serve", "--replicas", "1", "--ray-address", address]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2
+    assert f"--ray-address {address}: Ray can't be reached" in refused.stderr
+
+
 def test_the_config_file_is_deployed_and_a_command_joins_its_cluster(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", "llama")
     config = yaml.safe_load(EXAMPLE.read_text())
