@@ -148,7 +148,16 @@ def _run(serve: Any, app: Any) -> None:
     try:
         serve.run(app, name=APPLICATION, route_prefix="/", logging_config={"log_level": "WARNING"})
     except (RuntimeError, ValueError, serve.exceptions.RayServeException) as error:
-        raise EngineStoppedError(f"no replica could be started: {error}") from error
+        raise EngineStoppedError(f"no replica could be started: {_reason(serve) or error}") from error
+
+
+def _reason(serve: Any) -> str:
+    """The last line of what a replica raised."""
+    app = serve.status().applications.get(APPLICATION)
+    deployments = {} if app is None else app.deployments
+    lines = [line for one in deployments.values() for line in one.message.splitlines() if line.strip()]
+    found = [line for line in lines if line.startswith("radixkv.errors.")]
+    return found[-1].partition(": ")[2] if found else ""
 
 
 def _free_port(host: str) -> int:
