@@ -109,8 +109,9 @@ def test_servers_that_are_ended_and_killed(model, tmp_path):
         assert complete(server.url, PROMPTS[0]) == (cold[0], 48)
         other = complete(server.url, PROMPTS[1])
         deadline = time.monotonic() + 60
-        size = sum(path.stat().st_size for path in folder.glob("*.seg"))
+        size = 0
         while size < 2 * 6 * 8 * 3 * 2 * 16 * 4 * 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
             size = sum(path.stat().st_size for path in folder.glob("*.seg"))  # it is written soon
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
@@ -122,11 +123,11 @@ def test_servers_that_are_ended_and_killed(model, tmp_path):
 def test_a_server_whose_disk_is_full_goes_on_without_it(model, tmp_path, capfd):
     """The system lets no file grow, as on a full disk: tier off, one warning, right answers."""
     folder = tmp_path / "kv"
-    plain = [model, "--block-size", "8", "--num-blocks", "64"]
-    arguments = [*plain, "--kv-tier", f"disk:{folder},max=1GiB,long=0"]
+    tier = f"disk:{folder},max=1GiB,long=0"
+    arguments = [model, "--block-size", "8", "--num-blocks", "64", "--kv-tier", tier]
     prompts = [[(5 + number + 3 * i) % 90 + 1 for i in range(53)] for number in range(8)]
-    with started_process(plain) as server:
-        expected = [complete(server.url, prompt)[0] for prompt in prompts]
+    with LLM(model, **OPTIONS) as llm:
+        expected = [output.outputs[0].text for output in llm.generate(prompts, GREEDY)]
     with started_process(arguments) as server:
         limit = 150_000  # bytes: some blocks
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
@@ -134,6 +135,7 @@ def test_a_server_whose_disk_is_full_goes_on_without_it(model, tmp_path, capfd):
         deadline = time.monotonic() + 60
         figures = ""
         while 'radixkv_tier_up{tier="disk"} 0.0' not in figures and time.monotonic() < deadline:
+            time.sleep(0.05)
             figures = httpx.get(f"{server.url}/metrics").raise_for_status().text
         assert 'radixkv_tier_up{tier="disk"} 0.0' in figures
         assert 'radixkv_tier_errors_total{call="save",tier="disk"} 1.0' in figures
@@ -141,7 +143,7 @@ def test_a_server_whose_disk_is_full_goes_on_without_it(model, tmp_path, capfd):
         assert httpx.get(f"{server.url}/health").status_code == 200
     assert capfd.readouterr().err.count("is off from now on") == 1
     assert sum(path.stat().st_size for path in folder.glob("*.seg")) <= limit
-    with started_process(arguments) as server:  # with room again, what was written whole is found
-        found = [complete(server.url, prompt) for prompt in prompts]
-    assert [text for text, _ in found] == expected
-    assert found[0][1] == 48
+    with LLM(model, kv_tier=tier, **OPTIONS) as llm:  # with room again, what was written whole is found
+        found = llm.generate(prompts, GREEDY)
+    assert [output.outputs[0].text for output in found] == expected
+    assert found[0].num_cached_tokens == 48
