@@ -71,6 +71,9 @@ class RandomRunner:
     def execute(self, batch: Batch) -> torch.Tensor:
         return self.logits[: len(batch.logit_rows)]
 
+    def close(self) -> None:
+        pass
+
 
 class Stopwatch:
     """Adds up the thread's CPU time of the calls that it wraps, and of nothing inside another one."""

@@ -13,6 +13,7 @@ from radixkv.errors import ConfigError
 FORM = "tcp://127.0.0.1:PORT[,replay=tcp://127.0.0.1:PORT][,topic=NAME][,tokens=open|all|none][,secret=FILE]"
 #: A shorter secret is refused.
 MIN_SECRET_BYTES = 16
+_MAX_PORT = 65535
 _TOKENS = ("open", "all", "none")
 _OPTIONS = ("replay", "topic", "tokens", "secret", "curve", "clients", "server")
 _OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
@@ -53,6 +54,10 @@ def parse_events(text: str, *, reads: bool = False) -> EventsSpec:
     """
     options, endpoint = _options(text)
     host, port = _address(endpoint)
+    if port == _MAX_PORT and not options.get("replay"):
+        raise ConfigError(
+            f"--kv-events: no port comes after {port}; say replay=tcp://{host}:PORT, or another port"
+        )
     next_port = 0 if port == 0 else port + 1
     replay = options.get("replay") or f"{endpoint.rpartition(':')[0]}:{next_port}"
     replay_host, replay_port = _address(replay)
@@ -113,7 +118,7 @@ def _options(text: str) -> tuple[Mapping[str, str], str]:
 
 def _address(endpoint: str) -> tuple[str, int]:
     found = _ENDPOINT.fullmatch(endpoint)
-    if found is None or int(found[2]) > 65535:
+    if found is None or int(found[2]) > _MAX_PORT:
         raise ConfigError(f"--kv-events: {endpoint[:80]!r} is no endpoint; write {FORM}")
     return found[1].strip("[]"), int(found[2])
 

@@ -33,6 +33,7 @@ def test_taken(text: str, endpoint: str, replay: str) -> None:
         ("127.0.0.1:5557", "is no endpoint"),
         ("tcp://127.0.0.1", "is no endpoint"),
         ("tcp://127.0.0.1:99999", "is no endpoint"),
+        ("tcp://127.0.0.1:65535", "no port comes after 65535; say replay=tcp://127.0.0.1:PORT"),
         ("tcp://127.0.0.1:5557/x", "is no endpoint"),
         ("ipc:///tmp/events", "is no endpoint"),
         ("tcp://*:5557", "can be reached by others"),
