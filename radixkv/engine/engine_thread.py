@@ -206,6 +206,7 @@ class EngineThread:
             assert stopped is not None
             if stopped.retry_after_s is None or self._closing.wait(stopped.retry_after_s):
                 return []
+            engine: Engine | None = None
             try:
                 gc.unfreeze()  # the old engine is among what was thought to stay for good
                 gc.collect()
@@ -214,12 +215,17 @@ class EngineThread:
                 self._publish(engine)
             except BaseException as error:
                 logger.exception("the engine could not be made anew")
+                if engine is not None:
+                    self._close(engine, save=False)
                 self._note_failure(error)
                 continue
             with self._lock:
-                if self._closing.is_set():
-                    return []
-                self._stopped = None
+                is_wanted = not self._closing.is_set()
+                if is_wanted:
+                    self._stopped = None
+            if not is_wanted:
+                self._close(engine, save=False)
+                return []
             logger.warning("the engine has been made anew")
             return [engine]
 

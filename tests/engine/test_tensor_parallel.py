@@ -17,7 +17,7 @@ from rank_threads import engine_on_ranks
 from tiny_models import save_tiny_model
 
 from radixkv.engine.engine import Engine
-from radixkv.request import SamplingParams
+from radixkv.request import PrefixPin, SamplingParams
 from radixkv_kernels import PagedKV
 
 SEEDS = int(os.environ.get("RADIXKV_TENSOR_PARALLEL_SEEDS", "2"))
@@ -30,12 +30,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("ranks"), "llama", **shape)
 
 
-def some_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
-    """Prompts that share beginnings, and everything that can be asked for."""
+def some_request(rng: random.Random) -> tuple[list[int], SamplingParams, dict[str, Any]]:
+    """Prompts that share beginnings, and everything that can be asked for; how it is handed in."""
     beginning = [3 + 7 * i % 250 for i in range(rng.choice([0, 8, 21, 48]))]
     prompt = beginning + [rng.randrange(3, 250) for _ in range(rng.randrange(1, 24))]
     options: dict[str, Any] = {"max_tokens": rng.randrange(1, 14), "temperature": 0.0, "ignore_eos": True}
-    kind = rng.randrange(6)
+    kind = rng.randrange(8)
     if kind == 0:
         options |= {"n": 3, "temperature": 0.8, "seed": rng.randrange(1000)}
     elif kind == 1:
@@ -45,7 +45,16 @@ def some_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
     elif kind == 3:
         prompt = (prompt[:6] * 6)[:40]  # something to guess from
         options["max_tokens"] = 24
-    return prompt, SamplingParams(**options)
+    elif kind == 4:
+        options |= {"structured": {"regex": "(yes|no|perhaps)( [a-z]{2,9})*"}, "ignore_eos": False}
+    elif kind == 5:
+        options |= {"bad_words": [[7], [9, 11]], "min_tokens": 2, "logit_bias": {30: 2.0}, "logprobs": 1}
+    handed: dict[str, Any] = {"namespace": rng.choice(["", "", "one", ("two", "salt")])}
+    if rng.random() < 0.2:
+        handed["pins"] = [PrefixPin(rng.randrange(1, len(prompt) + 1), 60.0)]
+    if rng.random() < 0.1:
+        handed["keep_tokens"] = rng.randrange(len(prompt))
+    return prompt, SamplingParams(**options), handed
 
 
 def answers(engine: Engine, seed: int) -> list[list[list[int]]]:
@@ -54,8 +63,8 @@ def answers(engine: Engine, seed: int) -> list[list[list[int]]]:
     names, aborted, outputs = [], set(), {}
     for _ in range(rng.randrange(3, 7)):
         for _ in range(rng.randrange(1, 4)):
-            prompt, params = some_request(rng)
-            names.append(engine.add_request(prompt, params))
+            prompt, params, handed = some_request(rng)
+            names.append(engine.add_request(prompt, params, **handed))
         if rng.random() < 0.3:
             aborted.add(names[-1])
             engine.abort(names[-1])
@@ -69,7 +78,7 @@ def answers(engine: Engine, seed: int) -> list[list[list[int]]]:
         outputs |= {output.request_id: output for output in engine.step().finished}
         engine.check()
     if not engine.config.kv_tier:  # else what is being saved is held
-        assert engine.cache.stats.held_blocks == 0
+        assert engine.cache.stats.held_blocks == engine.cache.stats.pinned_blocks
     kept = [outputs[name] for name in names if name not in aborted]
     assert [output.error for output in kept] == [None] * len(kept)
     return [[list(sample.token_ids) for sample in output.outputs] for output in kept]
@@ -84,6 +93,9 @@ def test_the_same_answers(model: Path, tmp_path: Path, seed: int) -> None:
         "async_scheduling": rng.random() < 0.5,
         "speculation": rng.choice(["auto", "off"]),
         "max_num_batched_tokens": rng.choice([24, 512]),
+        "kv_cache_dtype": rng.choice(["auto", "auto", "int8", "fp8_e4m3", "fp8_e5m2"]),
+        "deterministic": rng.random() < 0.2,
+        **rng.choice([{}, {}, {"quantization": "int8"}, {"dtype": "bfloat16"}]),
     }
     alone = engine_on_ranks(model, 1, **options)
     expected = [answers(alone, seed), answers(alone, seed + 1000)]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-_MEETING_S = 120.0
+_MEETING_S = 30.0
 # Who waits for a rank that is gone hears of it at once, and who watches the group ends one that hangs: see
 # `worker_group`. gloo itself need not give up before.
 _NEVER = timedelta(hours=12)

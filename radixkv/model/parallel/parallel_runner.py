@@ -38,8 +38,9 @@ def make_parallel_runner(
     """
     check_split(loaded, group.size)
     communicator = group.meet(loaded.fingerprint, loaded.device, in_order=config.deterministic)
-    runner, max_model_len = make_runner(config, shard_model(loaded, communicator), communicator)
-    sizes = communicator.gather(runner.bytes_per_block)
+    with group.together():
+        runner, max_model_len = make_runner(config, shard_model(loaded, communicator), communicator)
+        sizes = communicator.gather(runner.bytes_per_block)
     return TensorParallelRunner(runner, group, communicator, sizes), max_model_len
 
 

@@ -53,7 +53,9 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 env=_environment(rank, config),
                 pass_fds=[end.fileno() for end in theirs],
-                start_new_session=True,  # an interrupt of the terminal is rank 0's
+                # An interrupt of the terminal is rank 0's. The session is the same: when rank 0 ends, so
+                # do the stopped processes of its other groups, which could not end themselves.
+                process_group=0,
             )
         finally:
             for end in theirs:
@@ -70,6 +72,14 @@ class _Worker:
             return f"{self} is {psutil.Process(self.process.pid).status()}"
         except psutil.Error:
             return f"{self} is gone"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped its process."""
+        try:
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def close(self) -> None:
         for connection in (self.commands, self.data):
@@ -147,7 +157,7 @@ class WorkerGroup:
             for worker in self.workers:
                 with self.waiting():
                     worker.commands.send(meeting)
-            with self.together():
+            with self.together(), self.waiting():
                 communicator = Communicator(meeting, 0, self.size, device, in_order=in_order)
         self._communicator = communicator
         return communicator
@@ -194,6 +204,8 @@ class WorkerGroup:
         except ENDS_PROCESS:
             self.lost("a step was interrupted")
             raise
+        except ConfigError:  # on every rank
+            raise
         except BaseException as error:
             raise self._broken_by(error) from error
         if self.failure is not None:
@@ -239,16 +251,24 @@ class WorkerGroup:
 
     def _watch(self) -> None:
         """Look whether somebody waits for too long."""
+        all_run = time.monotonic()  # when no rank was stopped, as of the last look
         while not self._ended.wait(min(0.5, self._timeout_s / 4)):
+            if self._limit_s > self._timeout_s:  # nobody may be waiting for a rank that still starts
+                if not any(worker.is_stopped for worker in self.workers):
+                    all_run = time.monotonic()
+                elif time.monotonic() - all_run > self._timeout_s:
+                    self._lost_for_waiting(self._timeout_s)
             times = list(self._waiting_since.values())
             if self._communicator is not None and (since := self._communicator.waiting_since) is not None:
                 times.append(since)
             if times and time.monotonic() - min(times) > self._limit_s:
-                how = ", ".join(worker.how_it_is for worker in self.workers)
-                self.lost(
-                    f"a rank has let the others wait for more than {self._limit_s:g} s "
-                    f"(--tensor-parallel-timeout): {how}"
-                )
+                self._lost_for_waiting(self._limit_s)
+
+    def _lost_for_waiting(self, limit_s: float) -> None:
+        how = ", ".join(worker.how_it_is for worker in self.workers)
+        self.lost(
+            f"a rank has let the others wait for more than {limit_s:g} s (--tensor-parallel-timeout): {how}"
+        )
 
     # ------------------------------------------------------------------ ending
 
