@@ -130,7 +130,8 @@ async def ask_for(
     except ContextLengthExceededError:
         return "refused", samples
     except RequestFailedError as error:
-        assert error.code == "out_of_kv_blocks", error  # others' floors leave no room in so small a pool
+        if error.code != "out_of_kv_blocks":  # others' floors leave no room in so small a pool
+            raise
         return "refused", samples
     except EngineStoppedError:
         assert any(samples), "before its first token it had to go elsewhere"
