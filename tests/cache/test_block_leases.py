@@ -176,3 +176,23 @@ class BlockMoves(RuleBasedStateMachine):
 
 class TestBlockMoves(BlockMoves.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_what_is_missing_of_public_text_is_public() -> None:
+    cache = PrefixCache(20, 4)
+    cache.publish(list(range(8)))
+    run = cache.block_leases.missing(cache.match(list(range(12)), "tenant"))
+    assert (run.is_public, run.start, run.end) == (True, 0, 8)
+
+
+def test_of_a_run_that_was_evicted_in_part_the_rest_is_held() -> None:
+    cache = PrefixCache(20, 4)
+    run = cache.block_leases.missing(cache.match(list(range(12))))
+    lease = cache.acquire(list(range(8)))
+    lease.commit(8)
+    lease.release()
+    held = cache.block_leases.hold(run, list(range(12)), "")
+    assert held is not None
+    assert held.num_tokens == 8
+    held.release(used=False)
+    cache.check()
