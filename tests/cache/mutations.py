@@ -187,7 +187,7 @@ MUTATIONS = [
     ),
     Mutation("never give up a late load", "Loads.give_up_late", "load.deadline <= now", "False", "tiers"),
     Mutation("believe what a tier gives", "rows_of", "not run.is_same_text(_, _)", "False", "tiers"),
-    Mutation("take pieces with a gap", "rows_of", "kept.start == position", "True", "tiers"),
+    Mutation("take pieces with a gap", "rows_of", "kept.start == position and _", "True", "tiers"),
     Mutation("hold what has been copied out", "Saves.ended", "_.lease.release(used=False)", "None", "tiers"),
     Mutation(
         "drop the rest of a copy that was stopped",
