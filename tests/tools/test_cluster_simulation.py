@@ -285,6 +285,15 @@ def test_the_command_finds_loads(app: typer.Typer, trace_file: Path, tmp_path: P
     assert second["requests_per_s"] >= first["requests_per_s"]
 
 
+def test_the_command_says_where_no_load_is_carried(app: typer.Typer, trace_file: Path) -> None:
+    arguments = ["simulate", "cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
+    arguments += ["--prefill-rate", "3000", "--ttft-limit", "0.00001", "--max-answer", "2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    for name in ("round-robin", "expected-ttft"):
+        assert f"2 x {name}: no row" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

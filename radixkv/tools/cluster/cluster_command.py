@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from radixkv.tools.cluster.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
+from radixkv.tools.cluster.figures import (
+    GOOD_SHARE,
+    ClusterFigures,
+    find_load,
+    pooled_hit_rate,
+    simulate_cluster,
+)
 from radixkv.tools.cluster.options import make_cost, parse_replicas, parse_routers
 from radixkv.tools.cluster.plots import plot_cluster
 from radixkv.tools.cluster.routers import ROUTERS
@@ -139,7 +145,15 @@ def _run(
             )
 
         found = find_load(run, config.speed) if find_max_load else run(config.speed)
-    return [] if found is None else [found]
+    if found is None:
+        Console(stderr=True).print(
+            f"{title}: no row, for more than {1 - GOOD_SHARE:.0%} of the requests miss --ttft-limit "
+            f"{limit_s:g} however slowly they come; give a larger one, or a faster --cost",
+            soft_wrap=True,
+            highlight=False,
+        )
+        return []
+    return [found]
 
 
 def figures_table(rows: list[ClusterFigures], *, is_load: bool) -> Table:
