@@ -71,6 +71,10 @@ async def fill(engine: EngineClient, tokens: list[int], tenant: str = "", salt: 
         lease.release()
     else:
         await engine.generate(tokens, SamplingParams(max_tokens=1), tenant=tenant, salt=salt)
+    while isinstance(engine, ReplicatedEngine):  # what begins alike goes there once it has heard
+        if max(replica.blocks for replica in engine.stats().replicas) >= len(tokens) // 16:
+            break
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("protocol", [EngineClient, CacheClient])

@@ -21,7 +21,6 @@ from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.chat import hints
 from radixkv.request import OutputDelta, PromptOutcome
-from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.text.tokenizer import Tokenizer
 
 SPECIAL = [
@@ -212,7 +211,7 @@ class TurnEngine(ScriptedEngine):
         self.answers: list[str] = []
         self.ends_at: list[int] = []  # tokens of each prompt with its answer
 
-    async def _deltas(self, asked: Asked, grammar: Grammar | None) -> AsyncIterator[OutputDelta]:
+    async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         ids = self.tokenizer.encode(self.answers.pop(0), add_special_tokens=False)
         owner = CacheKey(asked.tenant, asked.salt, model=self.model_fingerprint)
         lease = self.prefix_cache.acquire(asked.prompt, owner.namespace)
