@@ -68,8 +68,8 @@ serve: install
 # environment says otherwise.
 test test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
 
-# Two processes, a file's tests in one of them: most tests use one core. WORKERS=0 for one process.
-WORKERS ?= 2
+# Three processes, a file's tests in one of them: most tests use one core, and some wait. WORKERS=0 for one process.
+WORKERS ?= 3
 test: install-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -328,7 +328,7 @@ def main() -> None:
         try:
             figures |= overhead(one, several, options.rounds)
             _tell(figures)
-            for name, clients in (("one_client", 1), ("four_clients", 4)):
+            for name, clients in (("one_client", 1), ("two_clients", 2), ("four_clients", 4)):
                 figures[f"hit_rate_{name}"] = {
                     "one_server": families(one, clients, clients),
                     "replicas": families(several, clients, clients),
