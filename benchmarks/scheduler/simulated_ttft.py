@@ -48,7 +48,6 @@ CASES = (
     Case("chat_bytes64.jsonl.gz", 4, 1.0),
     Case("chat_bytes64.jsonl.gz", 4, 2.5),
     Case("mooncake_conversation.jsonl.gz", 4, 0.5),
-    Case("agent_a64.jsonl.gz", 8, 0.3),
 )
 
 
@@ -89,11 +88,11 @@ def main() -> None:
                 **{key: found[key] for key in ("check", "slowdown", "cost")},
             }
         )
-    write_figures(
-        options.json,
-        "simulated_ttft",
-        {"model": options.model, "requests": options.requests, "target": TARGET, "rows": rows},
-    )
+        write_figures(
+            options.json,
+            "simulated_ttft",
+            {"model": options.model, "requests": options.requests, "target": TARGET, "rows": rows},
+        )
 
 
 if __name__ == "__main__":

@@ -133,6 +133,8 @@ def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
         predicted = features @ factors
         counts = times < _DISTURBED * predicted
         factors = _fit_relative_to(predicted[counts], features[counts], times[counts])
+    if not factors[:3].any():  # what a step itself takes is lost in the noise of what attention takes
+        factors[0] = times.min() / 100
     predicted = features @ factors
     errors = np.abs(predicted / times - 1)
     return Fit(
