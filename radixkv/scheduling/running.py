@@ -181,11 +181,14 @@ class RunningRequests:
         Args:
             dissolve: of all: not everybody can have a token.
         """
-        for row in list(self._rows.values()):
+        full = []
+        for row in self._rows.values():
             request = row.request
             start = row.start = request.num_computed
             if dissolve or start >= row.block_end or start + 1 != request.tokens.length:
-                self.leave_rows(request, flush=dissolve)
+                full.append(request)
+        for request in full:
+            self.leave_rows(request, flush=dissolve)
 
     def row_requests(self) -> list[SequenceState]:
         """The requests that are rows as of now."""

@@ -392,7 +392,8 @@ class Scheduler:
             request = entry.request
             request.num_computed = entry.start + entry.count - len(entry.draft)
             lease = request.lease
-            if lease is not None and lease.has_pending_copies:
+            # Most have none: asked before the property, which costs a call.
+            if lease is not None and lease.pending is not None and lease.has_pending_copies:
                 lease.copies_done()
 
     def settle(self, requests: Iterable[SequenceState]) -> None:
