@@ -34,7 +34,7 @@ class Namespaces:
         self.any_declared = False  # whether a prefix is declared public
         self._groups = groups  # what their blocks count in
         self._in_use: WeakValueDictionary[NamespaceKey, Namespace] = WeakValueDictionary()
-        self._last: tuple[NamespaceName | None, NamespaceKey] = (None, ())  # the name asked for last, its key
+        self._last: tuple[object, NamespaceKey] = (object(), ())  # the name asked for last, its key
 
     def __len__(self) -> int:
         return len(self._in_use)

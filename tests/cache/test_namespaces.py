@@ -14,6 +14,7 @@ from stored_prompts import store
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.node import Namespace
+from radixkv.errors import InvalidRequestError
 
 
 def growth(cache: PrefixCache, run: Callable[[NamespaceName], object], times: int) -> int:
@@ -141,3 +142,10 @@ def test_many_resets_of_a_cache_that_never_gets_full_leave_nothing_behind(option
             cache.reset()
     cache.check()
     assert num_spaces() - before < 500
+
+
+def test_no_name_is_no_namespace() -> None:
+    cache = PrefixCache(8, 4)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError):
+            cache.acquire(PROMPT[:4], None)  # type: ignore[arg-type]

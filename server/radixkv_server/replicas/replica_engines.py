@@ -6,12 +6,10 @@ process of the replica then only watches it: when one of the two ends, so does t
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +24,7 @@ from radixkv.remote.fork_server import fork_engine
 from radixkv.remote.tcp import EngineAddress, EngineListener
 from radixkv.threads.loop_thread import LoopThread
 from radixkv_server.log_format import configure_logging
-from radixkv_server.replicas.slots import Slot
+from radixkv_server.replicas.slots import Slot, private_folder
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -160,10 +158,8 @@ class ForkedEngine:
 
 
 def _path(config: EngineConfig, cluster: str) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"radixkv-{getpass.getuser()}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     shared = repr((cluster, sys.executable, __file__, config)).encode()
-    return folder / f"fork-{hashlib.sha256(shared).hexdigest()[:16]}.sock"
+    return private_folder() / f"fork-{hashlib.sha256(shared).hexdigest()[:16]}.sock"
 
 
 def _serve(config: EngineConfig, host: str, loaded: LoadedModel, connection: Connection) -> None:

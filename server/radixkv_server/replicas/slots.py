@@ -10,6 +10,7 @@ import fcntl
 import getpass
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,25 @@ from radixkv.events.spec import parse_events
 from radixkv.tiers.spec import parse_tiers
 
 MAX_SLOTS = 1024
+
+
+def private_folder() -> Path:
+    """Where replicas on one machine meet: this user's own, for what is read from its sockets is trusted.
+
+    Raises:
+        ConfigError: it can't be made, or others could write there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"radixkv-{getpass.getuser()}"
+    try:
+        folder.mkdir(exist_ok=True, mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder} can't hold what replicas share: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{folder} must be a folder of this user that nobody else may write to: remove it, or set TMPDIR"
+        )
+    return folder
 
 
 @dataclass(slots=True)
@@ -37,13 +57,9 @@ class Slot:
             ConfigError: the folder of the locks can't be used, or there are too many.
         """
         shared = repr((config.model, config.kv_tier, config.kv_events)).encode()
-        folder = (
-            Path(tempfile.gettempdir())
-            / f"radixkv-{getpass.getuser()}"
-            / hashlib.sha256(shared).hexdigest()[:16]
-        )
+        folder = private_folder() / hashlib.sha256(shared).hexdigest()[:16]
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(exist_ok=True, mode=0o700)
             for number in range(MAX_SLOTS):
                 lock = os.open(folder / f"{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
                 try:

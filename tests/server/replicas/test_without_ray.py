@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -22,7 +23,7 @@ from radixkv.remote.tcp import EngineListener, connect_to
 from radixkv.request import SamplingParams
 from radixkv_server.replicas.autoscaling import QUEUE_S, Decision, decide, queue_policy
 from radixkv_server.replicas.settings import ReplicaSettings
-from radixkv_server.replicas.slots import Slot
+from radixkv_server.replicas.slots import Slot, private_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
@@ -201,3 +202,20 @@ async def test_an_engine_that_falls_silent_is_lost_though_its_machine_answers(mo
         process.kill()
         process.join()
     await client.close()
+
+
+def test_what_replicas_share_is_in_a_folder_that_nobody_else_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = private_folder()
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert private_folder() == folder
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="nobody else may write"):
+        private_folder()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="must be a folder of this user"):
+        private_folder()
