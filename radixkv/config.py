@@ -12,9 +12,6 @@ from radixkv.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 
-#: The orders of admission that `radixkv.scheduling.policy` has, and `auto`.
-SCHEDULING_POLICIES = ("auto", "prefix", "fcfs", "priority", "fair", "lpm")
-
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -62,11 +59,11 @@ class EngineConfig:
             `host:SIZE`, `disk:PATH,max=SIZE`; see the guide to tiers.
         kv_events: where to publish which blocks are cached, as tcp://127.0.0.1:5557; None: nowhere.
             See the guide to block events.
-        eviction_policy: see `radixkv.cache.eviction.registry`.
+        eviction_policy: one of `radixkv.cache.eviction.registry.POLICIES`; checked when the engine is made.
         ghost_blocks: evicted blocks remembered to explain misses; None: 4 x the pool.
         pin_budget: share of the pool that pins may hold, in [0, 1).
-        scheduling_policy: one of SCHEDULING_POLICIES; `auto`: `fair` on a server with API keys of several
-            tenants, else `prefix`.
+        scheduling_policy: one of `radixkv.scheduling.policy.POLICIES`; checked when the engine is made.
+            `auto`: `fair` on a server with API keys of several tenants, else `prefix`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
@@ -169,7 +166,6 @@ class EngineConfig:
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
         one_of("generation_config", "auto", "none")
-        one_of("scheduling_policy", *SCHEDULING_POLICIES)
         one_of("speculation", "auto", "off")
         one_of("warm_up", "full", "quick", "off")
         size = self.block_size

@@ -238,10 +238,16 @@ class LLM:
             self._close(inbox)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template_options: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        namespace: NamespaceName = "",
+        **template_options: Any,
     ) -> Iterator[OutputDelta]:
         """`stream` for a conversation."""
-        return self.stream(self._template(messages, None, template_options), params)
+        return self.stream(self._template(messages, tools, template_options), params, namespace=namespace)
 
     def _template(
         self,

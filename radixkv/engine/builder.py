@@ -28,6 +28,7 @@ from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_pa
 from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
+from radixkv.scheduling.policy import make_policy
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
@@ -61,6 +62,7 @@ def build_engine(
     phases = StartupPhases.since_process_start("imports")
     # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
     make_eviction_policy(config.eviction_policy)
+    make_policy(config.scheduling_policy, weights=config.namespace_weights)
     check_instruction_set()
     check_tiers(parse_tiers(config.kv_tier))
     if tier is not None and config.kv_tier:

@@ -152,6 +152,11 @@ class InputProcessor:
                 or in the KV cache.
         """
         self.limits.check_length(len(prompt))
+        if not isinstance(pins, Sequence) or not all(isinstance(pin, PrefixPin) for pin in pins):
+            raise InvalidRequestError(
+                f"pins must be a sequence of PrefixPin, as (PrefixPin(num_tokens=32),), not {pins!r:.80}",
+                param="pins",
+            )
         longest = max((pin.num_tokens for pin in pins), default=0)
         if longest > len(prompt):
             raise InvalidRequestError(

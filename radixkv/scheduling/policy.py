@@ -9,8 +9,9 @@
 | `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
 |            | Sheng et al., OSDI 2024, arXiv 2401.00588), and its requests in the order of `prefix` |
 
-A policy is a class whose methods are its rules; what they don't say is first come, first served. The rules
-that hold under every policy are in `radixkv.scheduling.admission`. A request may be passed for `max_overtake`
+A policy is a class whose methods are its rules; what they don't say is first come, first served. A new one is
+listed in `POLICIES`, at the end of this file, and nowhere else. The rules that hold under every policy are in
+`radixkv.scheduling.admission`. A request may be passed for `max_overtake`
 steps:
 
     prefix, fcfs     in which a request that arrived later was admitted before it
@@ -32,13 +33,15 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from enum import Enum
 from itertools import islice, takewhile
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from radixkv.config import SCHEDULING_POLICIES
 from radixkv.errors import ConfigError
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+
+if TYPE_CHECKING:  # the command line lists the policies, and does without numpy
+    from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
 
 Urgency = tuple[float, int]
-MatchedTokens = Callable[[Sequence[SequenceState]], Sequence[int]]
+MatchedTokens = Callable[[Sequence["SequenceState"]], Sequence[int]]
 
 
 class Barred(Enum):
@@ -63,9 +66,16 @@ def tenant_of(namespace: NamespaceName) -> str:
 
 
 class AdmissionPolicy:
-    """First come, first served; the base of the other orders."""
+    """First come, first served; the base of the other orders.
+
+    Args:
+        weights: tenant -> share, for orders that have shares.
+    """
 
     name = "fcfs"
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.weights = dict(weights or {})
 
     # ------------------------------------------------------------------ who is tried first
 
@@ -283,7 +293,7 @@ class FairPolicy(AdmissionPolicy):
     name = "fair"
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self.weights = dict(weights or {})
+        super().__init__(weights)
         for tenant, weight in self.weights.items():
             if not weight > 0:
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
@@ -367,17 +377,22 @@ class FairPolicy(AdmissionPolicy):
         self.served[tenant] = max(self.served.get(tenant, 0.0), floor)
 
 
+#: Name -> the policy; all that settings, the command line and the docs know of them is read here.
+POLICIES: dict[str, type[AdmissionPolicy]] = {
+    "auto": PrefixPolicy,  # a server with API keys of several tenants chooses `fair`
+    **{
+        policy.name: policy
+        for policy in (PrefixPolicy, AdmissionPolicy, PriorityPolicy, FairPolicy, PureLongestPrefixPolicy)
+    },
+}
+
+
 def make_policy(name: str, *, weights: Mapping[str, float] | None = None) -> AdmissionPolicy:
-    """The policy called `name`; `auto` is `prefix`.
+    """The policy called `name`.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if name == FairPolicy.name:
-        return FairPolicy(weights)
-    if name == "auto":
-        return PrefixPolicy()
-    for policy in (PrefixPolicy, AdmissionPolicy, PriorityPolicy, PureLongestPrefixPolicy):
-        if policy.name == name:
-            return policy()
-    raise ConfigError(f"unknown scheduling policy {name!r}; known: {', '.join(SCHEDULING_POLICIES)}")
+    if name not in POLICIES:
+        raise ConfigError(f"unknown scheduling policy {name!r}; there are {', '.join(POLICIES)}")
+    return POLICIES[name](weights)

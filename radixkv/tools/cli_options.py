@@ -6,6 +6,7 @@ The help text of an option is the setting's paragraph in the class's docstring, 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from radixkv.config import EMBEDDED_MODEL, SCHEDULING_POLICIES, EngineConfig, parse_size
+from radixkv.cache.eviction.registry import make_eviction_policy
+from radixkv.config import EMBEDDED_MODEL, EngineConfig, parse_size
 from radixkv.errors import ConfigError
+from radixkv.scheduling.policy import make_policy
 
 # Settings that are not options under their own name.
 _NOT_OPTIONS = ("model",)
@@ -71,8 +74,17 @@ def setting_helps(settings: type) -> dict[str, str]:
             name, texts[found[1]] = found[1], found[2]
         elif name and line.strip():
             texts[name] += " " + line.strip()
-    policies = ", ".join(f"`{name}`" for name in SCHEDULING_POLICIES)
-    return {name: text.replace("SCHEDULING_POLICIES", policies) for name, text in texts.items()}
+    return {name: _REGISTRY.sub(_names_in_registry, text) for name, text in texts.items()}
+
+
+# What a docstring says of a setting that names one of several classes; their names stand on them alone.
+_REGISTRY = re.compile(r"`(radixkv[\w.]+)\.POLICIES`; checked when the engine is made\.")
+
+
+def _names_in_registry(found: re.Match[str]) -> str:
+    """`lru`, `lfu`, ... in the place of the registry that has them."""
+    names = ", ".join(f"`{name}`" for name in importlib.import_module(found[1]).POLICIES)
+    return f"{names}."
 
 
 #: Settings that are written in another form than they have.
@@ -171,6 +183,8 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
         settings["kv_tier"] = tuple(settings["kv_tier"] or ())
         if settings["chat_template"] is not None:
             settings["chat_template"] = _read_template(settings["chat_template"])
+        make_policy(settings["scheduling_policy"])  # here, and not in a replica's process, it fails
+        make_eviction_policy(settings["eviction_policy"])
         return command(config=EngineConfig(model=values.pop("model"), **settings), **values)
 
     return with_parameters(wrapper, command, [model, *options], "config")

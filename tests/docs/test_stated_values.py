@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from radixkv.audit.rule_sets import RULE_SETS
+from radixkv.cache.eviction.registry import POLICIES as EVICTION
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.tier_use import SAVE_AT_END_S
@@ -25,6 +26,7 @@ from radixkv.events.subscriber import SILENCE_S
 from radixkv.replicas.engine import PATIENCE_S
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
+from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
 from radixkv.scheduling.tier_waits import RETRY_S
 from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
@@ -136,13 +138,14 @@ STATED = {
         f"chunks of at most {MAX_LOGITS_CHUNK} tokens",
         f"more than {MAX_RENEWED} waiting requests, the matches of {MAX_RENEWED} are",
         f"with { {4: 'four'}[MANY_PROMPTS] } prompts in progress",
+        *(f"| `{name}`" for name in SCHEDULING if name != "auto"),
     ),
     "speculation.md": (
         f"`--speculation {CONFIG.speculation}` is the default",
         f"The last {MAX_TOKENS:,} tokens of answers are kept for each of {MAX_NAMESPACES} namespaces",
         f"its last 2 to {LONGEST_MATCH} tokens",
     ),
-    "eviction.md": (f"`{CONFIG.eviction_policy}` is the default",),
+    "eviction.md": (f"`{CONFIG.eviction_policy}` is the default", *(f"| `{name}` |" for name in EVICTION)),
     "cache_api.md": (
         f"latest {KEPT_REQUESTS} prompts",
         f"| `limit` | {cache_routes.DEFAULT_NODES} | most nodes, 1 to {cache_routes.MAX_NODES:,} |",

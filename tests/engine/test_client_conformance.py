@@ -268,6 +268,7 @@ async def test_pins(engine):
 async def test_pins_are_set_with_the_request(streamed):
     for engine in (
         paged_engine(num_blocks=128, block_size=16),
+        paged_engine_elsewhere(num_blocks=128, block_size=16),
         ScriptedEngine(max_model_len=2048, caches=True),
     ):
         owner = {"tenant": "a", "salt": "s"}
@@ -286,6 +287,9 @@ async def test_pins_are_set_with_the_request(streamed):
         assert (await engine.generate(CACHED, PARAMS, tenant="b")).num_pinned_tokens is None
         with pytest.raises(InvalidRequestError, match="41 tokens are to be pinned, but the prompt has 40"):
             await engine.generate(CACHED, PARAMS, pins=[PrefixPin(41, 60.0)])
+        for wrong in (None, "all", [16], PrefixPin(16)):
+            with pytest.raises(InvalidRequestError, match="pins must be a sequence of PrefixPin"):
+                await engine.generate(CACHED, PARAMS, pins=wrong)  # type: ignore[arg-type]
         for bad in ((0, 1.0), (True, 1.0), (3, 0.0), (3, float("nan")), (3, float("inf"))):
             with pytest.raises(InvalidRequestError, match="pin"):
                 PrefixPin(*bad)

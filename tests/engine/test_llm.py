@@ -85,6 +85,15 @@ def test_more_prompts_than_the_queue_holds():
     assert len(llm.generate(prompts, GREEDY)) == 20
 
 
+def test_a_streamed_chat_stays_in_its_namespace():
+    llm = llm_of(tokenizer=LetterTokenizer())
+    chat = [{"role": "user", "content": "a question that fills some blocks of the cache"}]
+    deltas = list(llm.stream_chat(chat, GREEDY, namespace=("ada", "salt")))
+    [elsewhere], [there] = llm.chat(chat, GREEDY), llm.chat(chat, GREEDY, namespace=("ada", "salt"))
+    assert [token for delta in deltas for token in delta.token_ids] == there.outputs[0].token_ids
+    assert (elsewhere.num_cached_tokens, there.num_cached_tokens) == (0, len(there.prompt_token_ids) - 1)
+
+
 def test_a_suspended_stream_does_not_lock_the_others_out():
     llm = llm_of(max_queue=1, max_num_seqs=1)
     stream = llm.stream([5, 6, 7], GREEDY)

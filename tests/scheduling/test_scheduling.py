@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 
-from radixkv.config import SCHEDULING_POLICIES, EngineConfig
+from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
-from radixkv.scheduling.policy import make_policy
+from radixkv.scheduling.policy import POLICIES, AdmissionPolicy, MatchedTokens, make_policy
+from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.tools.cli_options import setting_helps
+from radixkv.tools.cluster.simulated_replica import ReplicaConfig, SimulatedReplica
+from radixkv.tools.cluster.step_cost import ESTIMATES
 
 
 def first_scheduled(model) -> list[str]:
@@ -148,13 +154,34 @@ def test_fairness_serves_namespaces_by_weight():
 
 
 def test_every_policy_that_a_setting_may_name_can_be_made():
-    for name in SCHEDULING_POLICIES:
+    for name in POLICIES:
         assert make_policy(name).name == (name if name != "auto" else "prefix")
-        assert EngineConfig(scheduling_policy=name).scheduling_policy == name
     with pytest.raises(ConfigError, match=r"round-robin.*prefix, fcfs"):
         make_policy("round-robin")
-    with pytest.raises(ConfigError, match=r"prefix, fcfs.*round-robin"):
-        EngineConfig(scheduling_policy="round-robin")
+
+
+class LastComeFirst(AdmissionPolicy):
+    name = "lifo"
+
+    def order(
+        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
+    ) -> Sequence[SequenceState]:
+        return waiting[::-1]
+
+
+def test_a_new_policy_is_one_class_in_one_file(monkeypatch):
+    """Its name on the class is all that the engine, the simulation and the command line need."""
+    monkeypatch.setitem(POLICIES, LastComeFirst.name, LastComeFirst)
+    engine, model = make_engine(num_blocks=400, budget=64, max_num_seqs=1, scheduling_policy="lifo")
+    for index in range(3):
+        engine.add_request(prompt(index, 20), SamplingParams(max_tokens=2), request_id=str(index))
+    run_all(engine)
+    assert first_scheduled(model) == ["2", "1", "0"]
+    cost = ESTIMATES["h100-8b"]
+    SimulatedReplica(ReplicaConfig(16, 16, policy="lifo"), cost, float, print, print)
+    with pytest.raises(ConfigError, match=r"filo.*lifo"):
+        SimulatedReplica(ReplicaConfig(16, 16, policy="filo"), cost, float, print, print)
+    assert "`lifo`" in setting_helps(EngineConfig)["scheduling_policy"]
 
 
 def test_order_does_not_depend_on_another_tenants_prompts():

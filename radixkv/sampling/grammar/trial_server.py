@@ -144,7 +144,7 @@ def _be_limited() -> None:
 
 def main() -> None:
     yield_to_steps(NICENESS)
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # the engine has gone
         vocabulary = _next().make()
         _send(None, Verdict())
         ended, telling = os.pipe()

@@ -11,6 +11,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from radixkv.cache.eviction.registry import POLICIES as EVICTION
+from radixkv.cache.eviction.registry import make_eviction_policy
+from radixkv.scheduling.policy import POLICIES as SCHEDULING
+from radixkv.scheduling.policy import make_policy
 from radixkv.tools.cluster.figures import (
     GOOD_SHARE,
     ClusterFigures,
@@ -84,8 +88,12 @@ def cluster_command(
     max_answer: Annotated[int | None, typer.Option(min=1, help="Cut answers to so many tokens.")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of a step.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most running requests of a replica.")] = 256,
-    scheduling: Annotated[str, typer.Option(help="Admission policy of a replica.")] = "prefix",
-    eviction: Annotated[str, typer.Option(help="Eviction policy of a replica.")] = "lru",
+    scheduling: Annotated[
+        str, typer.Option(help=f"Admission policy of a replica: {', '.join(SCHEDULING)}.")
+    ] = "prefix",
+    eviction: Annotated[
+        str, typer.Option(help=f"Eviction policy of a replica: {', '.join(EVICTION)}.")
+    ] = "lru",
     json_file: JsonOption = None,
     plot: PlotOption = None,
     block_size: Annotated[
@@ -104,6 +112,8 @@ def cluster_command(
     """
     routers, counts = parse_routers(policy), parse_replicas(replicas)
     step_cost = make_cost(cost, prefill_rate, decode_step)
+    make_policy(scheduling)  # before long work: they are names of policies
+    make_eviction_policy(eviction)
     check_outputs(json_file, plot)
     options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
     rows: list[ClusterFigures] = []
