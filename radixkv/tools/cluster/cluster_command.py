@@ -29,18 +29,13 @@ from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.options import (
-    BlockIdsOption,
     JsonOption,
-    LimitOption,
     PlotOption,
-    ScheduleOption,
-    TokenizerOption,
-    ToolsOption,
     check_outputs,
-    read_options,
+    trace_options,
     wide_console,
 )
-from radixkv.tools.replay.readers import read_trace
+from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.trace import Trace
 
 
@@ -52,7 +47,9 @@ class _Cell:
     num_replicas: int
 
 
+@trace_options
 def cluster_command(
+    options: ReadOptions,
     trace: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, plain or gzipped.")],
     replicas: Annotated[str, typer.Option(help="Numbers of replicas, separated by commas.")] = "8",
     policy: Annotated[
@@ -99,11 +96,6 @@ def cluster_command(
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens per block of the trace. Default: inferred.")
     ] = None,
-    block_ids: BlockIdsOption = "auto",
-    schedule: ScheduleOption = None,
-    tools: ToolsOption = None,
-    tokenizer: TokenizerOption = "bytes",
-    limit: LimitOption = None,
 ) -> None:
     """Simulate a trace on a cluster: hit rates, latencies and the load it carries, per routing policy.
 
@@ -115,7 +107,7 @@ def cluster_command(
     make_policy(scheduling)  # before long work: they are names of policies
     make_eviction_policy(eviction)
     check_outputs(json_file, plot)
-    options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
+    options = replace(options, block_size=block_size)
     rows: list[ClusterFigures] = []
     for path in trace:
         recorded = read_trace(path, options)

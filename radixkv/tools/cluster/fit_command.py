@@ -14,8 +14,8 @@ from rich.table import Table
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.tools.cluster.step_cost import Fit, fit
 from radixkv.tools.output_files import check_writable, write_json
-from radixkv.tools.replay.options import JsonOption, LimitOption, TokenizerOption, read_options
-from radixkv.tools.replay.readers import read_trace
+from radixkv.tools.replay.options import JsonOption, LimitOption, TokenizerOption
+from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.token_prompts import scaled
 from radixkv.tools.replay.trace import Trace
 
@@ -60,7 +60,7 @@ def fit_command(
     check_writable("--json", json_file)
     trace = None
     if check is not None:
-        trace = read_trace(check, read_options(None, "auto", None, None, tokenizer, limit))
+        trace = read_trace(check, ReadOptions(tokenizer=tokenizer, limit=limit))
     console = Console()
     with console.status("loading the model"):
         config = EngineConfig(

@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
 from radixkv.errors import ConfigError
+from radixkv.tools.cli_options import with_parameters
 from radixkv.tools.output_files import check_writable
 from radixkv.tools.replay.plots import require_matplotlib
-from radixkv.tools.replay.readers import BlockIds, ReadOptions
+from radixkv.tools.replay.readers import BLOCK_IDS, BlockIds, ReadOptions
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Also draw the figures (.png, .svg, .pdf).")]
-BlockIdsOption = Annotated[
-    str,
-    typer.Option(
-        help="What a hash id names: its whole 'prefix', the 'content' of its block, or 'auto' (content in "
-        "Qwen's form, prefix otherwise)."
-    ),
-]
-ScheduleOption = Annotated[
-    Path | None, typer.Option(help="Schedule of a message log; found beside it if its name says so.")
-]
-ToolsOption = Annotated[
-    Path | None, typer.Option(help="Tool definitions of a message log; found beside it if its name says so.")
-]
 TokenizerOption = Annotated[
     str, typer.Option(help="For message logs: 'bytes', or a tokenizer's folder, tokenizer.json or hub id.")
 ]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many requests of each.")]
 
 
-def read_options(
-    block_size: int | None,
-    block_ids: str,
-    schedule: Path | None,
-    tools: Path | None,
-    tokenizer: str,
-    limit: int | None,
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a typer command, which takes `options: ReadOptions`, the options that say how traces are read.
+
+    That of the block size is its own: commands have it under several names.
+    """
+    declared = inspect.signature(_read_options, eval_str=True).parameters.values()
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in declared]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        given = {parameter.name: values.pop(parameter.name) for parameter in parameters}
+        return command(options=_read_options(**given), **values)
+
+    return with_parameters(wrapper, command, parameters, "options")
+
+
+def _read_options(
+    block_ids: Annotated[
+        str,
+        typer.Option(
+            help="What a hash id names: its whole 'prefix', the 'content' of its block, or 'auto' "
+            "(content in Qwen's form, prefix otherwise)."
+        ),
+    ] = "auto",
+    schedule: Annotated[
+        Path | None, typer.Option(help="Schedule of a message log; found beside it if its name says so.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="Tool definitions of a message log; found beside it if its name says so."),
+    ] = None,
+    tokenizer: TokenizerOption = "bytes",
+    limit: LimitOption = None,
 ) -> ReadOptions:
-    choices: dict[str, BlockIds] = {"auto": "auto", "prefix": "prefix", "content": "content"}
-    if block_ids not in choices:
-        raise ConfigError(f"--block-ids must be one of {', '.join(choices)}, not {block_ids!r}")
-    return ReadOptions(
-        block_size=block_size,
-        block_ids=choices[block_ids],
-        schedule=schedule,
-        tools=tools,
-        tokenizer=tokenizer,
-        limit=limit,
-    )
+    if block_ids not in BLOCK_IDS:
+        raise ConfigError(f"--block-ids must be one of {', '.join(BLOCK_IDS)}, not {block_ids!r}")
+    return ReadOptions(None, cast(BlockIds, block_ids), schedule, tools, tokenizer, limit)
 
 
 def check_outputs(json_file: Path | None, plot: Path | None) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from radixkv.tools.replay.message_log import MessageLog, load_tokenizer
 from radixkv.tools.replay.trace import FloatArray, Int64Array, Trace, TraceBuilder, TraceError
 
 BlockIds = Literal["auto", "prefix", "content"]
+BLOCK_IDS: tuple[BlockIds, ...] = get_args(BlockIds)
 
 _SCHEDULE = "_schedule"
 MAX_FIRST_LINE = 64 * 1024 * 1024  # bytes; of a longer one it is no use to know the kind

@@ -15,15 +15,10 @@ from radixkv.errors import ConfigError
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.tools.replay.options import (
-    BlockIdsOption,
     JsonOption,
-    LimitOption,
     PlotOption,
-    ScheduleOption,
-    TokenizerOption,
-    ToolsOption,
     check_outputs,
-    read_options,
+    trace_options,
     wide_console,
 )
 from radixkv.tools.replay.plots import plot_hit_rates
@@ -82,7 +77,9 @@ def default_capacities(trace: Trace) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
+@trace_options
 def replay_command(
+    options: ReadOptions,
     trace: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, plain or gzipped.")],
     policy: Annotated[str, typer.Option(help="Eviction policies, separated by commas, or 'all'.")] = (
         "lru,adaptive"
@@ -114,11 +111,6 @@ def replay_command(
         int | None,
         typer.Option(min=1, help="Tokens per block. Default: inferred from hash ids; 16 for message logs."),
     ] = None,
-    block_ids: BlockIdsOption = "auto",
-    schedule: ScheduleOption = None,
-    tools: ToolsOption = None,
-    tokenizer: TokenizerOption = "bytes",
-    limit: LimitOption = None,
 ) -> None:
     """Replay request traces through the prefix cache and print hit rates per policy and capacity.
 
@@ -128,8 +120,7 @@ def replay_command(
     policies = parse_policies(policy)
     wanted = parse_capacities(capacity) if capacity is not None else None
     check_outputs(json_file, plot)
-    options = read_options(block_size, block_ids, schedule, tools, tokenizer, limit)
-    traces = _read_traces(trace, options)
+    traces = _read_traces(trace, replace(options, block_size=block_size))
     cells = _cells(traces, policies, wanted)
     if concurrency is not None:
         rates = ServiceRates(prefill_rate, decode_rate)

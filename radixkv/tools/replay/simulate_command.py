@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,18 +16,14 @@ from radixkv.errors import ConfigError
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay import workload as workloads
 from radixkv.tools.replay.options import (
-    BlockIdsOption,
     JsonOption,
-    LimitOption,
     PlotOption,
-    ScheduleOption,
-    TokenizerOption,
-    ToolsOption,
     check_outputs,
-    read_options,
+    trace_options,
     wide_console,
 )
 from radixkv.tools.replay.plots import plot_waste
+from radixkv.tools.replay.readers import ReadOptions
 from radixkv.tools.replay.simulate import SCHEMES, SchemeResult, simulate
 
 # layers, KV heads, head size
@@ -56,7 +52,9 @@ def parse_schemes(text: str) -> list[str]:
 ALL_SCHEMES = ",".join(SCHEMES)
 
 
+@trace_options
 def simulate_command(
+    options: ReadOptions,
     workload: Annotated[
         list[str] | None,
         typer.Argument(
@@ -95,11 +93,6 @@ def simulate_command(
     trace_block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens per block of a trace. Default: inferred.")
     ] = None,
-    block_ids: BlockIdsOption = "auto",
-    schedule: ScheduleOption = None,
-    tools: ToolsOption = None,
-    tokenizer: TokenizerOption = "bytes",
-    limit: LimitOption = None,
 ) -> None:
     """Simulate how much KV memory is wasted, and how many sequences fit, under four ways to allocate it.
 
@@ -111,7 +104,7 @@ def simulate_command(
     check_outputs(json_file, plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
     slots = int(parse_size(memory) / per_token)
-    options = read_options(trace_block_size, block_ids, schedule, tools, tokenizer, limit)
+    options = replace(options, block_size=trace_block_size)
     draw = partial(
         workloads.from_distribution,
         num_sequences=sequences,
