@@ -43,7 +43,9 @@ async def ttft_points(url: str, repeats: int, seed: int) -> list[dict[str, float
                     await client.ask(first)
                 answers.append(await client.ask(f"{first} {words(source, LONG - int(LONG * ratio))}".strip()))
             hit = statistics.median(answer.cached_tokens / answer.prompt_tokens for answer in answers)
-            points.append({"hit_ratio": hit, "ttft_s": statistics.median(a.ttft for a in answers)})
+            points.append(
+                {"hit_ratio": hit, "ttft_s": statistics.median(a.first_token or 0.0 for a in answers)}
+            )
     return points
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.cache.block_run import BlockRun
@@ -13,6 +14,7 @@ from radixkv.tiers.tier import Bytes, TierBlocks
 from radixkv.tiers.tier_hit import TierHit
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TierLoad:
     """Blocks that are being loaded. To a request that waits for them it is who computes their tokens.
 
@@ -24,51 +26,27 @@ class TierLoad:
         started: a reading of the engine's clock.
         bytes_ahead: what the tier had to bring before, when it was asked.
         deadline: when it is given up, if nothing has arrived; a reading of the engine's clock.
+        rows: what has arrived, and was found to be of the same tokens; None: nothing yet.
         has_failed: it has ended, and some of the blocks are not there.
         refused: why they are not; None: nothing is known of that.
     """
 
-    __slots__ = (
-        "bytes_ahead",
-        "deadline",
-        "future",
-        "has_failed",
-        "lease",
-        "num_scheduled",
-        "num_written",
-        "number",
-        "refused",
-        "rows",
-        "run",
-        "started",
-        "tier",
-    )
+    number: int
+    run: BlockRun
+    lease: Lease | None
+    tier: MeasuredTier
+    future: Future[Sequence[TierBlocks]]
+    started: float
+    deadline: float
+    bytes_ahead: int = 0
+    rows: list[Bytes] | None = None
+    num_written: int = 0
+    has_failed: bool = False
+    refused: str | None = None
+    num_scheduled: int = field(init=False)
 
-    def __init__(
-        self,
-        number: int,
-        run: BlockRun,
-        lease: Lease,
-        tier: MeasuredTier,
-        future: Future[Sequence[TierBlocks]],
-        *,
-        started: float,
-        deadline: float,
-        bytes_ahead: int = 0,
-    ) -> None:
-        self.number = number
-        self.run = run
-        self.tier = tier
-        self.started = started
-        self.bytes_ahead = bytes_ahead
-        self.refused: str | None = None
-        self.lease: Lease | None = lease
-        self.future = future
-        self.deadline = deadline
-        self.num_scheduled = run.start
-        self.rows: list[Bytes] | None = None  # what has arrived, and was found to be of the same tokens
-        self.num_written = 0
-        self.has_failed = False
+    def __post_init__(self) -> None:
+        self.num_scheduled = self.run.start
 
     def __repr__(self) -> str:
         state = "ended" if self.lease is None else "under way" if self.rows is None else "arrived"
@@ -89,6 +67,7 @@ class NotLoaded(NamedTuple):
     reason: str | None
 
 
+@dataclass(slots=True, eq=False)
 class TierWait:
     """What one request has asked of the tiers since it last ran.
 
@@ -105,30 +84,16 @@ class TierWait:
         not_loaded: what was last left where it is; None: nothing, as far as is known.
     """
 
-    __slots__ = (
-        "ask_at",
-        "asked",
-        "deadline",
-        "hits",
-        "is_over",
-        "load",
-        "matched",
-        "model_s",
-        "not_loaded",
-        "since",
-    )
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.ask_at: float | None = None
-        self.asked = ""
-        self.model_s = 0.0
-        self.load: TierLoad | None = None
-        self.matched = 0
-        self.since = 0.0
-        self.is_over = False
-        self.hits: dict[str, TierHit] = {}
-        self.not_loaded: NotLoaded | None = None
+    deadline: float
+    ask_at: float | None = None
+    asked: str = ""
+    model_s: float = 0.0
+    load: TierLoad | None = None
+    matched: int = 0
+    since: float = 0.0
+    is_over: bool = False
+    hits: dict[str, TierHit] = field(default_factory=dict)
+    not_loaded: NotLoaded | None = None
 
     def ask_again(self, tier: str, when: float, now: float) -> None:
         """Wait for what a tier does not know yet."""

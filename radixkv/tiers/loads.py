@@ -127,16 +127,8 @@ class Loads:
             self._log.counts.failed_loads += 1
             self._log.failed("load", error, tier)
             return None
-        load = self._loads[number] = TierLoad(
-            number,
-            run,
-            lease,
-            tier,
-            future,
-            started=started,
-            deadline=deadline,
-            bytes_ahead=bytes_ahead,
-        )
+        load = TierLoad(number, run, lease, tier, future, started, deadline, bytes_ahead)
+        self._loads[number] = load
         self._by_identity.update(dict.fromkeys(run.identities, load))
         return load
 

@@ -92,20 +92,14 @@ class Found(NamedTuple):
 
 
 class EngineSpeeds:
-    """What an engine takes for what loads are compared with.
-
-    Attributes:
-        compute: seconds for a prompt's token.
-        write: seconds for a loaded byte that is written into the pool.
-    """
+    """What an engine takes for what loads are compared with: for a prompt's token, and for writing a byte."""
 
     def __init__(self) -> None:
-        self.compute = Speed()
-        self.write = Speed()
+        self.compute, self.write = Speed(), Speed()
 
 
 class MeasuredTier:
-    """Asks one tier for one engine. Not thread-safe.
+    """Asks one tier for one engine, and raises whatever that raises. Not thread-safe.
 
     Args:
         clock: seconds.
@@ -150,11 +144,7 @@ class MeasuredTier:
     # ------------------------------------------------------------------ lookups
 
     def lookup(self, run: BlockRun, wait_s: float) -> Found:
-        """What it has of a run and is worth loading for a request that may wait so long.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+        """What it has of a run and is worth loading for a request that may wait so long."""
         now = self._clock()
         if self._slow_since is not None and now - self._slow_since >= FORGET_S:
             self._bytes, self._slow_since = Speed(), None
@@ -173,11 +163,7 @@ class MeasuredTier:
         return found
 
     def peek(self, run: BlockRun, wait_s: float) -> Found:
-        """The same for one who only wants to know: it counts nothing, and asks though it may not pay.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+        """The same for one who only wants to know: it counts nothing, and asks though it may not pay."""
         if self._clock() < self._rests_until:
             return Found(TierState.MISS)
         state, count = self.tier.lookup(run)
@@ -233,11 +219,7 @@ class MeasuredTier:
     # ------------------------------------------------------------------ loads
 
     def load(self, run: BlockRun) -> Future[Any]:
-        """Ask for blocks; `arrived` or `gave_up` is to be called once.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+        """Ask for blocks; `arrived` or `gave_up` is to be called once."""
         future = self.tier.load(run)
         self.counts.loads += 1
         self.coming_bytes += len(run) * self._block_bytes
@@ -276,11 +258,7 @@ class MeasuredTier:
         """Which blocks of a text that a request leaves are to be saved.
 
         Args:
-            everything: of all, not of those that are worth it.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+            everything: of all, not of those that are worth it."""
         selection: Selection | None = getattr(self.tier, "selection", None)
         if selection is not None and not everything:
             run = run.part(0, len(selection.used(run)))
@@ -291,21 +269,13 @@ class MeasuredTier:
         return wanted
 
     def touch(self, run: BlockRun) -> None:
-        """A request has used these blocks.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+        """A request has used these blocks."""
         touch = getattr(self.tier, "touch", None)
         if touch is not None and len(run):
             touch(run)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """Give it blocks.
-
-        Raises:
-            Exception: whatever the tier raises.
-        """
+        """Give it blocks."""
         self.tier.save(run, data)
         self.counts.saved_blocks += len(run)
         self.counts.saved_bytes += data.nbytes

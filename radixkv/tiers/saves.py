@@ -19,7 +19,6 @@ from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.tiers.block_copy import BlockCopy, BlockMemory
 from radixkv.tiers.measured_tier import MeasuredTier
-from radixkv.tiers.patience import Patience
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
 
@@ -258,3 +257,27 @@ def _drop(piece: _Piece) -> None:
     """Blocks that tiers wanted are not saved."""
     for tier, blocks in piece.takers:
         tier.dropped(len(blocks))
+
+
+# Of the time that steps take, requests wait for copies so much in sum, and so many seconds at once.
+_SHARE = 0.01
+_MAX_S = 0.1
+
+
+class Patience:
+    """What copies may cost: a hundredth of the time that steps take, saved up to a tenth of a second.
+
+    Attributes:
+        left_s: how long somebody may wait now.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = 0.0
+
+    def earn(self, step_s: float) -> None:
+        """A step has taken so long."""
+        self.left_s = min(self.left_s + _SHARE * step_s, _MAX_S)
+
+    def spend(self, seconds: float) -> None:
+        """Somebody has waited."""
+        self.left_s = max(0.0, self.left_s - seconds)

@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -56,6 +56,23 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
             raise ConfigError(f"--namespace-weight {text}: write NAME=WEIGHT once per name, as ada=3")
         weights[name] = weight
     return weights
+
+
+def parse_names(flag: str, text: str, known: Collection[str]) -> list[str]:
+    """Names separated by commas, each once; `all` stands for every one.
+
+    Raises:
+        ConfigError: one of them is not known, or there is none.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if names == ["all"]:
+        return list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise ConfigError(
+            f"{flag}: unknown {', '.join(unknown) or 'empty list'}; use {', '.join(known)}, or all"
+        )
+    return names
 
 
 #: The panel of `--help` that lists the engine's settings.
@@ -131,13 +148,19 @@ def settings_parameters(
     return parameters
 
 
-def with_parameters(
-    wrapper: Callable[..., Any],
+def with_options(
     command: Callable[..., Any],
-    parameters: Sequence[inspect.Parameter],
     replaced: str,
+    parameters: Sequence[inspect.Parameter],
+    make: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Declare `wrapper` to take `parameters` in the place of the command's parameter `replaced`."""
+    """A command that takes `parameters` in the place of its own `replaced`, which `make` makes of them."""
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        given = {parameter.name: values.pop(parameter.name) for parameter in parameters}
+        return command(**{replaced: make(**given)}, **values)
+
     signature = inspect.signature(command, eval_str=True)
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -160,7 +183,6 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
     """
     helps = setting_helps(EngineConfig)
     options = settings_parameters(EngineConfig, ENGINE_PANEL, renamed=_RENAMED, left_out=_NOT_OPTIONS)
-    names = [option.name for option in options]
     model = inspect.Parameter(
         "model",
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -172,22 +194,20 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             else typer.Argument(help=helps["model"], metavar="[MODEL]"),
         ],
     )
+    return with_options(command, "config", [model, *options], _make_config)
 
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        settings = {name: values.pop(name) for name in names}
-        if settings["kv_cache_memory"] is not None:
-            settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
-        if settings["namespace_weights"] is not None:
-            settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
-        settings["kv_tier"] = tuple(settings["kv_tier"] or ())
-        if settings["chat_template"] is not None:
-            settings["chat_template"] = _read_template(settings["chat_template"])
-        make_policy(settings["scheduling_policy"])  # here, and not in a replica's process, it fails
-        make_eviction_policy(settings["eviction_policy"])
-        return command(config=EngineConfig(model=values.pop("model"), **settings), **values)
 
-    return with_parameters(wrapper, command, [model, *options], "config")
+def _make_config(**settings: Any) -> EngineConfig:
+    if settings["kv_cache_memory"] is not None:
+        settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
+    if settings["namespace_weights"] is not None:
+        settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
+    settings["kv_tier"] = tuple(settings["kv_tier"] or ())
+    if settings["chat_template"] is not None:
+        settings["chat_template"] = _read_template(settings["chat_template"])
+    make_policy(settings["scheduling_policy"])  # here, and not in a replica's process, it fails
+    make_eviction_policy(settings["eviction_policy"])
+    return EngineConfig(**settings)
 
 
 def _read_template(value: str) -> str:

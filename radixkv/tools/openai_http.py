@@ -1,13 +1,17 @@
-"""What the client commands know of OpenAI's API: addresses, keys, answers, events of streams, usage."""
+"""What the client commands know of OpenAI's API: addresses, keys, answers, whole or as they come, usage."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from radixkv.errors import RequestFailedError
+from radixkv.errors import ConfigError, RequestFailedError
 
 
 def api_root(url: str) -> str:
@@ -50,3 +54,70 @@ def token_counts(usage: dict[str, Any]) -> tuple[int, int, int]:
     """Tokens of the prompt, those of them that were cached, and tokens of the answer; 0 where not told."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return usage.get("prompt_tokens") or 0, cached or 0, usage.get("completion_tokens") or 0
+
+
+KEY_VARIABLE = "RADIXKV_API_KEY"
+
+
+def read_key(path: Path | None) -> str | None:
+    """The API key in a file, or in the environment; None: there is none.
+
+    Raises:
+        ConfigError: the file can't be read, or holds no key.
+    """
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").strip() or None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not key or len(key.split()) > 1:
+        raise ConfigError(f"--api-key-file {path} must hold one key and nothing else")
+    return key
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamedAnswer:
+    """A chat or a completion as it came; clock readings in seconds, None: it did not happen."""
+
+    first_token: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    accepted_tokens: int = 0
+    error: str | None = None
+    text: str = ""
+
+    async def read(self, response: httpx.Response, clock: Callable[[], float]) -> None:
+        """Take the events of a stream, to its end or to an error.
+
+        Raises:
+            ValueError: one of them is no JSON.
+        """
+        latest, num_chunks = 0.0, 0
+        async for line in response.aiter_lines():
+            event = read_event(line)
+            if event is None:
+                continue
+            if "error" in event:
+                self.error = "error event"
+                return
+            if usage := event.get("usage"):
+                self.prompt_tokens, self.cached_tokens, self.output_tokens = token_counts(usage)
+                details = usage.get("completion_tokens_details") or {}
+                self.accepted_tokens = details.get("accepted_prediction_tokens") or 0
+            for choice in event.get("choices") or ():
+                delta = choice.get("delta") or {}
+                said = delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")
+                if not said and "text" not in choice:
+                    continue
+                self.text += choice.get("text") or delta.get("content") or ""
+                num_chunks += 1
+                now = clock()
+                if self.first_token is None:
+                    self.first_token = now
+                else:
+                    self.gaps.append(now - latest)
+                latest = now
+        self.output_tokens = self.output_tokens or num_chunks  # a server that tells no usage

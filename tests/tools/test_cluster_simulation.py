@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from benchmarks.fragmentation import save_small_model
 from radixkv.errors import ConfigError
+from radixkv.tools.cli_options import parse_names
 from radixkv.tools.cluster import simulated_replica as replica_module
 from radixkv.tools.cluster.figures import figures_of, find_load, simulate_cluster
-from radixkv.tools.cluster.options import make_cost, parse_replicas, parse_routers
+from radixkv.tools.cluster.options import make_cost, parse_replicas
 from radixkv.tools.cluster.routers import ROUTERS, RoundRobin
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterRun, ClusterSimulation
@@ -322,7 +323,7 @@ def test_memory_is_simulated_where_nothing_else_is_said(app: typer.Typer) -> Non
 
 def test_lists_are_parsed() -> None:
     assert parse_replicas("1, 2,2") == [1, 2]
-    assert parse_routers("all") == list(ROUTERS)
+    assert parse_names("--policy", "all", ROUTERS) == list(ROUTERS)
 
 
 def test_a_recorded_trace_carries_more_when_routed_by_what_replicas_hold() -> None:

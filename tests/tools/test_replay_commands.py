@@ -11,8 +11,10 @@ import typer
 from trace_tools import random_paths, replay_app, write_hash_ids
 from typer.testing import CliRunner
 
+from radixkv.cache.eviction.registry import POLICIES
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.tools.replay.replay_command import parse_capacities, parse_policies
+from radixkv.tools.cli_options import parse_names
+from radixkv.tools.replay.replay_command import parse_capacities
 
 KEYS = [
     "trace",
@@ -118,7 +120,7 @@ def test_model_shape_by_hand(app: typer.Typer, tmp_path: Path) -> None:
 
 def test_parsing() -> None:
     assert parse_capacities("10, 20,inf,10") == [10, 20, None]
-    assert "adaptive" in parse_policies("all")
+    assert "adaptive" in parse_names("--policy", "all", POLICIES)
 
 
 @pytest.mark.parametrize("bad", ["", "GiB", "-1GiB", "nan", "12 parsecs", "0"])

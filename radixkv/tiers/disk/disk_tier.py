@@ -69,6 +69,7 @@ class DiskTier:
         system: see `SegmentStore`.
 
     Attributes:
+        failure: why it is off; None: it is not.
         failures: what it was asked for -> how often the disk failed to do it.
 
     Raises:
@@ -111,7 +112,7 @@ class DiskTier:
                 folder,
                 self._store.foreign_bytes,
             )
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
         self._queued = QueuedBytes(kind.block_bytes)
@@ -123,8 +124,8 @@ class DiskTier:
         self._end = weakref.finalize(self, _end, self._queue, self._writer)
 
     def __repr__(self) -> str:
-        if self._failure is not None:
-            return f"DiskTier({self.folder}, off: {self._failure})"
+        if self.failure is not None:
+            return f"DiskTier({self.folder}, off: {self.failure})"
         return f"DiskTier({self.folder}, {len(self._store)} blocks, {self._store.num_bytes / 2**20:.0f} MiB)"
 
     @property
@@ -140,12 +141,7 @@ class DiskTier:
     @property
     def is_up(self) -> bool:
         """Whether it is not off."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why it is off; None: it is not."""
-        return self._failure
+        return self.failure is None
 
     @property
     def dropped_blocks(self) -> int:
@@ -157,7 +153,7 @@ class DiskTier:
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """See `radixkv.tiers.tier.Tier`. O(tokens)."""
         count = 0
-        if self._failure is None and len(self._store):
+        if self.failure is None and len(self._store):
             for name in self._names.of(run):
                 if name.key not in self._store:
                     break
@@ -172,14 +168,14 @@ class DiskTier:
 
     def wants(self, run: BlockRun) -> range:
         """See `radixkv.tiers.tier.Tier`: what it lacks, as far as the queue has room."""
-        if self._failure is not None:
+        if self.failure is not None:
             return range(0)
         missing = [place for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
         return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `radixkv.tiers.tier.Tier`."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
         missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
         if missing:
@@ -200,7 +196,7 @@ class DiskTier:
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: kept is what is written."""
-        self._queued.wait(timeout, or_until=lambda: self._failure is not None)
+        self._queued.wait(timeout, or_until=lambda: self.failure is not None)
 
     def close(self) -> None:
         """Write what was saved, sync, and let others have the folder. May be called again."""
@@ -222,7 +218,7 @@ class DiskTier:
         try:
             keys = []
             for place, name in enumerate(self._names.of(run)):
-                block = None if self._failure is not None else self._store.read(name, run.tokens_of(place))
+                block = None if self.failure is not None else self._store.read(name, run.tokens_of(place))
                 if block is None:
                     break
                 blocks.append(block)
@@ -276,8 +272,8 @@ class DiskTier:
 
     def _turn_off(self, what: str, error: BaseException) -> None:
         self.failures[what] += 1
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
             logger.warning(
                 "the K/V tier in %s is off from now on, and prompts are computed instead: %s: %s",
                 self.folder,

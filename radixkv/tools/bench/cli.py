@@ -12,8 +12,9 @@ from rich.progress import Progress
 
 from radixkv.errors import ConfigError
 from radixkv.extras import require_engine
-from radixkv.tools.api_key_file import read_key
 from radixkv.tools.bench import options
+from radixkv.tools.cli_options import parse_names
+from radixkv.tools.openai_http import read_key
 from radixkv.tools.output_files import check_writable, write_json
 
 
@@ -93,9 +94,7 @@ def _run_workloads(
 
     from radixkv.tools.bench.workloads import WORKLOADS, measure, medians, report, show
 
-    chosen = [name.strip() for name in workloads.split(",")] if workloads else list(WORKLOADS)
-    if unknown := sorted(set(chosen) - set(WORKLOADS)):
-        raise ConfigError(f"--workloads: there is no {', '.join(unknown)}; known: {', '.join(WORKLOADS)}")
+    chosen = parse_names("--workloads", workloads or "all", WORKLOADS)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Workloads", total=rounds * len(chosen))
         try:

@@ -12,33 +12,25 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from radixkv.tools.bench.scenarios import Session
-from radixkv.tools.openai_http import api_root, authorization, read_event, token_counts
+from radixkv.tools.openai_http import StreamedAnswer, api_root, authorization
 from radixkv.tools.replay.message_log import Message
 
 
 @dataclass(slots=True)
-class Outcome:
-    """One request; clock readings in seconds after the load began, None: did not happen."""
+class Outcome(StreamedAnswer):
+    """One request; clock readings are of seconds after the load began."""
 
     session: int
     turn: int
     due: float
     sent: float | None = None
-    first_token: float | None = None
     ended: float | None = None
-    gaps: list[float] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    accepted_tokens: int = 0
-    error: str | None = None
-    text: str = ""
 
 
 class Load:
@@ -124,40 +116,8 @@ class Load:
                 if response.status_code != 200:
                     outcome.error = f"HTTP {response.status_code}"
                     return
-                await self._read(outcome, response)
+                await outcome.read(response, self._now)
         except (httpx.HTTPError, json.JSONDecodeError) as error:
             outcome.error = type(error).__name__
         finally:
             outcome.ended = self._now()
-
-    async def _read(self, outcome: Outcome, response: httpx.Response) -> None:
-        latest, num_chunks = 0.0, 0
-        async for line in response.aiter_lines():
-            event = read_event(line)
-            if event is None:
-                continue
-            if "error" in event:
-                outcome.error = "error event"
-                return
-            _take_usage(outcome, event.get("usage"))
-            for choice in event.get("choices") or ():
-                delta = choice.get("delta") or {}
-                if not (delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")):
-                    continue
-                outcome.text += delta.get("content") or ""
-                num_chunks += 1
-                now = self._now()
-                if outcome.first_token is None:
-                    outcome.first_token = now
-                else:
-                    outcome.gaps.append(now - latest)
-                latest = now
-        outcome.output_tokens = outcome.output_tokens or num_chunks  # a server that tells no usage
-
-
-def _take_usage(outcome: Outcome, usage: Any) -> None:
-    if not usage:
-        return
-    outcome.prompt_tokens, outcome.cached_tokens, outcome.output_tokens = token_counts(usage)
-    spoken = usage.get("completion_tokens_details") or {}
-    outcome.accepted_tokens = spoken.get("accepted_prediction_tokens") or 0

@@ -30,22 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.tools.bench.server_process import machine, started_server, words
-from radixkv.tools.openai_http import api_root, authorization, read_event
+from radixkv.tools.openai_http import StreamedAnswer, api_root, authorization
 
 OUTPUT_TOKENS = 32
 WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3", "single")
-
-
-@dataclass
-class BenchAnswer:
-    """One streamed answer; times in seconds."""
-
-    ttft: float
-    gaps: list[float]
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    text: str
 
 
 @dataclass
@@ -53,10 +41,10 @@ class Result:
     """One workload, once."""
 
     wall: float
-    answers: list[BenchAnswer] = field(default_factory=list)
+    answers: list[StreamedAnswer] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        ttfts = sorted(answer.ttft for answer in self.answers)
+        ttfts = sorted(answer.first_token or 0.0 for answer in self.answers)
         gaps = [gap for answer in self.answers for gap in answer.gaps]
         prompt = sum(answer.prompt_tokens for answer in self.answers)
         cached = sum(answer.cached_tokens for answer in self.answers)
@@ -82,7 +70,8 @@ class Client:
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
-    async def ask(self, prompt: str) -> BenchAnswer:
+    async def ask(self, prompt: str) -> StreamedAnswer:
+        """Its clock begins when it is asked."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -92,44 +81,20 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        started = last = time.perf_counter()
-        ttft: float | None = None
-        gaps: list[float] = []
-        text, usage = "", dict[str, Any]()
+        started, answer = time.perf_counter(), StreamedAnswer()
         async with self.http.stream("POST", self.url, json=body) as response:
             if response.status_code != 200:
                 raise SystemExit(f"HTTP {response.status_code}: {(await response.aread())[:500]!r}")
-            async for line in response.aiter_lines():
-                event = read_event(line)
-                if event is None:
-                    continue
-                usage = event.get("usage") or usage
-                if not event["choices"]:
-                    continue
-                now = time.perf_counter()
-                if ttft is None:
-                    ttft = now - started
-                else:
-                    gaps.append(now - last)
-                last = now
-                text += event["choices"][0]["text"]
-        if ttft is None or not usage:
+            await answer.read(response, lambda: time.perf_counter() - started)
+        if answer.error or answer.first_token is None or not answer.prompt_tokens:
             raise SystemExit("an answer came without tokens or without usage")
-        details = usage.get("prompt_tokens_details") or {}
-        return BenchAnswer(
-            ttft,
-            gaps,
-            usage["prompt_tokens"],
-            details.get("cached_tokens", 0) or 0,
-            usage["completion_tokens"],
-            text,
-        )
+        return answer
 
     async def ask_all(self, prompts: Sequence[str], at_once: int) -> Result:
         """All prompts, in order, at most `at_once` at a time."""
         slots = asyncio.Semaphore(at_once)
 
-        async def one(prompt: str) -> BenchAnswer:
+        async def one(prompt: str) -> StreamedAnswer:
             async with slots:
                 return await self.ask(prompt)
 
@@ -137,7 +102,7 @@ class Client:
         answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
         return Result(time.perf_counter() - started, list(answers))
 
-    async def converse(self, opening: str, turns: Sequence[str]) -> list[BenchAnswer]:
+    async def converse(self, opening: str, turns: Sequence[str]) -> list[StreamedAnswer]:
         """One conversation: each turn repeats all before it, the answers included."""
         history, answers = opening, []
         for turn in turns:

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from radixkv.config import EngineConfig
 from radixkv.extras import require_engine
-from radixkv.tools.api_key_file import read_key
 from radixkv.tools.cli_options import engine_options
+from radixkv.tools.openai_http import read_key
 
 if TYPE_CHECKING:
     from radixkv.tools.chat.partners import LocalPartner, RemotePartner

@@ -15,6 +15,7 @@ from radixkv.cache.eviction.registry import POLICIES as EVICTION
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.policy import make_policy
+from radixkv.tools.cli_options import parse_names
 from radixkv.tools.cluster.figures import (
     GOOD_SHARE,
     ClusterFigures,
@@ -22,7 +23,7 @@ from radixkv.tools.cluster.figures import (
     pooled_hit_rate,
     simulate_cluster,
 )
-from radixkv.tools.cluster.options import make_cost, parse_replicas, parse_routers
+from radixkv.tools.cluster.options import make_cost, parse_replicas
 from radixkv.tools.cluster.plots import plot_cluster
 from radixkv.tools.cluster.routers import ROUTERS
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
@@ -102,7 +103,7 @@ def cluster_command(
     Every replica runs the real scheduler over the real prefix cache; only the model is replaced, by what its
     steps cost. `radixkv simulate fit` measures that on this machine.
     """
-    routers, counts = parse_routers(policy), parse_replicas(replicas)
+    routers, counts = parse_names("--policy", policy, ROUTERS), parse_replicas(replicas)
     step_cost = make_cost(cost, prefill_rate, decode_step)
     make_policy(scheduling)  # before long work: they are names of policies
     make_eviction_policy(eviction)

@@ -3,25 +3,7 @@
 from __future__ import annotations
 
 from radixkv.errors import ConfigError
-from radixkv.tools.cluster.routers import ROUTERS
 from radixkv.tools.cluster.step_cost import StepCost, read_cost
-
-
-def parse_routers(text: str) -> list[str]:
-    """Names of routers, separated by commas, or `all`.
-
-    Raises:
-        ConfigError: unknown router, or none.
-    """
-    if text.strip() == "all":
-        return list(ROUTERS)
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in ROUTERS]
-    if unknown or not names:
-        raise ConfigError(
-            f"--policy: unknown {', '.join(unknown) or 'empty list'}; use {', '.join(ROUTERS)}, or all"
-        )
-    return names
 
 
 def parse_replicas(text: str) -> list[int]:

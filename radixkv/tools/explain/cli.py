@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from radixkv.config import EngineConfig
-from radixkv.errors import ConfigError
-from radixkv.tools.api_key_file import read_key
+from radixkv.errors import ConfigError, RequestFailedError
 from radixkv.tools.cli_options import engine_options
 from radixkv.tools.explain.local import LocalCache
 from radixkv.tools.explain.prompt_file import read_prompt
-from radixkv.tools.explain.remote import explain_remotely
+from radixkv.tools.openai_http import api_root, authorization, body_of, read_key
 from radixkv.tools.output_files import check_writable, write_json
 
 SHOWN_CHARS = 160
@@ -60,18 +60,36 @@ def explain(
             "--url asks a server that runs with settings of its own: leave the engine's options"
         )
     check_writable("--json", json_file)
-    prompts = [read_prompt(path) for path in paths]
+    prompts = [(path, read_prompt(path)) for path in paths]
     if url is None:
         cache = LocalCache(config)
-        reports = [cache.explain(prompt) for prompt in prompts]
+        reports = [cache.explain(path, prompt) for path, prompt in prompts]
     else:
         key = read_key(api_key_file)
-        reports = [explain_remotely(url, key, prompt) for prompt in prompts]
+        reports = [
+            _explain_remotely(url, key, path, prompt) for path, prompt in zip(paths, prompts, strict=True)
+        ]
     for path, report in zip(paths, reports, strict=True):
         print("\n".join(lines_of(path, report)))
     write_json(
         json_file, [{"file": str(path), **report} for path, report in zip(paths, reports, strict=True)]
     )
+
+
+def _explain_remotely(url: str, key: str | None, path: Path, prompt: dict[str, Any]) -> dict[str, Any]:
+    """What the server says to a prompt; see docs/cache_api.md.
+
+    Raises:
+        ConfigError: the server does not answer, or refuses.
+    """
+    address = api_root(url) + "/v1/cache/explain"
+    try:
+        answer = httpx.post(address, json=prompt, headers=authorization(key), timeout=60, trust_env=False)
+        return body_of(answer)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(f"{url} does not answer: {error or type(error).__name__}") from error
+    except RequestFailedError as error:
+        raise ConfigError(f"{url} does not explain {path}: {error}") from None
 
 
 def lines_of(path: Path, report: dict[str, Any]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, InvalidRequestError
-from radixkv.tools.explain.prompt_file import PromptFile
 
 SHOWN_TOKENS = 48
 
@@ -21,19 +21,19 @@ class LocalCache:
         self._tokenizer = load_tokenizer(config)
         self._cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)
 
-    def explain(self, prompt: PromptFile) -> dict[str, Any]:
+    def explain(self, path: Path, prompt: dict[str, Any]) -> dict[str, Any]:
         """What the cache says to a prompt, in the form that a server answers; from then on it has it.
 
         Raises:
             ConfigError: the prompt is none, or does not fit.
         """
         try:
-            token_ids = self._encode(prompt.body)
+            token_ids = self._encode(prompt)
             report = self._cache.explain(token_ids)
             cached = self._cache.tree.continuation(token_ids, limit=SHOWN_TOKENS)
             lease = self._cache.acquire(token_ids)
         except (InvalidRequestError, KeyError, TypeError) as error:
-            raise ConfigError(f"{prompt.path}: {error}") from error
+            raise ConfigError(f"{path}: {error}") from error
         lease.commit(len(token_ids))
         lease.release()
         fields = report.to_dict()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,8 @@ from radixkv.errors import ConfigError
 _PROMPTS = ("messages", "prompt", "compare")
 
 
-@dataclass(frozen=True, slots=True)
-class PromptFile:
-    """What a file says.
-
-    Attributes:
-        path: the file.
-        body: the fields of a request: `messages` with what is beside them, or `prompt`.
-    """
-
-    path: Path
-    body: dict[str, Any]
-
-
-def read_prompt(path: Path) -> PromptFile:
-    """A file with the body of a chat or completion request, with a list of messages, or with plain text.
+def read_prompt(path: Path) -> dict[str, Any]:
+    """The fields of the request that a file holds: as JSON, as a list of messages, or as plain text.
 
     Raises:
         ConfigError: the file can't be read, is empty, or is not UTF-8.
@@ -42,7 +28,7 @@ def read_prompt(path: Path) -> PromptFile:
         ) from None
     if not text:
         raise ConfigError(f"{path} is empty")
-    return PromptFile(path, _chat_of(text) or {"prompt": text})
+    return _chat_of(text) or {"prompt": text}
 
 
 def _chat_of(text: str) -> dict[str, Any] | None:

@@ -7,7 +7,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from radixkv.tools.cluster import cli as cluster
+from radixkv.tools.cluster.cluster_command import cluster_command
+from radixkv.tools.cluster.fit_command import fit_command
 from radixkv.tools.replay.replay_command import replay_command
 from radixkv.tools.replay.simulate_command import simulate_command
 
@@ -32,5 +33,6 @@ def add_commands(app: typer.Typer) -> None:
         help="Simulate memory (the default), a cluster of replicas, or measure what the latter needs.",
     )
     simulate.command(_DEFAULT)(simulate_command)
-    cluster.add_commands(simulate)
+    simulate.command("cluster")(cluster_command)
+    simulate.command("fit")(fit_command)
     app.add_typer(simulate, name="simulate")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from radixkv.errors import ConfigError
-from radixkv.tools.cli_options import with_parameters
+from radixkv.tools.cli_options import with_options
 from radixkv.tools.output_files import check_writable
 from radixkv.tools.replay.plots import require_matplotlib
 from radixkv.tools.replay.readers import BLOCK_IDS, BlockIds, ReadOptions
@@ -32,13 +31,7 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     declared = inspect.signature(_read_options, eval_str=True).parameters.values()
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in declared]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        given = {parameter.name: values.pop(parameter.name) for parameter in parameters}
-        return command(options=_read_options(**given), **values)
-
-    return with_parameters(wrapper, command, parameters, "options")
+    return with_options(command, "options", parameters, _read_options)
 
 
 def _read_options(

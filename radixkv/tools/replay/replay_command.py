@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from radixkv.cache.eviction.registry import POLICIES, make_eviction_policy
+from radixkv.cache.eviction.registry import POLICIES
 from radixkv.errors import ConfigError
+from radixkv.tools.cli_options import parse_names
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.tools.replay.options import (
@@ -26,22 +27,6 @@ from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.report import INFINITE, OPTIMUM, print_concurrent, print_hit_rates
 from radixkv.tools.replay.runner import Cell, run_cells
 from radixkv.tools.replay.trace import Trace
-
-
-def parse_policies(text: str) -> list[str]:
-    """Policy names separated by commas; `all` stands for every one.
-
-    Raises:
-        ConfigError: unknown policy.
-    """
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if names == ["all"]:
-        return list(POLICIES)
-    if not names:
-        raise ConfigError(f"--policy names no policy; there are {', '.join(sorted(POLICIES))}")
-    for name in names:
-        make_eviction_policy(name)
-    return names
 
 
 def parse_capacities(text: str) -> list[int | None]:
@@ -117,7 +102,7 @@ def replay_command(
     Beside the policies stand the infinite-cache bound and opt-pin, the best that any order of eviction could
     have done knowing the future (with the running request held).
     """
-    policies = parse_policies(policy)
+    policies = parse_names("--policy", policy, POLICIES)
     wanted = parse_capacities(capacity) if capacity is not None else None
     check_outputs(json_file, plot)
     traces = _read_traces(trace, replace(options, block_size=block_size))

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from radixkv.config import parse_size
 from radixkv.errors import ConfigError
+from radixkv.tools.cli_options import parse_names
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay import workload as workloads
 from radixkv.tools.replay.options import (
@@ -34,19 +35,6 @@ MODEL_SHAPES = {
     "qwen3-8b": (36, 8, 128),
     "qwen3-32b": (64, 8, 128),
 }
-
-
-def parse_schemes(text: str) -> list[str]:
-    """Names of allocation schemes, separated by commas.
-
-    Raises:
-        ConfigError: unknown scheme, or none.
-    """
-    schemes = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in schemes if name not in SCHEMES]
-    if unknown or not schemes:
-        raise ConfigError(f"--scheme: unknown {', '.join(unknown) or 'empty list'}; use {', '.join(SCHEMES)}")
-    return schemes
 
 
 ALL_SCHEMES = ",".join(SCHEMES)
@@ -100,7 +88,7 @@ def simulate_command(
     held once; for sequences that wait in a queue that never runs dry. In a checkout,
     `python -m benchmarks.fragmentation` measures the same inside the running engine.
     """
-    schemes = parse_schemes(scheme)
+    schemes = parse_names("--scheme", scheme, SCHEMES)
     check_outputs(json_file, plot)
     per_token = _bytes_per_token(model, layers, kv_heads, head_size, dtype_bytes)
     slots = int(parse_size(memory) / per_token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import sys
@@ -18,7 +17,7 @@ import radixkv
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.extras import require_engine
-from radixkv.tools.cli_options import engine_options, settings_parameters, with_parameters
+from radixkv.tools.cli_options import engine_options, settings_parameters, with_options
 from radixkv.tools.serve.config_file import take_config_file
 from radixkv_server.log_format import configure_logging
 from radixkv_server.replicas.settings import ReplicaSettings
@@ -64,13 +63,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default=None,
         annotation=Annotated[str | None, option],
     )
-    names = [*(option.name for option in options), key_file.name]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        return command(settings=make_settings(**{name: values.pop(name) for name in names}), **values)
-
-    return with_parameters(wrapper, command, [*options, key_file], "settings")
+    return with_options(command, "settings", [*options, key_file], make_settings)
 
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
@@ -107,13 +100,7 @@ def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a typer command, which takes `replica_settings`, every setting of replicas as an option."""
     renamed = {"target_queue_s": "--target-queue", "scale_down_after_s": "--scale-down-after"}
     options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed=renamed)
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        given = ReplicaSettings(**{option.name: values.pop(option.name) for option in options})
-        return command(replica_settings=given, **values)
-
-    return with_parameters(wrapper, command, options, "replica_settings")
+    return with_options(command, "replica_settings", options, ReplicaSettings)
 
 
 @engine_options
