@@ -66,9 +66,7 @@ def explain(
         reports = [cache.explain(path, prompt) for path, prompt in prompts]
     else:
         key = read_key(api_key_file)
-        reports = [
-            _explain_remotely(url, key, path, prompt) for path, prompt in zip(paths, prompts, strict=True)
-        ]
+        reports = [_explain_remotely(url, key, path, prompt) for path, prompt in prompts]
     for path, report in zip(paths, reports, strict=True):
         print("\n".join(lines_of(path, report)))
     write_json(
