@@ -14,6 +14,7 @@ import torch
 
 from radixkv.model.cuda_graphs import CudaRecorder
 from radixkv_kernels import KVSpec, PagedKV, reference_paged_attention
+from radixkv_kernels.cpu.torch_backend import TorchBackend
 from radixkv_kernels.interface import BackendConfig
 from radixkv_kernels.triton.backend import TritonBackend
 from radixkv_kernels.triton.tiles import Tile, Tiling
@@ -97,10 +98,12 @@ class Bench:
             at += n - common
         slots = torch.arange(total * BLOCK, device=sizes.device)
         torch.manual_seed(0)
+        # Interpreted, the kernel that writes takes milliseconds a row.
+        writer = self.backend if sizes.device.type == "cuda" else TorchBackend(config)
         # In pieces: random rows for a whole layer would double the memory needed.
         for part in slots.split(1 << 16):
             rows = torch.randn(2, len(part), hkv, size, device=sizes.device, dtype=dtype)
-            self.backend.write(self.kv, 0, rows[0], rows[1], part)
+            writer.write(self.kv, 0, rows[0], rows[1], part)
         self.query = torch.randn(sum(tokens), hq, size, device=sizes.device, dtype=dtype)
         self.starts = np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32)
         self.contexts = np.array(contexts, np.int32)

@@ -302,22 +302,25 @@ def test_padded_steps_have_two_keys_for_each_number_of_rows() -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("use_rows", [False, True])
-def test_write(quantization: str | None, use_rows: bool) -> None:
-    spec = KVSpec(2, 4, 8, 3, 24, torch.float32, torch.device("cpu"), quantization)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("use_rows", "heads", "head_size"), [(False, 3, 24), (True, 3, 24), (False, 1, 256)])
+def test_write(
+    quantization: str | None, dtype: torch.dtype, use_rows: bool, heads: int, head_size: int
+) -> None:
+    spec = KVSpec(2, 4, 8, heads, head_size, dtype, torch.device("cpu"), quantization)
     kv = PagedKV(spec)
     fill_nan(kv)
     backend = make_backend(
         "triton",
-        num_query_heads=3,
+        num_query_heads=heads,
         spec=spec,
-        compute_dtype=torch.float32,
+        compute_dtype=dtype,
         max_num_tokens=16,
         max_num_seqs=4,
         max_model_len=64,
     )
-    fused = torch.randn(4, 2, 3, 24)
-    fused[3, 0, 1] = 0.0
+    fused = torch.randn(4, 2, heads, head_size).to(dtype)
+    fused[3, 0, -1] = 0.0
     key, value = fused[:, 0], fused[:, 1]
     slots = torch.tensor([3, -1, 30, 9])
     rows = torch.tensor([2, 0, 2, 3]) if use_rows else None
