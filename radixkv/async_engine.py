@@ -171,7 +171,7 @@ class AsyncEngine:
                     _raise_failure(delta)
         finally:
             if not has_ended:
-                self._leave(stream)
+                self._abandon(stream)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
@@ -180,7 +180,7 @@ class AsyncEngine:
         try:
             event = await stream.events.get()
         except BaseException:
-            self._leave(stream)
+            self._abandon(stream)
             raise
         output = _checked(event, RequestOutput)
         _raise_failure(output)
@@ -199,7 +199,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def settle(complete: Callable[[Any], None], value: object) -> None:
+        def answer(complete: Callable[[Any], None], value: object) -> None:
             def unless_done() -> None:
                 if not future.done():
                     complete(value)
@@ -211,11 +211,11 @@ class AsyncEngine:
             try:
                 result = function(engine)
             except BaseException as error:
-                settle(future.set_exception, error)
+                answer(future.set_exception, error)
             else:
-                settle(future.set_result, result)
+                answer(future.set_result, result)
 
-        self._thread.submit(run, lambda error: settle(future.set_exception, error))
+        self._thread.submit(run, lambda error: answer(future.set_exception, error))
         return await future
 
     async def close(self) -> None:
@@ -331,7 +331,7 @@ class AsyncEngine:
         self._thread.submit(add, reader.put)
         return reader
 
-    def _leave(self, stream: Stream) -> None:
+    def _abandon(self, stream: Stream) -> None:
         """Nobody reads it any more: its request ends."""
         with contextlib.suppress(EngineStoppedError):
             self._thread.submit(lambda engine: self._streams.close(engine, stream))

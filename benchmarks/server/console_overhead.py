@@ -52,7 +52,7 @@ with httpx.Client(timeout=60) as client:
         time.sleep(min(2.5, max(0.25, 0.0025 * len(answer.json()["nodes"]))))
 """
 STREAM_TOKENS = 400
-SETTLED = 10  # tokens at the beginning of each half that are not counted
+LEFT_OUT = 10  # tokens at the beginning of each half that are not counted
 LONGEST_S = 600
 
 
@@ -133,7 +133,7 @@ def measure(url: str, pairs: int) -> dict[str, list[tuple[float, float]]]:
             viewer.send_signal(first)
             times = stream(url, number, functools.partial(viewer.send_signal, then))
             half = STREAM_TOKENS // 2
-            for part, sent in ((times[SETTLED:half], first), (times[half + SETTLED :], then)):
+            for part, sent in ((times[LEFT_OUT:half], first), (times[half + LEFT_OUT :], then)):
                 spent = [1000 * (part[-1][clock] - part[0][clock]) / (len(part) - 1) for clock in (0, 1)]
                 found["watched" if sent == signal.SIGCONT else "alone"].append((spent[0], spent[1]))
     finally:

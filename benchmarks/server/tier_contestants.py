@@ -24,7 +24,7 @@ from radixkv.request import RequestOutput, SamplingParams
 OUTPUT_TOKENS = 4
 BLOCK_COUNTS = ("offered_blocks", "saved_blocks", "dropped_blocks", "loaded_blocks")
 # Longest that what was begun for a tier is waited for, off the clock.
-_SETTLE_S = 10.0
+_SAVES_S = 10.0
 _VLLM_BLOCK = 128
 
 
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     def answer(self, prompt: Sequence[int]) -> Answer: ...
 
-    def settle(self) -> None:
+    def finish_saves(self) -> None:
         """Return when what it began for its tier has been done."""
 
     def counts(self) -> dict[str, int]:
@@ -63,8 +63,8 @@ class RadixKV:
         tokens = list(output.outputs[0].token_ids)
         return Answer(tokens, output.times.first_token, output.num_cached_tokens)
 
-    def settle(self) -> None:
-        engine, end = self._llm.engine, time.perf_counter() + _SETTLE_S
+    def finish_saves(self) -> None:
+        engine, end = self._llm.engine, time.perf_counter() + _SAVES_S
         while time.perf_counter() < end:
             if engine.has_work:
                 engine.step()
@@ -108,7 +108,7 @@ class VLLM:
         assert ttft is not None
         return Answer([], ttft, cached)
 
-    def settle(self) -> None:
+    def finish_saves(self) -> None:
         time.sleep(0.2)
 
     def counts(self) -> dict[str, int]:

@@ -95,7 +95,7 @@ def take_turns(engines: Sequence[Contestant], prompts: Sequence[list[int]], what
         given = []
         for engine in turn_order(engines, i):
             given.append(engine.ask(prompt).tokens)
-            engine.engine.settle()
+            engine.engine.finish_saves()
         own = [tokens for tokens in given if tokens]
         if any(tokens != own[0] for tokens in own):
             raise SystemExit(f"{what}: engines with and without tiers answer differently")
@@ -136,7 +136,7 @@ def nothing_shared(
             for prompt in prompts:
                 engine.ask(prompt)
             seconds[engine.name].append(time.perf_counter() - start)
-            engine.engine.settle()
+            engine.engine.finish_saves()
     figures = figures_of(engines)
     for engine in engines:
         if engine.without is not None:

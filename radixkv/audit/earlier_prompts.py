@@ -74,7 +74,7 @@ class EarlierPrompts:
     def find(self, record: Record, keys: PromptKeys) -> tuple[EarlierPrompt | None, str]:
         """The earlier prompt that this one should go on after, and the conversation that it belongs to.
 
-        By what only its own conversation has; by the beginning that both share; and by its family.
+        By what only its own conversation has; by the beginning that both share; and by its program.
         """
         chain = keys.chain
         found = next((known for key in keys.own if (known := self._by_key.get(key))), None)
@@ -89,7 +89,7 @@ class EarlierPrompts:
         else:
             return found, record.conversation or found.conversation
         if found is None:
-            found = next((known for key in keys.family if (known := self._by_key.get(key))), None)
+            found = next((known for key in keys.program if (known := self._by_key.get(key))), None)
         if record.conversation:
             return found, record.conversation
         self._conversations += 1
@@ -97,7 +97,7 @@ class EarlierPrompts:
 
     def add(self, prompt: EarlierPrompt, keys: PromptKeys, answers: tuple[tuple[Block, ...], ...]) -> None:
         """Keep a prompt; the oldest ones go."""
-        prompt.known_by = (*keys.chain, *keys.own, *_answers_keys(answers), *keys.family)
+        prompt.known_by = (*keys.chain, *keys.own, *_answers_keys(answers), *keys.program)
         text, units = len(prompt.units.text), len(prompt.units.units.data)
         blocks = len(prompt.blocks) * (_OBJECT_BYTES + _KEY_BYTES)
         # The strings of its blocks, the text made of them, and the units.

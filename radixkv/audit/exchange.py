@@ -287,7 +287,7 @@ def conversation_in(headers: Mapping[str, str]) -> str:
 
 
 def conversation_of(body: Mapping[str, Any]) -> str:
-    """The conversation that a body names: its session, or the key of its family of prompts; empty: none."""
+    """The conversation that a body names: its session, or its prompts' cache key; empty: none."""
     metadata = body.get("metadata")
     if isinstance(metadata, dict):
         for name in ("session_id", "conversation_id", "thread_id", "trace_id"):

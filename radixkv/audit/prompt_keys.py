@@ -20,12 +20,12 @@ class PromptKeys(NamedTuple):
     Attributes:
         chain: a hash of the prompt up to the end of each block.
         own: what only its own conversation has: its name, the assistant's latest words, the first question.
-        family: what prompts of the same program share: the ends of the system's prompt, the tools' names.
+        program: what prompts of the same program share: the ends of the system's prompt, the tools' names.
     """
 
     chain: list[bytes]
     own: list[bytes]
-    family: list[bytes]
+    program: list[bytes]
 
 
 def keys_of(record: Record) -> PromptKeys:
@@ -37,12 +37,12 @@ def keys_of(record: Record) -> PromptKeys:
     if len(first) >= _MIN_CHARS:
         own.append(_key(b"user", record.key, first))
     system = next((block.text for block in blocks if block.role in ("system", "")), "")
-    family = []
+    program = []
     if len(system) >= _EDGE_CHARS:
-        family = [_key(b"tail", system[-_EDGE_CHARS:]), _key(b"head", system[:_EDGE_CHARS])]
+        program = [_key(b"tail", system[-_EDGE_CHARS:]), _key(b"head", system[:_EDGE_CHARS])]
     if record.tools:
-        family.append(_key(b"tools", *sorted(block.name for block in blocks if block.kind == "tool")))
-    return PromptKeys(_chain_of(record), own, family)
+        program.append(_key(b"tools", *sorted(block.name for block in blocks if block.kind == "tool")))
+    return PromptKeys(_chain_of(record), own, program)
 
 
 def answer_keys(answer: tuple[Block, ...]) -> list[bytes]:

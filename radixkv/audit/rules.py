@@ -144,7 +144,7 @@ class Rules:
     def end(self, begun: Begun, record: Record) -> Observation:
         """What these rules make of a request that was begun, now that its answer is known. O(its size).
 
-        What it could find was settled when it began; the answer tells of how many tokens that was.
+        What it could find was decided when it began; the answer tells of how many tokens that was.
         """
         looked, prompt = begun.looked, begun.looked.prompt
         whole = replace(record, blocks=looked.record.blocks)

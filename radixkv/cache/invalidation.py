@@ -36,7 +36,7 @@ def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
         capacity.pins.drop(pin)
     moved: Moved = {}
     for lease in capacity.leases.values():
-        if lease.leave(below, moved) and lease is not owner:
+        if lease.invalidate_below(below, moved) and lease is not owner:
             lease.shares = False
     for node in reversed(list(below)):
         group = node.owner.group
@@ -55,7 +55,7 @@ def invalidate_all(capacity: Capacity) -> InvalidatedTree:
     tree, leases = capacity.tree, capacity.leases.values()
     moved: Moved = {}
     for lease in leases:
-        lease.leave(_Everything(), moved)
+        lease.invalidate_below(_Everything(), moved)
         lease.shares = False
     old = tree.invalidate_all()
     num_free = capacity.forget_tree(groups[0] for groups in moved.values())

@@ -65,7 +65,7 @@ class LeasePath(BlockTable):
         old, self.node, self.tree_tokens = self.node, node, node.end
         self.capacity.release(old)
 
-    def leave(self, below: Container[Node], moved: Moved) -> bool:
+    def invalidate_below(self, below: Container[Node], moved: Moved) -> bool:
         """What is held of nodes that are about to leave the tree becomes private; False: nothing is."""
         if self.pending is not None:
             self.pending.invalidate_below(below, moved)

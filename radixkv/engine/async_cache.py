@@ -27,7 +27,7 @@ from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
 
 T = TypeVar("T")
 
-# Blocks of changes that may wait for a reader. One that is further behind would do better to read the cache
+# Blocks of changes that may wait for a reader. A slower one would do better to read the cache
 # anew.
 MAX_BLOCKS = 100_000
 
@@ -225,7 +225,7 @@ class CacheClient:
         Closing the iterator ends the subscription.
 
         Raises:
-            EngineOverloadedError: the reader fell so far behind that events were dropped; subscribe again.
+            EngineOverloadedError: the reader was so slow that events were dropped; subscribe again.
         """
         follower = _Follower(asyncio.get_running_loop())
         self._followers.add(follower)  # from before it is subscribed on: the engine may end at any moment

@@ -343,7 +343,7 @@ class Engine:
                     self._tier.computed(step.batch, seconds)
                     self._requests.take_step(step.batch, step.outcome)
                     if self._steps.looks_ahead:
-                        self.scheduler.settle(entry.request for entry in step.batch.entries)
+                        self.scheduler.update_rows(entry.request for entry in step.batch.entries)
                 else:
                     self._rollback(step.batch, error)
             self._tier.end_step()
@@ -436,7 +436,7 @@ class Engine:
             group.forget_unborn_samples()
             unfinished.extend(group.unfinished())
         unfinished.sort(key=lambda request: request.arrival_order)
-        self._tier.detach()
+        self._tier.drop_transfers()
         self.cache = self.cache.rebuilt()
         if self._events is not None:
             self._events.attach(self.cache)

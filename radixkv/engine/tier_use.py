@@ -145,7 +145,7 @@ class TierUse:
         if self._transfers is not None:
             self._transfers.ends.wait(timeout)
 
-    def detach(self) -> None:
+    def drop_transfers(self) -> None:
         """Give up what is under way: the cache is not used any more."""
         if self._transfers is not None:
             self._transfers.close()

@@ -372,7 +372,7 @@ class AdmissionControl:
 
     def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
         """Make a row an entry of its own in this step: its lease knows its tokens."""
-        self._running.leave_rows(request)
+        self._running.drop_row(request)
         plan.row_left()
         # The tokens fit into its last block, so nobody is preempted for them.
         assert request.lease is not None

@@ -86,7 +86,7 @@ class LookAhead:
         # A block for each running request's next token stays.
         if self._cache.available_blocks(request.namespace) <= len(self._running):
             return False
-        self._running.leave_rows(request, flush=True)
+        self._running.drop_row(request, flush=True)
         try:
             lease.reserve(num_tokens)
         except OutOfBlocks:

@@ -99,7 +99,7 @@ class RunningRequests:
         Args:
             flush: give its lease the tokens computed without it.
         """
-        was_row = self.leave_rows(request, flush=flush)
+        was_row = self.drop_row(request, flush=flush)
         self._others.pop(request.arrival_order, None)
         if self._requests.pop(request.arrival_order, None) is not None:
             tenant = tenant_of(request.namespace)
@@ -142,7 +142,7 @@ class RunningRequests:
             committed=key,
         )
 
-    def settle(self, request: SequenceState) -> None:
+    def update_row(self, request: SequenceState) -> None:
         """A running request has got its token while the next step runs already. O(1).
 
         Its lease gets what a step that was planned ahead has computed in a new block, of which it is a row
@@ -152,12 +152,12 @@ class RunningRequests:
         assert lease is not None
         if row is not None:
             if request.num_computed >= row.block_end:
-                self.leave_rows(request, flush=True)
+                self.drop_row(request, flush=True)
         elif lease.num_tokens < request.num_computed:
             flush_tokens(request)
             self._make_row(request, request.num_computed)
 
-    def leave_rows(self, request: SequenceState, *, flush: bool = False) -> bool:
+    def drop_row(self, request: SequenceState, *, flush: bool = False) -> bool:
         """Make a request no row any more; whether it was one. O(1).
 
         Args:
@@ -188,7 +188,7 @@ class RunningRequests:
             if dissolve or start >= row.block_end or start + 1 != request.tokens.length:
                 full.append(request)
         for request in full:
-            self.leave_rows(request, flush=dissolve)
+            self.drop_row(request, flush=dissolve)
 
     def row_requests(self) -> list[SequenceState]:
         """The requests that are rows as of now."""

@@ -147,7 +147,7 @@ class Scheduler:
         self._number(fork)
         fork.was_admitted = parent.was_admitted
         if parent.lease is not None and len(self._running) < self.max_num_seqs:
-            self._running.leave_rows(parent, flush=True)
+            self._running.drop_row(parent, flush=True)
             parent.shares_blocks = fork.shares_blocks = True
             fork.lease = parent.lease.fork()
             fork.num_computed = parent.num_computed
@@ -396,11 +396,11 @@ class Scheduler:
             if lease is not None and lease.pending is not None and lease.has_pending_copies:
                 lease.copies_done()
 
-    def settle(self, requests: Iterable[SequenceState]) -> None:
+    def update_rows(self, requests: Iterable[SequenceState]) -> None:
         """The step's tokens have been given out, while the next one runs already. O(requests)."""
         for request in requests:
             if request.lease is not None:
-                self._running.settle(request)
+                self._running.update_row(request)
 
     def accept(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.

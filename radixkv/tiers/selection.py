@@ -20,7 +20,7 @@ REMEMBERED_BLOCKS = 1 << 20
 #: Tokens from which on a text is written at its first use.
 LONG_TOKENS = 512
 
-_PARTS = np.dtype([("place", "<u4"), ("mark", "<u4"), ("rest", "<u8")])  # of an identity
+_PARTS = np.dtype([("slot", "<u4"), ("tag", "<u4"), ("rest", "<u8")])  # of an identity
 
 
 class Selection:
@@ -32,7 +32,7 @@ class Selection:
 
     def __init__(self, long_tokens: int = LONG_TOKENS) -> None:
         self._long_tokens = long_tokens
-        self._marks = np.zeros(REMEMBERED_BLOCKS, np.uint32)
+        self._tags = np.zeros(REMEMBERED_BLOCKS, np.uint32)
 
     def used(self, run: BlockRun) -> range:
         """A request has used these blocks: the leading ones that are worth writing. O(blocks).
@@ -42,9 +42,9 @@ class Selection:
         if not len(run):
             return range(0)
         parts = np.frombuffer(b"".join(run.identities), _PARTS)
-        places, marks = parts["place"] % len(self._marks), parts["mark"] | 1  # 0: nothing is remembered
-        is_new = self._marks[places] != marks
-        self._marks[places] = marks
+        slots, tags = parts["slot"] % len(self._tags), parts["tag"] | 1  # 0: nothing is remembered
+        is_new = self._tags[slots] != tags
+        self._tags[slots] = tags
         if run.end >= self._long_tokens:
             return range(len(run))
         return range(int(is_new.argmax()) if is_new.any() else len(run))

@@ -52,7 +52,7 @@ def test_discard_of_tokens_that_are_not_cached_beyond_keep_forgets_nothing(
     cache.check()
 
 
-def test_withdraw_makes_tokens_unshareable_at_once() -> None:
+def test_rollback_makes_tokens_unshareable_at_once() -> None:
     cache = PrefixCache(64, 4)
     lease = cache.acquire(list(range(20)))
     lease.commit(10)

@@ -298,7 +298,7 @@ def test_bad_requests_are_refused_and_hold_nothing():
     assert_nothing_held(engine)
 
 
-def test_a_failed_step_is_withdrawn_and_only_the_guilty_request_fails():
+def test_a_failed_step_is_rolled_back_and_only_the_guilty_request_fails():
     system = prompt(1, 40)
     prompts = {"good-1": [*system, 5, 6], "bad": [*system, 7], "good-2": [*system, 8, 9]}
     model = PagedHashModel(

@@ -64,7 +64,7 @@ class Replica:
         return [(self.topic, number.to_bytes(8, "big"), payload) for number, payload in found]
 
 
-def settle(follower: Follower, replica: Replica) -> None:
+def replay_missing(follower: Follower, replica: Replica) -> None:
     """Nothing gets lost any more: a heartbeat, and as many replays as are asked for."""
     replica.beat()
     follower.receive(replica.sent[-1])
@@ -110,15 +110,15 @@ def test_exact_whatever_is_lost_late_twice_or_out_of_order(seed: int) -> None:
             traffic = CacheTraffic(rng.randrange(1 << 30))
             replica = Replica(traffic, next(names), ReplayLog(max_batches=rng.choice((2, 8, 10_000))))
         if rng.random() < 0.02:
-            settle(follower, replica)
+            replay_missing(follower, replica)
             assert follower.hashes == keys_of(traffic.truth, BlockKeys(SECRET), 4)
             if keys.owner(("",)) == BlockKeys(SECRET).owner(("",)):
                 assert watcher.keys == follower.hashes
-    settle(follower, replica)
+    replay_missing(follower, replica)
     assert follower.hashes == keys_of(traffic.truth, BlockKeys(SECRET), 4)
     traffic.finish()
     traffic.cache.reset()
-    settle(follower, replica)
+    replay_missing(follower, replica)
     assert not follower.hashes
     assert not watcher.keys
 

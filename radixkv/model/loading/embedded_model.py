@@ -156,6 +156,5 @@ def _disk_full_message(model: EmbeddedModel, folder: Path) -> str:
     return (
         f"The disk is full: preparing the embedded model {model.name} takes "
         f"{_bytes_needed(model) / 1e6:,.0f} MB in {folder}, and {free / 1e6:,.0f} MB are free there. Free "
-        "some space, or point RADIXKV_CACHE at a folder on another disk. Nothing half-finished was left "
-        "behind."
+        "some space, or point RADIXKV_CACHE at a folder on another disk. Nothing half-finished was left."
     )

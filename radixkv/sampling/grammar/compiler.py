@@ -3,9 +3,9 @@
 submit(spec, namespace) -> Future   known there: at once; else tried out, then compiled
 trial                               in a process that can be killed (see `trial_process`): what takes too much
                                     time or memory ends there, and is refused
-lanes                               threads that live while there is work: each takes a tenant's next grammar,
-                                    the tenants in turns, one lane a tenant; nicer than the steps, and with a
-                                    large stack, since llguidance follows references by recursion
+workers                             threads that live while there is work: each takes a tenant's next grammar,
+                                    the tenants in turns, one worker a tenant; with a lower priority than the
+                                    steps, and a large stack, since llguidance follows references by recursion
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from radixkv.structured import StructuredOutputs
 from radixkv.threads.thread_priority import yield_to_steps
 
 #: Tenants whose grammars are compiled at the same time.
-_MAX_LANES = 4
+_MAX_WORKERS = 4
 #: CPU time of a compile that a tenant's account does not pay for.
 _FREE_COMPILE_S = 0.1
 
@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._make_vocabulary = make_vocabulary
         self._lock = threading.Lock()
         self._tenants = tenants if tenants is not None else Tenants()
-        self._num_lanes = 0
+        self._num_workers = 0
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._trials: TrialProcess | None = None
@@ -84,15 +84,15 @@ class GrammarCompiler:
                 return _again(known)
             self._tenants.check(tenant)
             task = tenant.add(key, spec)
-            self._open_lane()
+            self._start_worker()
         return task.future
 
-    # ------------------------------------------------------------------ lanes
+    # ------------------------------------------------------------------ workers
 
-    def _open_lane(self) -> None:
-        if self._num_lanes >= min(_MAX_LANES, self._tenants.num_ready):
+    def _start_worker(self) -> None:
+        if self._num_workers >= min(_MAX_WORKERS, self._tenants.num_ready):
             return
-        self._num_lanes += 1
+        self._num_workers += 1
         thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -106,7 +106,7 @@ class GrammarCompiler:
             with self._lock:
                 taken = self._tenants.take()
                 if taken is None:
-                    self._num_lanes -= 1
+                    self._num_workers -= 1
                     return
             tenant, task = taken
             started = time.thread_time()

@@ -46,8 +46,8 @@ class TenantGrammars:
 
     Attributes:
         compiling, following: its accounts.
-        waiting: jobs that no lane has taken.
-        is_served: a lane works for it.
+        waiting: tasks that no worker has taken.
+        is_served: a worker compiles for it.
     """
 
     def __init__(self, compiling: WorkAccount, following: WorkAccount) -> None:
@@ -111,7 +111,7 @@ class Tenants:
         self._max_waiting = max_waiting
         self._tenants: OrderedDict[str, TenantGrammars] = (
             OrderedDict()
-        )  # in the order in which lanes come to them
+        )  # in the order in which workers come to them
 
     def __getitem__(self, name: str) -> TenantGrammars:
         """The tenant of that name; a new one, if nothing is known of it."""
@@ -129,7 +129,7 @@ class Tenants:
 
     @property
     def num_ready(self) -> int:
-        """Tenants that keep a lane busy, or could."""
+        """Tenants that keep a worker busy, or could."""
         return sum(bool(tenant.waiting) or tenant.is_served for tenant in self._tenants.values())
 
     def check(self, tenant: TenantGrammars) -> None:
@@ -150,7 +150,7 @@ class Tenants:
                 )
 
     def take(self) -> tuple[TenantGrammars, CompileTask] | None:
-        """The next job, the tenants in turns, none of them twice at the same time."""
+        """The next task, the tenants in turns, none of them twice at the same time."""
         for name, tenant in self._tenants.items():
             if tenant.waiting and not tenant.is_served:
                 self._tenants.move_to_end(name)
@@ -159,7 +159,7 @@ class Tenants:
         return None
 
     def finish(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
-        """A job that was taken is done. A refusal is kept if it took long to come to it."""
+        """A task that was taken is done. A refusal is kept if it took long to come to it."""
         tenant.is_served = False
         if isinstance(result, BaseException) and not _took_long(result):
             key = (task.namespace, task.spec)

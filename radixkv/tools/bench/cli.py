@@ -52,7 +52,7 @@ def bench(
     prompts that share nothing, 8 at a time. single: 4 such prompts, one at a time.
 
     With --load, chats that begin when they are due, however slow the server is (open loop): times count from
-    then, so that a server that falls behind shows it.
+    then, so that a server that can't keep up shows it.
     """
     if url and server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")

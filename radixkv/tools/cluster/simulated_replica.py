@@ -176,7 +176,7 @@ class SimulatedReplica:
             for request in plan.stuck:
                 self._scheduler.finish(request)
                 self._served[request.request_id][1].refused = True
-                self._leave(request)
+                self._remove(request)
             if plan.batch is not None:
                 self._batch = plan.batch
                 num_new, self._num_new = self._num_new, 0
@@ -233,9 +233,9 @@ class SimulatedReplica:
             self._scheduler.accept(entry, len(entry.draft))
         if request.num_output_tokens >= served.answer_tokens:
             self._scheduler.finish(request)
-            self._leave(request)
+            self._remove(request)
 
-    def _leave(self, request: SequenceState) -> None:
+    def _remove(self, request: SequenceState) -> None:
         number, _ = self._served.pop(request.request_id)
         self._on_end(number)
 

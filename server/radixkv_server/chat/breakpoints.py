@@ -93,7 +93,7 @@ async def prefix_pins(
 
     Args:
         chat: as it was rendered.
-        places: in the messages that its `convert` gives.
+        breakpoints: in the messages that its `convert` gives.
         prompt: its prompt.
 
     A breakpoint after something that the template leaves out means nothing.

@@ -1,7 +1,7 @@
 """Fingerprint: what a request was made of, as hashes and counts, so that a later one can be compared with it.
 
     model | each tool | each block of the system prompt | each message | each parameter     one hash each
-    each token of the prompt, at its place                                                  one mark each
+    each token of the prompt, at its position                                                one hash each
 
 No text is kept. All hashes are keyed with a secret of this process: they say nothing to another one.
 """
@@ -24,7 +24,7 @@ _OFFSET = np.uint64(secrets.randbits(64))
 # Of splitmix64's finaliser.
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
-Marks = npt.NDArray[np.uint32]
+TokenHashes = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Fingerprint:
     messages: tuple[bytes, ...]
     parameters: Mapping[str, bytes]
     summaries: frozenset[bytes]
-    tokens: Marks
+    tokens: TokenHashes
 
     @property
     def num_bytes(self) -> int:
@@ -122,7 +122,7 @@ def fingerprint_of(parts: RequestParts, token_ids: npt.NDArray[np.int32]) -> Fin
         _digests(parts.messages),
         {name: _digest(value) for name, value in parts.parameters.items()},
         frozenset(_digests(parts.summaries)),
-        _marks(token_ids),
+        _token_hashes(token_ids),
     )
 
 
@@ -137,10 +137,10 @@ def _digest(value: Any) -> bytes:
 _NOTHING = _digest(None)
 
 
-def _marks(token_ids: npt.NDArray[np.int32]) -> Marks:
-    """A mark for each token that says which one it is at its place, to who has the same one there."""
-    places = np.arange(len(token_ids), dtype=np.uint64) << np.uint64(32)
-    mixed = places + token_ids.astype(np.uint64) + _OFFSET
+def _token_hashes(token_ids: npt.NDArray[np.int32]) -> TokenHashes:
+    """A hash of each token and its position."""
+    positions = np.arange(len(token_ids), dtype=np.uint64) << np.uint64(32)
+    mixed = positions + token_ids.astype(np.uint64) + _OFFSET
     for factor, shift in zip(_FACTORS, (30, 27), strict=True):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= factor

@@ -74,7 +74,7 @@ class GenerationRequest:
 
     Args:
         id: the id of the answer, which the engine's requests are called after.
-        jobs: the prompts, at least one.
+        prompt_requests: the prompts, at least one.
         stream: answer as it comes, not at the end.
         prompt_param: what the body calls the prompt, for errors about its length.
         cache_salt: divides the tenant's part of the prefix cache; None: undivided.

@@ -87,14 +87,14 @@ class EngineCollector(Collector):
             ("accepted_tokens", "Tokens guessed rightly.", counts.num_accepted_tokens),
         ):
             yield CounterMetricFamily(f"radixkv_spec_decode_{name}", text, value=value)
-        places = CounterMetricFamily(
+        positions = CounterMetricFamily(
             "radixkv_spec_decode_accepted_tokens_per_position",
-            "Tokens guessed rightly, by their place in the draft, from 0.",
+            "Tokens guessed rightly, by their position in the draft, from 0.",
             labels=["position"],
         )
-        for place, count in enumerate(counts.accepted_per_pos):
-            places.add_metric([str(place)], count)
-        yield places
+        for position, count in enumerate(counts.accepted_per_pos):
+            positions.add_metric([str(position)], count)
+        yield positions
 
 
 def _events(counts: EventCounts | None) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Fleet: several upstreams behind one proxy: which one gets a request, how each is, and what each holds."""
+"""Fleet: several upstreams of one proxy: which one gets a request, how each is, and what each holds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Member:
         return UpstreamState(
             self.address,
             self.health,
-            "guess" if self.follower is None else "exact" if self.follower.is_exact else "behind",
+            "guess" if self.follower is None else "exact" if self.follower.is_exact else "incomplete",
             replica.num_blocks,
             round(replica.queue_s(now), 4),
             replica.num_running,

@@ -16,8 +16,8 @@ class UpstreamState:
     """One upstream, now.
 
     Attributes:
-        knows: what is known of its blocks: `exact` by its events, `behind` while some are missing, `guess`
-            by what was sent there.
+        knows: what is known of its blocks: `exact` by its events, `incomplete` while some are missing,
+            `guess` by what was sent there.
         blocks: that it holds, as far as is known.
         queue_s: seconds until it has computed all prompts that were sent there.
         running: requests that were sent there and have not ended.
@@ -26,7 +26,7 @@ class UpstreamState:
 
     address: str
     health: Health
-    knows: Literal["exact", "behind", "guess"]
+    knows: Literal["exact", "incomplete", "guess"]
     blocks: int
     queue_s: float
     running: int

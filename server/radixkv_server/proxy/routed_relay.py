@@ -214,7 +214,7 @@ class RoutedRelay:
         assert side.transport is not None
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def settle(_: object = None) -> None:
+        def conclude(_: object = None) -> None:
             if not over.done():
                 over.set_result(None)
 
@@ -222,12 +222,12 @@ class RoutedRelay:
             if passed := answer.take(data):
                 self._client.hand_on(passed, side)
             if answer.is_over or self._client.is_gone:
-                settle()
+                conclude()
 
         side.on_data = take
-        side.ended.add_done_callback(settle)
+        side.ended.add_done_callback(conclude)
         leaving = asyncio.create_task(self._client.read())
-        leaving.add_done_callback(lambda task: settle() if _has_left(task) else None)
+        leaving.add_done_callback(lambda task: conclude() if _has_left(task) else None)
         for piece in _pieces(
             answer.sent.upstream.addressed(_EXPECT.sub(b"", asked.head.raw)), asked.sent_body
         ):
@@ -250,7 +250,7 @@ class RoutedRelay:
             keeps = answer.keeps_connection
             return keeps
         finally:
-            side.ended.remove_done_callback(settle)
+            side.ended.remove_done_callback(conclude)
             side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
             if keeps and side.is_idle:
                 self._kept[answer.sent.upstream] = side

@@ -1,1 +1,1 @@
-"""Several replicas of a server's engine on Ray Serve, behind one HTTP address."""
+"""Several replicas of a server's engine on Ray Serve, with one HTTP address."""

@@ -12,7 +12,7 @@ class ReplicaSettings:
     """How many replicas of the engine there are, and where.
 
     Args:
-        replicas: engines behind one HTTP server, on Ray Serve; None: one engine, without Ray. Needs
+        replicas: engines of one HTTP server, on Ray Serve; None: one engine, without Ray. Needs
             the extra `ray`.
         max_replicas: replicas are added up to so many while prompts wait; None: there are always as many.
         target_queue_s: seconds that prompts may wait on average before a replica is added.

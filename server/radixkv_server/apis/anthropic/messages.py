@@ -69,7 +69,7 @@ def signature_of(thinking: str, *, hidden: bool) -> str:
 
 @dataclass(slots=True)
 class Conversation:
-    """A body's system and messages in the form of chat templates, with the places of its breakpoints."""
+    """A body's system and messages in the form of chat templates, with its breakpoints."""
 
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)

@@ -28,7 +28,7 @@ async def event_frames(
     snapshot: Callable[[], Awaitable[Json]],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Frames until the client leaves, the server or the engine ends, or the client is too far behind.
+    """Frames until the client leaves, the server or the engine ends, or the client reads too slowly.
 
     Raises:
         ApiError: the server is about to end.
@@ -80,7 +80,7 @@ def _changes(changes: list[Change], caller: Caller, names: NodeNames) -> Json:
 
 
 def _dropped() -> bytes:
-    message = "You are further behind than the server remembers: connect again without Last-Event-ID."
+    message = "You ask for events older than the server remembers: connect again without Last-Event-ID."
     return b"event: dropped\ndata: " + dump({"message": message}) + b"\n\n"
 
 

@@ -60,15 +60,15 @@ async def with_cache_controls(
         marked: parts with breakpoints, each with the index of its message in the chat, in their order.
         others: breakpoints that are not OpenAI's.
     """
-    places = [
+    breakpoints = [
         *others,
         *(
             Breakpoint(body.breakpoint_s(part.ttl), message=message, chars=part.chars)
             for message, part in marked[-(MAX_BREAKPOINTS - (not body.is_explicit)) :]
         ),
     ]
-    if places:
-        request = replace(request, pins=await prefix_pins(context, chat, places, request.prompt))
+    if breakpoints:
+        request = replace(request, pins=await prefix_pins(context, chat, breakpoints, request.prompt))
     if body.is_explicit:
         return replace(request, keep_tokens=max((pin.num_tokens for pin in request.pins), default=0))
     return request.pinning(body.breakpoint_s() if marked else body.pinned_s)

@@ -122,8 +122,8 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
         for part in message.content if isinstance(message.content, list) else ():
             chars += 1 + len(part.words)
             if part.cache_control is not None:
-                place = Breakpoint(part.cache_control.seconds, message=index, chars=chars)
-                found.append((part.cache_control, place))
+                breakpoint = Breakpoint(part.cache_control.seconds, message=index, chars=chars)
+                found.append((part.cache_control, breakpoint))
         control = message.cache_control
         if control is not None:
             chars = len(message.content or "") if not isinstance(message.content, list) else chars

@@ -76,7 +76,7 @@ async def completion_request(
     marked = [
         (index, part) for index, message in enumerate(body.messages) for part in marked_parts(message.content)
     ]
-    others = [place for _, place in body.breakpoints]
+    others = [breakpoint for _, breakpoint in body.breakpoints]
     return await with_cache_controls(context, body, chat, request, marked, others), readers
 
 

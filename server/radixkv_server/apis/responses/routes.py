@@ -97,10 +97,10 @@ def _page(items: list[Json], request: Request) -> Json:
     if order == "desc":
         items = items[::-1]
     if after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after]
-        if not places:
+        indices = [index for index, item in enumerate(items) if item["id"] == after]
+        if not indices:
             raise bad_request(f"after: there is no item {after[:200]!r}.", param="after")
-        items = items[places[0] + 1 :]
+        items = items[indices[0] + 1 :]
     page = items[: int(limit)]
     return {
         "object": "list",

@@ -3,7 +3,7 @@
 import { compact, duration, el, number, percent, plural, table } from "./ui.js";
 
 const HEALTH = { healthy: "healthy", draining: "drained: takes no requests", failed: "failed" };
-const KNOWS = { exact: "exact, by its events", behind: "events are missing", guess: "a guess, by what it was sent" };
+const KNOWS = { exact: "exact, by its events", incomplete: "events are missing", guess: "a guess, by what it was sent" };
 const REASONS = {
   prefix: "its prefix is there",
   queue_elsewhere: "more of it is elsewhere, but so is a queue that costs more",
