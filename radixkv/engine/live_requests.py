@@ -114,7 +114,7 @@ class LiveRequests:
                 self._finish(request, request.output.finish_reason)
 
     def _pin(self, request: Sample) -> None:
-        """Its prompt has been computed: pin what its user wants to be kept, as far as the budget goes."""
+        """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
         group, prompt = request.group, request.tokens.view(0, request.num_prompt_tokens)
         pins, group.pins = group.pins, ()
         found = [

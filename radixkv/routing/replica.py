@@ -149,14 +149,14 @@ class Replica:
 
     def queue_s(self, now: float) -> float:
         """Seconds until it has computed all prompts that were sent there."""
-        self._settle(now)
+        self._uncharge_silent(now)
         if not self._charges:
             return 0.0
         head = next(iter(self._charges)).tokens / self.prefill_rate
         done = min(head, max(0.0, now - self._head_since))
         return self._charged_tokens / self.prefill_rate - done
 
-    def _settle(self, now: float) -> None:
+    def _uncharge_silent(self, now: float) -> None:
         """Uncharge what must be computed where nobody says so: its blocks are there, or its time is over."""
         silent = [charge for charge in self._charges if not charge.tells_first_token]
         for charge in silent:

@@ -1,4 +1,4 @@
-"""Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be kept.
+"""Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be pinned.
 
 A breakpoint stands after a block of a conversation, and means all of the prompt up to there, in tokens. No
 template says where a block of its input ended, so it is asked: the chat is rendered again, with something

@@ -308,7 +308,7 @@ class CacheFields(StrictModel):
         return None if self.is_explicit else self.breakpoint_s()
 
     def breakpoint_s(self, ttl: str | None = None) -> float:
-        """Seconds for which a breakpoint with this time of its own, if it has one, is to be kept."""
+        """Seconds for which a breakpoint with this time of its own, if it has one, is to be pinned."""
         options = self.prompt_cache_options
         given = ttl or self.prompt_cache_retention or (options.ttl if options is not None else None)
         return kept_s(given) or kept_s(DEFAULT_TTL) or 0.0
