@@ -152,7 +152,9 @@ def judge(rows: list[dict[str, Any]], policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Judge eviction policies on variants of recorded traces.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--policy", default="lru,adaptive", help="policies, separated by commas; lru always")
     parser.add_argument("--traces", type=Path, default=traces_folder(), help="folder of the recorded traces")
     parser.add_argument("--only", default="", help="only variants whose name has this in it")

@@ -225,7 +225,9 @@ def print_results(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure KV memory waste inside the running engine.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", nargs="*", help="traces, or " + ", ".join(DISTRIBUTIONS))
     parser.add_argument("--scale", type=int, default=8, help="divide the lengths of traces by this")
     parser.add_argument("--requests", type=int, default=96, help="sequences of each workload")

@@ -285,7 +285,7 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Benchmark the prefix cache, beside SGLang's if they are there."
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="also write the figures to this file")
     peer = parser.add_mutually_exclusive_group()

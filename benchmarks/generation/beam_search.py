@@ -87,7 +87,7 @@ def main() -> None:
         rounds=arguments.rounds,
     )
     Console().print(table(figures))
-    write_figures(arguments.json, "beam_search", figures)
+    write_figures(arguments.json, "beam_search", {str(width): row for width, row in figures.items()})
 
 
 if __name__ == "__main__":

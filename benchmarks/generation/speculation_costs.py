@@ -29,6 +29,7 @@ CONTEXT, STEPS = 512, 4
 def prompt(engine: Engine, number: int) -> list[int]:
     """A text of `CONTEXT` tokens, another for each number."""
     text = (Path(__file__).resolve().parents[1] / "data" / "text.txt").read_text(encoding="utf-8")
+    assert engine.tokenizer is not None
     return engine.tokenizer.encode(f"Part {number}. {text}")[:CONTEXT]
 
 

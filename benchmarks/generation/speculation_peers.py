@@ -226,7 +226,7 @@ def summary(turns: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def measure(
-    servers: dict[str, RunningServer], args: argparse.NamespaceName, keep: Callable[[str, Any], None]
+    servers: dict[str, RunningServer], args: argparse.Namespace, keep: Callable[[str, Any], None]
 ) -> None:
     """All workloads; `keep` gets the figures of each as soon as they are known."""
     tokenizer = load_tokenizer(EngineConfig())

@@ -1,4 +1,4 @@
-"""Prompts for the benchmarks of speculation: agents, editors and chats, made of this repository's files."""
+"""Prompts for the benchmarks of speculation: agents, editors and chats, of files of this repository."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from radixkv import SamplingParams
-
-ROOT = Path(__file__).resolve().parents[2]
 
 #: A record that an answer of the JSON workload must be.
 SCHEMA: dict[str, Any] = {
@@ -40,33 +38,10 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-_EDITED = (
-    ("radixkv/cache/block_table.py", "BlockTable"),
-    ("radixkv/cache/leases.py", "Leases"),
-    ("radixkv/cache/room.py", "Room"),
-    ("radixkv/cache/pending_copies.py", "PendingCopies"),
-    ("radixkv/scheduling/step_plan.py", "StepPlan"),
-    ("radixkv/scheduling/in_flight_prefixes.py", "InFlightPrefixes"),
-    ("radixkv/scheduling/admission.py", "AdmissionControl"),
-    ("radixkv/cache/eviction/slru.py", "SLRU"),
-    # Edition 1.
-    ("radixkv/cache/block_pool.py", "BlockPool"),
-    ("radixkv/cache/lookup.py", "Lookup"),
-    ("radixkv/cache/namespaces.py", "Namespaces"),
-    ("radixkv/cache/moved_blocks.py", "Moved"),
-    ("radixkv/scheduling/policy.py", "AdmissionPolicy"),
-    ("radixkv/scheduling/sequence_state.py", "SequenceState"),
-    ("radixkv/scheduling/waiting_queue.py", "WaitingQueue"),
-    ("radixkv/engine/request_group.py", "RequestGroup"),
-    # Edition 2.
-    ("radixkv/cache/admission.py", "Admission"),
-    ("radixkv/cache/radix_tree.py", "RadixTree"),
-    ("radixkv/cache/invalidated_tree.py", "InvalidatedTree"),
-    ("radixkv/scheduling/batch_check.py", "check_batch"),
-    ("radixkv/scheduling/running.py", "RunningRequests"),
-    ("radixkv/scheduling/scheduler.py", "Scheduler"),
-    ("radixkv/scheduling/batch.py", "join_batches"),
-    ("radixkv/engine/sample_output.py", "SampleOutput"),
+# The beginnings of 24 files as they were when the committed figures were taken, and a name in each: so the
+# prompts stay the same while the repository's own files change. Eight of them are an edition.
+_EDITED: list[dict[str, str]] = json.loads(
+    (Path(__file__).resolve().parents[1] / "data" / "edited_files.json").read_text(encoding="utf-8")
 )
 _QUESTIONS = (
     "Why is the sky blue?",
@@ -98,26 +73,23 @@ _QUESTIONS = (
 )
 
 
-def _lines(path: str, count: int) -> str:
-    return "\n".join((ROOT / path).read_text().splitlines()[:count])
-
-
-def _code_edit(path: str, name: str) -> str:
-    code = _lines(path, 48)
-    head = "\n".join(code.splitlines()[:3])
+def _code_edit(file: dict[str, str]) -> str:
+    path, name, lines = file["path"], file["name"], file["text"].splitlines()
+    code, head = "\n".join(lines[:48]), "\n".join(lines[:3])
     return (
         f"Below is {path}. After it comes the same file again, unchanged but for {name}, which is now called "
         f"New{name}.\n\n```python\n{code}\n```\n\nThe same file, {name} renamed:\n\n```python\n{head}\n"
     )
 
 
-def _agent_log(paths: list[str]) -> str:
+def _agent_log(files: list[dict[str, str]]) -> str:
     """An agent that works through files: tool calls, and results that it quotes in the next call."""
     turns = []
-    for step, path in enumerate(paths[:4]):
+    for step, file in enumerate(files[:4]):
+        path = file["path"]
         listing = [
             f"{path}:{n}: {text.strip()}"
-            for n, text in enumerate(_lines(path, 60).splitlines())
+            for n, text in enumerate(file["text"].splitlines())
             if text.strip().startswith(("def ", "class ", "import ", "from "))
         ][:6]
         call = json.dumps({"tool": "grep", "arguments": {"pattern": "def |class |import", "path": path}})
@@ -125,21 +97,23 @@ def _agent_log(paths: list[str]) -> str:
         turns.append(
             f"[step {step}] thought: I look for definitions in {path}.\ncall: {call}\nresult: {found}"
         )
-    return "\n".join(turns) + f"\n[step {len(turns)}] thought: I look for definitions in {paths[0]}.\ncall:"
+    return (
+        "\n".join(turns)
+        + f"\n[step {len(turns)}] thought: I look for definitions in {files[0]['path']}.\ncall:"
+    )
 
 
 def prompts(tokenizer: Any, workload: str, edition: int = 0) -> list[list[int]]:
     """Eight prompts of a workload, as token ids; those of another edition (0 to 2) are about other things."""
     here = slice(8 * edition, 8 * edition + 8)
-    edited = _EDITED[here]
+    files = _EDITED[here]
     if workload == "code edit":
-        return [tokenizer.encode(_code_edit(path, name)) for path, name in edited]
-    paths = [path for path, _ in edited]
+        return [tokenizer.encode(_code_edit(file)) for file in files]
     if workload == "agent log":
-        return [tokenizer.encode(_agent_log(paths[i:] + paths[:i])) for i in range(8)]
+        return [tokenizer.encode(_agent_log(files[i:] + files[:i])) for i in range(8)]
     if workload == "JSON with schema":
         keys = ", ".join(SCHEMA["properties"])
-        texts = [f"Describe the file {path} as a JSON object with the keys {keys}." for path in paths]
+        texts = [f"Describe the file {file['path']} as a JSON object with the keys {keys}." for file in files]
     else:
         texts = list(_QUESTIONS[here])
     return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]

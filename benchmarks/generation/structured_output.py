@@ -163,7 +163,7 @@ def measure_cost(llm: LLM) -> dict[str, Any]:
     cpu: dict[str, list[float]] = {"free": [], "grammar": []}
     for turn in range(2 * NUM_ROUNDS):
         kind = ("free", "grammar")[turn % 2]
-        options = {"max_tokens": STEPS, "temperature": 1.0, "ignore_eos": True}
+        options: dict[str, Any] = {"max_tokens": STEPS, "temperature": 1.0, "ignore_eos": True}
         own = params(endless, **options) if kind == "grammar" else SamplingParams(**options)
         for i in range(NUM_ROWS):
             llm.engine.add_request(f"Row {i} of turn {turn}: a list of things as JSON:", own)
@@ -212,7 +212,9 @@ def grammar_work_ms(llm: LLM, schema: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=("answers", "cost"))
     parser.add_argument("--threads", type=int, help="CPU threads of the model")

@@ -5,12 +5,10 @@
 Prints a table of five workloads, float32, 9 query heads, 3 KV heads, head size 64, blocks of 16:
 
 - a prefill chunk of 512 tokens on 1,500 cached ones, beside SDPA on contiguous keys and values with a mask
-made
-  beforehand (what a dense engine would do at best);
+  made beforehand (what a dense engine would do at best);
 - a decode batch of 8 requests of 2,000 tokens, beside gathering each request's blocks and SDPA per request;
 - 32 decodes that share 1,500 tokens and have 500 of their own: shared prefixes attended once, the same
-backend
-  with sharing off, and gather + SDPA;
+  backend with sharing off, and gather + SDPA;
 - the plan of 64 and of 256 decodes, on contexts of 8,000 tokens of which 6,000 are shared, or none;
 - the largest error of each workload against float64.
 
@@ -226,7 +224,9 @@ def processor() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--layers", type=int, default=8, help="layers of cache to cycle through")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of which the median counts")

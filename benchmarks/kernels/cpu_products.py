@@ -36,7 +36,7 @@ STEPS = {
     "prompt of 512": (1, 512, 0),
     "prompt of 1,500": (1, 1500, 0),
 }
-WEIGHTS: dict[str, dict[str, str]] = {
+WEIGHTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8"},
@@ -64,8 +64,8 @@ def random_model(folder: Path) -> Path:
     for file in prepare_embedded(EMBEDDED_MODELS[0]).glob("*"):
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
-    shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 22}
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 49152}
+    shape: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 22}
+    heads: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 49152}
     config = LlamaConfig(**shape, **heads, max_position_embeddings=4096, tie_word_embeddings=True)
     torch.manual_seed(0)
     previous = torch.get_default_dtype()

@@ -38,9 +38,9 @@ def compare(sizes: Sizes, report: Report, name: str, run: Callable[[], tuple[Any
         report(check=name, ok=False, error=f"{type(error).__name__}: {str(error)[:500]}")
         return
     scale = max(1.0, reference.abs().max().item())
-    error = (result.double().cpu() - reference.double().cpu()).abs().max().item() / scale
+    off = (result.double().cpu() - reference.double().cpu()).abs().max().item() / scale
     # `not above` would let NaN pass.
-    report(check=name, ok=error <= limit, error_over_limit=error / limit if limit else error)
+    report(check=name, ok=off <= limit, error_over_limit=off / limit if limit else off)
 
 
 def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
@@ -58,7 +58,10 @@ def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
     }
     bench = Bench(sizes, contexts, tokens=tokens, dtype=dtype)
     for name, chosen in features.items():
-        compare(sizes, report, name, lambda b=bench, c=chosen: (b.attend(**c)(), b.reference(**c), limit(b)))
+        compare(
+            *(sizes, report, name),
+            lambda c=chosen: (bench.attend(**c)(), bench.reference(**c), limit(bench)),  # type: ignore[misc]
+        )
     # A chunk on a long context, split among programs; groups that share prefixes at two depths.
     long, common = (100, 64) if sizes.small else (9000, 4096)
     chunk, requests = (6, 3) if sizes.small else (300, 12)
@@ -70,12 +73,12 @@ def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
             shared=common, dtype=dtype,
         ),
     }.items():  # fmt: skip
-        compare(sizes, report, name, lambda m=make: attended(m()))
+        compare(sizes, report, name, lambda m=make: attended(m()))  # type: ignore[misc]
     for quantization in ("int8", "fp8_e5m2", "fp8_e4m3"):
         if has_type(sizes, quantization):
             compare(
                 *(sizes, report, quantization),
-                lambda q=quantization: attended(
+                lambda q=quantization: attended(  # type: ignore[misc]
                     Bench(sizes, contexts, tokens=tokens, dtype=dtype, quantization=q)
                 ),
             )
@@ -83,7 +86,9 @@ def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
         small = ([40], [9]) if sizes.small else ([900, 700, 130], [1, 200, 3])
         compare(
             *(sizes, report, "heads {}:{} of {}".format(*shape)),
-            lambda s=shape, c=small: attended(Bench(sizes, c[0], tokens=c[1], dtype=dtype, heads=s)),
+            lambda s=shape, c=small: attended(  # type: ignore[misc]
+                Bench(sizes, c[0], tokens=c[1], dtype=dtype, heads=s)
+            ),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import sample
 from radixkv.sampling.sampling_state import SamplingState
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
     "top_k and top_p": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},

@@ -92,7 +92,9 @@ def tune(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head-size", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--heads", default="32:8", help="query heads:KV heads")
     parser.add_argument("--context", type=int, default=8192, help="tokens")

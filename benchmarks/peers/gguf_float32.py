@@ -11,7 +11,9 @@ import gguf
 def main() -> None:
     source, target = sys.argv[1:3]
     reader = gguf.GGUFReader(source)
-    architecture = reader.get_field(gguf.Keys.General.ARCHITECTURE).contents()
+    field = reader.get_field(gguf.Keys.General.ARCHITECTURE)
+    assert field is not None, f"{source} does not say its architecture"
+    architecture = field.contents()
     writer = gguf.GGUFWriter(target, architecture)
     for field in reader.fields.values():
         if field.name == gguf.Keys.General.ARCHITECTURE or field.name.startswith("GGUF."):

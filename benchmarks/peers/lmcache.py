@@ -77,7 +77,7 @@ def start(
     with (
         cache,
         vllm_cpu.start(
-            *(environment, places, "--kv-transfer-config", json.dumps(connector), *options), log=log
+            environment, places, "--kv-transfer-config", json.dumps(connector), *options, log=log
         ) as server,
     ):
         yield server

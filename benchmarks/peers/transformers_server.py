@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,31 +24,32 @@ COMPANY = 0.05
 
 
 class Job:
-    def __init__(self, body):
+    def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
-        self.events = queue.Queue()
+        self.events: queue.Queue[int | None] = queue.Queue()
+        self.prompt_tokens = 0
 
 
 class RowStreamer(BaseStreamer):
     """Hands each row of every step to its own job; the first call of `generate` repeats the prompts."""
 
-    def __init__(self, jobs):
+    def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         self.prompts_seen = False
 
-    def put(self, value):
+    def put(self, value: torch.Tensor) -> None:
         if not self.prompts_seen:
             self.prompts_seen = True
             return
         for job, token in zip(self.jobs, value.tolist(), strict=True):
             job.events.put(token)
 
-    def end(self):
+    def end(self) -> None:
         for job in self.jobs:
             job.events.put(None)
 
 
-def work(model, tokenizer, waiting):
+def work(model: Any, tokenizer: Any, waiting: queue.Queue[Job]) -> None:
     while True:
         jobs = [waiting.get()]
         deadline = time.monotonic() + COMPANY
@@ -69,7 +71,7 @@ def work(model, tokenizer, waiting):
             )
 
 
-def main():
+def main() -> None:
     folder, port, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
@@ -77,18 +79,18 @@ def main():
         folder, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
     model.generation_config.eos_token_id = None  # answers have a fixed length
-    waiting = queue.Queue()
+    waiting: queue.Queue[Job] = queue.Queue()
     threading.Thread(target=work, args=(model, tokenizer, waiting), daemon=True).start()
 
     class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
+        def log_message(self, *_: Any) -> None:
             pass
 
-        def do_GET(self):
+        def do_GET(self) -> None:
             self.answer("application/json")
             self.wfile.write(json.dumps({"data": [{"id": "transformers"}]}).encode())
 
-        def do_POST(self):
+        def do_POST(self) -> None:
             job = Job(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             waiting.put(job)
             self.answer("text/event-stream")
@@ -102,12 +104,12 @@ def main():
             self.event({"choices": [], "usage": {**usage, "total_tokens": sum(usage.values())}})
             self.wfile.write(b"data: [DONE]\n\n")
 
-        def answer(self, kind):
+        def answer(self, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.end_headers()
 
-        def event(self, event):
+        def event(self, event: dict[str, Any]) -> None:
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
 

@@ -112,12 +112,12 @@ class _Patched(AbstractContextManager[None]):
         self._timed = watch.wrap("sampling", self._original)
 
     def __enter__(self) -> None:
-        radixkv.engine.model_step.Sampling = self._timed
+        radixkv.engine.model_step.Sampling = self._timed  # type: ignore[assignment,misc]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        radixkv.engine.model_step.Sampling = self._original
+        radixkv.engine.model_step.Sampling = self._original  # type: ignore[misc]
 
 
 def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
@@ -148,7 +148,7 @@ def make_engine(
     cache = PrefixCache(num_cached + room, BLOCK, observer=Advisor(BLOCK))
     engine = Engine(
         config,
-        runner=RandomRunner(2 * num_running),
+        runner=RandomRunner(2 * num_running),  # type: ignore[arg-type]
         cache=cache,
         tokenizer=None,
         max_model_len=ENDLESS + FAMILY_TOKENS + OWN_TOKENS,

@@ -149,7 +149,9 @@ def seconds(policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", action="store_true", help="measure seconds on the embedded model, too")
     parser.add_argument("--policy", action="append", help="only these")
     parser.add_argument("--json", type=Path, help="write the figures here")

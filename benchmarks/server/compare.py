@@ -150,7 +150,7 @@ def prepare(names: Sequence[str], places: Places, wanted: Sequence[str] | None) 
     return comparison
 
 
-def compare(comparison: Comparison, args: argparse.NamespaceName, chosen: Sequence[str]) -> None:
+def compare(comparison: Comparison, args: argparse.Namespace, chosen: Sequence[str]) -> None:
     """All rounds; a setting that fails is noted and left out from then on."""
     for number in range(args.rounds):
         if args.together:
@@ -168,7 +168,7 @@ def _run_group(
     group: Sequence[Setting],
     number: int,
     parts: Sequence[Sequence[str]],
-    args: argparse.NamespaceName,
+    args: argparse.Namespace,
 ) -> None:
     """Start a fresh server of each setting, then let them take turns, part after part."""
     with contextlib.ExitStack() as stack:

@@ -161,7 +161,9 @@ def report(found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=8, help="of streams; 0: only the snapshots")
     parser.add_argument("--json")

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -176,7 +177,7 @@ def measure(server: Server, size: int, at_once: int) -> list[dict[str, Any]]:
         for clients in (1, at_once):
             started = time.perf_counter()
             with Probe(server) as probe:
-                statuses = together(clients, lambda path=route, sent=body: server.send("POST", path, sent))
+                statuses = together(clients, partial(server.send, "POST", route, body))
                 while len(probe.times) < 20:
                     time.sleep(0.01)
             took = round(time.perf_counter() - started, 2)
@@ -229,7 +230,9 @@ def serving(arguments: list[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", help="a running server; default: one is started, on the embedded model")
     parser.add_argument("--key", help="its API key")
     parser.add_argument(

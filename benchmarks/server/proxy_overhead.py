@@ -136,7 +136,9 @@ def summary(rounds: list[tuple[list[float], list[float]]]) -> dict[str, dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=60, help="of a stream")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two of them")

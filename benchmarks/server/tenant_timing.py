@@ -91,7 +91,9 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=SAMPLES, help="prompts of each kind")
     parser.add_argument("--machine", help="what the figures say of it, instead of what is found out")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -178,7 +178,7 @@ def contestants(
         if peers:
             places = _places(model)
         # Its first block holds nothing.
-        room = ("--num-gpu-blocks-override", str(pool_tokens // _VLLM_BLOCK + 1))
+        room: tuple[str, ...] = ("--num-gpu-blocks-override", str(pool_tokens // _VLLM_BLOCK + 1))
         room += ("--max-model-len", str(pool_tokens // _VLLM_BLOCK * _VLLM_BLOCK))
         if "vllm" in peers:
             server = vllm_cpu.start(lmcache.install(places), places, *room, kv_cache_gib=1)

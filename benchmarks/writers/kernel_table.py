@@ -15,7 +15,7 @@ from pathlib import Path
 
 import triton
 
-from benchmarks import ahead_of_time as aot
+import benchmarks.ahead_of_time as aot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
@@ -45,7 +45,9 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="only compare")
     args = parser.parse_args()
     page = PAGE.read_text()
