@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from radixkv_server.chat.call_memory import CallMemory
 from radixkv_server.chat.templates import ChatTemplates
 from radixkv_server.diagnostics.store import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
-from radixkv_server.generation.prompts import PromptEncoder
+from radixkv_server.generation.prompts import PromptEncoder, as_text
 from radixkv_server.http.body import BodyReader
 from radixkv_server.insight.activity import Activity
 from radixkv_server.insight.cache_feed import CacheFeed
@@ -99,6 +100,10 @@ class ServerContext:
         self.check_serving()
         if self.engine.is_full:
             raise EngineOverloadedError("the queue is full (--max-queue); try again later")
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """See `as_text`."""
+        return as_text(self.engine.tokenizer.token_bytes, token_ids)
 
     @property
     def is_ready(self) -> bool:

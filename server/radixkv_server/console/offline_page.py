@@ -9,15 +9,16 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ConfigError
 from radixkv.insight.tree_walk import TreeSnapshot
-from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.apis.cache.caller import Onlooker
 from radixkv_server.apis.cache.tree import TreeJson
+from radixkv_server.generation.prompts import as_text
 from radixkv_server.insight.node_names import NodeNames
 
 _ENTRY = "offline.js"
@@ -31,20 +32,13 @@ _POLICY = (
 )
 
 
-class _Reader(Caller):
-    """Whoever has the log may read all that is in it."""
-
-    def may_read(self, tenant: str | None, salt: str | None) -> bool:
-        return True
-
-
 def tree_json(snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
     """The heaviest nodes of a cache, with their texts, as the console's tree takes them.
 
     Args:
         token_bytes: what a token adds to a text.
     """
-    shown = TreeJson(snapshot, _Reader("", "", True), NodeNames(), TokenTexts(token_bytes))
+    shown = TreeJson(snapshot, Onlooker(), NodeNames(), partial(as_text, token_bytes))
     return shown.heaviest(_SHOWN_NODES, 10**9)
 
 

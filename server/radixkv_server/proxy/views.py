@@ -9,6 +9,7 @@ from math import inf
 from radixkv.audit.prices import Prices
 from radixkv.audit.record import Record
 from radixkv.insight.breaker import Breaker
+from radixkv_server.apis.cache.caller import Onlooker
 from radixkv_server.apis.cache.tree import TreeJson
 from radixkv_server.dialect import Json
 from radixkv_server.insight.hit_windows import history_json
@@ -28,25 +29,12 @@ _ADVICE = {
 }
 
 
-class Viewer:
-    """Who looks at the console: the one who runs the proxy, who may see all that goes through it."""
-
-    tenant, salt, is_admin = "", "", True
-
-    def may_read(self, tenant: str | None, salt: str | None) -> bool:
-        """Whether a text may be shown."""
-        return True
-
-
-class CharacterTexts:
-    """Texts of a tree whose units are characters."""
-
-    def text(self, units: Sequence[int]) -> str:
-        """The characters; marks that part messages as lines."""
-        return _shown("".join(map(chr, units)))
+def _text_of(units: Sequence[int]) -> str:
+    return _shown("".join(map(chr, units)))  # a tree's units are characters
 
 
 def _shown(text: str) -> str:
+    """Marks that part messages as lines."""
     return text.replace("\x1e", "\n").replace("\x1f", ": ").strip("\n")
 
 
@@ -131,7 +119,7 @@ class Views:
         return self._tree(-1).search(text, limit)
 
     def _tree(self, shown: int) -> TreeJson:
-        return TreeJson(self._watched.snapshot(shown), Viewer(), self._names, CharacterTexts())
+        return TreeJson(self._watched.snapshot(shown), Onlooker(), self._names, _text_of)
 
     def advice(self, limit: int) -> list[Json]:
         """What broke prompts lately, what cost most first."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.insight.advisor import BreakPoint
-from radixkv_server.apis.cache.advice_text import Divergence, PromptGroup, prompt_group_advice
+from radixkv_server.apis.cache.advice_text import Divergence, prompt_group_advice
 from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.insight.activity import SeenRequest
@@ -60,17 +59,12 @@ def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
     )
 
 
-def prompt_group_of(point: BreakPoint | None) -> PromptGroup | None:
-    """How often its prompts break there."""
-    return None if point is None else PromptGroup(point.count, point.group_count)
-
-
 def prompt_group_json(point: BreakPoint | None) -> Json | None:
-    """The same as JSON."""
+    """How often its prompts break there, and anywhere."""
     return None if point is None else {"here": point.count, "anywhere": point.group_count}
 
 
-async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller, texts: TokenTexts) -> Json:
+async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller) -> Json:
     """One place; with text if the prompts are the caller's own."""
     tenant, salt = owner_of(point)
     size = context.engine.config.block_size
@@ -87,17 +81,15 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller,
         "family": None,
         "example": None,
     }
-    found = Divergence(
-        point.position, None, 0, point.recoverable_tokens, place=place, prompt_group=prompt_group_of(point)
-    )
+    found = Divergence(point.position, None, 0, point.recoverable_tokens, place=place, group=point)
     if caller.may_read(tenant, salt):
-        before = texts.text(point.example_before)
-        new, cached = texts.text(point.example_new), texts.text(point.example_cached)
+        before = context.text_of(point.example_before)
+        new, cached = context.text_of(point.example_new), context.text_of(point.example_cached)
         if new:
             found = found.with_text(before, new, cached)
         shown |= {
             "kind": found.kind or "text",
-            "family": texts.text(point.group_tokens),
+            "family": context.text_of(point.group_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
         if latest:

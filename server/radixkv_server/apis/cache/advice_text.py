@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radixkv.cache.insight.explain import MissReport
+from radixkv.insight.advisor import BreakPoint
 
 MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
 _SHOWN_CHARS = 40  # of a word
@@ -48,19 +49,6 @@ def what_differs(before: str, one: str, other: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptGroup:
-    """How often prompts that begin alike part from what is cached.
-
-    Args:
-        here: of those, at this place.
-        anywhere: at all.
-    """
-
-    here: int
-    anywhere: int
-
-
-@dataclass(frozen=True, slots=True)
 class Divergence:
     """Where a prompt parts from another one.
 
@@ -72,7 +60,7 @@ class Divergence:
         words: what is there in the prompt, and in the other one; "" is not known, or not to be told.
         place: whose text it is in, such as `the system prompt`; None: not known.
         other: what the other one is called.
-        prompt_group: of the prompt; None: not known.
+        group: what is known of prompts that begin alike and part there; None: nothing.
     """
 
     position: int
@@ -82,7 +70,7 @@ class Divergence:
     words: tuple[str, str] = ("", "")
     place: str | None = None
     other: str = "what is cached"
-    prompt_group: PromptGroup | None = None
+    group: BreakPoint | None = None
 
     def with_text(self, before: str, one: str, other: str | None) -> Divergence:
         """The same with what differs: the prompt and the other one part after `before`."""
@@ -113,9 +101,8 @@ def divergence_advice(found: Divergence) -> str:
             f"the {missed} from there on would be found."
         )
     if found.kind in ("text", None):
-        text = _what_breaks(
-            replace(found, prompt_group=None)
-        )  # prompts differ in what they ask: that breaks nothing
+        # Prompts differ in what they ask: that breaks nothing.
+        text = _what_breaks(replace(found, group=None))
         return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
     return (
         f"{_what_breaks(found)}: the {missed} from there on are computed. What follows is not the same "
@@ -151,10 +138,9 @@ def _what_breaks(found: Divergence) -> str:
 
 
 def _what_it_does(found: Divergence) -> str:
-    prompt_group = found.prompt_group
-    if prompt_group is None or prompt_group.here < MIN_PROMPT_GROUP:
+    if found.group is None or found.group.count < MIN_PROMPT_GROUP:
         return f"is where the prompt parts from {found.other}"
-    here, anywhere = prompt_group.here, prompt_group.anywhere
+    here, anywhere = found.group.count, found.group.group_count
     return f"breaks {here / anywhere:.0%} of this family's misses ({here:,} of {anywhere:,} lately)"
 
 

@@ -15,7 +15,6 @@ from radixkv.insight.message_names import message_name
 from radixkv.insight.prompt_difference import find_breaker
 from radixkv.insight.prompt_parts import PromptParts
 from radixkv.insight.similarity import same_later
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import MakeParts
@@ -94,10 +93,9 @@ async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breake
     report = one.report
     if report is None or not one.prompt:
         return None
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    around = (texts.text(one.before), texts.text(one.after), "")
+    around = (context.text_of(one.before), context.text_of(one.after), "")
     if not report.cached_is_public:
-        around = (*around[:2], texts.text(report.cached_tokens_after))
+        around = (*around[:2], context.text_of(report.cached_tokens_after))
     owner = (one.tenant, one.salt)
     return await breaker_of(
         context, Broken(owner, one.prompt, report, one.parts, one.place, one.cause, one, around)
@@ -126,15 +124,17 @@ def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[See
     return found, most
 
 
-def _parts_of(texts: TokenTexts, *prompts: tuple[MakeParts | None, Sequence[int]]) -> tuple[PromptParts, ...]:
+def _parts_of(
+    context: ServerContext, *prompts: tuple[MakeParts | None, Sequence[int]]
+) -> tuple[PromptParts, ...]:
     """Prompts as they are compared: chats if all of them are, else texts."""
     if all(parts is not None for parts, _ in prompts):
         return tuple(parts() for parts, _ in prompts if parts is not None)
-    return tuple(PromptParts.of_text(texts.text(list(ids))) for _, ids in prompts)
+    return tuple(PromptParts.of_text(context.text_of(list(ids))) for _, ids in prompts)
 
 
 def breaker_between(
-    texts: TokenTexts,
+    context: ServerContext,
     old: tuple[MakeParts | None, Sequence[int]],
     new: tuple[MakeParts | None, Sequence[int]],
     place: str | None,
@@ -145,7 +145,7 @@ def breaker_between(
         place: whose text they part in, if that is known.
     """
     in_tools = None if place is None else place == "the tools"
-    one, other = _parts_of(texts, old, new)
+    one, other = _parts_of(context, old, new)
     return find_breaker(one, other, in_tools=in_tools)
 
 
@@ -159,8 +159,7 @@ def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequ
         return changing(before + cached, before + new) if cached else None
     if shared > position + size and shared > 1:
         return _not_found(broken, found)
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    return breaker_between(texts, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
+    return breaker_between(context, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
 
 
 def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:

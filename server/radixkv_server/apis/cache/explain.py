@@ -10,7 +10,7 @@ from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.chat.client_rules import ClientRule
 from radixkv.insight.advisor import BreakPoint
 from radixkv.insight.similarity import same_later
-from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
+from radixkv_server.apis.cache.advice import point_at, prompt_group_json, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, divergence_advice, miss_advice
 from radixkv_server.apis.cache.breaker import (
     Broken,
@@ -21,7 +21,6 @@ from radixkv_server.apis.cache.breaker import (
 )
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.prompt_ids import Prompt
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.chat.applied_rules import in_words
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -43,8 +42,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     if report.reason == "diverged":
         point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
     path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    explanation = await asyncio.to_thread(_explanation, texts, report, prompt, cached, point)
+    explanation = await asyncio.to_thread(_explanation, context, report, prompt, cached, point)
     around = explanation["around"] or {}
     broken = Broken(
         (caller.tenant, caller.salt),
@@ -86,7 +84,7 @@ def normalized_json(rule: ClientRule | None) -> Json | None:
 
 
 def _explanation(
-    texts: TokenTexts, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
+    context: ServerContext, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
 ) -> Json:
     ids, position = prompt.ids, report.num_hit_tokens
     recoverable = 0
@@ -99,11 +97,11 @@ def _explanation(
         report.num_missed_tokens,
         recoverable,
         place=_place(prompt, position),
-        prompt_group=prompt_group_of(point),
+        group=point,
     )
     around = None
     if report.reason != "hit":
-        around = _around(texts, ids, position, cached)
+        around = _around(context, ids, position, cached)
         found = found.with_text(around["before"], around["prompt"], around["cached"])
     return {
         "object": "cache.explanation",
@@ -138,14 +136,14 @@ def _detail(report: MissReport) -> str:
     )
 
 
-def _around(texts: TokenTexts, ids: Sequence[int], position: int, cached: Sequence[int]) -> Json:
+def _around(context: ServerContext, ids: Sequence[int], position: int, cached: Sequence[int]) -> Json:
     """The text before a break, and how the prompt and the nearest cached one go on."""
     new, old = list(ids[position : position + SHOWN_TOKENS]), list(cached[:SHOWN_TOKENS])
     return {
         "position": position,
-        "before": texts.text(ids[max(0, position - SHOWN_TOKENS) : position]),
-        "prompt": texts.text(new),
-        "cached": texts.text(old) if old else None,
+        "before": context.text_of(ids[max(0, position - SHOWN_TOKENS) : position]),
+        "prompt": context.text_of(new),
+        "cached": context.text_of(old) if old else None,
         "prompt_token_ids": new,
         "cached_token_ids": old,
     }
@@ -153,11 +151,10 @@ def _around(texts: TokenTexts, ids: Sequence[int], position: int, cached: Sequen
 
 async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    return await asyncio.to_thread(_comparison, texts, prompt, other)
+    return await asyncio.to_thread(_comparison, context, prompt, other)
 
 
-def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:
+def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json:
     ids, other = prompt.ids, earlier.ids
     shared = shared_bytes(encode_tokens(ids), encode_tokens(other)) // TOKEN_BYTES
     is_same = shared == len(ids) == len(other)
@@ -166,7 +163,7 @@ def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:
     recoverable = same_later(ids[shared:], other[shared:])
     around, place, advice = None, None, "The prompts are the same."
     if not is_same:
-        around = _around(texts, ids, shared, other[shared:])
+        around = _around(context, ids, shared, other[shared:])
         around["with"] = around.pop("cached")
         around["with_token_ids"] = around.pop("cached_token_ids")
         place = _place(prompt, shared)
@@ -174,7 +171,7 @@ def _comparison(texts: TokenTexts, prompt: Prompt, earlier: Prompt) -> Json:
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
             advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
-            breaker = breaker_between(texts, (earlier.parts, other), (prompt.parts, ids), place)
+            breaker = breaker_between(context, (earlier.parts, other), (prompt.parts, ids), place)
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.insight.tree_walk import CachedNode
 from radixkv_server.apis.cache.caller import Caller
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
@@ -46,7 +45,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
             "one to expire, or have the server started with a larger pin budget.",
             code="pin_budget_full",
         )
-    shown = pin_json(pin, caller, context.names, TokenTexts(context.engine.tokenizer.token_bytes))
+    shown = pin_json(context, pin, caller)
     counts = {"prompt_tokens": len(ids), "cached_tokens": cached, "pinned_tokens": pin.num_tokens}
     return {**shown, **counts}
 
@@ -82,16 +81,16 @@ def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> li
     return [token for part in reversed(parts) for token in part]
 
 
-def pin_json(pin: PinInfo, caller: Caller, names: NodeNames, texts: TokenTexts) -> Json:
+def pin_json(context: ServerContext, pin: PinInfo, caller: Caller) -> Json:
     """A pin as its owner, or an admin, sees it."""
     may_read = caller.may_read(pin.tenant, pin.salt)
     shown: Json = {
         "object": "cache.pin",
         "id": pin.id,
-        "node": names.of(pin.node),
+        "node": context.names.of(pin.node),
         "tokens": pin.num_tokens,
         "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 1),
-        "text": texts.text(pin.token_ids[:SHOWN_TOKENS]) if may_read else None,
+        "text": context.text_of(pin.token_ids[:SHOWN_TOKENS]) if may_read else None,
         "cache_salt": pin.salt or None,
     }
     if caller.is_admin:
@@ -104,5 +103,4 @@ async def list_pins(context: ServerContext, caller: Caller) -> Json:
     pins = await context.engine.cache.pins(tenant=caller.scope, most_tokens=SHOWN_TOKENS)
     if not caller.is_admin:
         pins = [pin for pin in pins if pin.salt == caller.salt]
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    return {"object": "list", "data": [pin_json(pin, caller, context.names, texts) for pin in pins]}
+    return {"object": "list", "data": [pin_json(context, pin, caller) for pin in pins]}

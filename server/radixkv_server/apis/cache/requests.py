@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from radixkv.cache.insight.explain import MissReport
-from radixkv_server.apis.cache.advice import point_at, prompt_group_json, prompt_group_of, recoverable_each
+from radixkv_server.apis.cache.advice import point_at, prompt_group_json, recoverable_each
 from radixkv_server.apis.cache.advice_text import Divergence, miss_advice
 from radixkv_server.apis.cache.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.explain import normalized_json, report_json
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.common.cache_diagnosis import finding_json
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
@@ -23,11 +22,10 @@ LOOK_S = 0.5  # how often a stream looks for what has changed
 
 def requests_json(context: ServerContext, caller: Caller, limit: int, after: int = 0) -> list[Json]:
     """The latest requests, newest first."""
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    return [_summary(one, caller, texts) for one in context.activity.latest(caller.scope, limit, after)]
+    return [_summary(context, one, caller) for one in context.activity.latest(caller.scope, limit, after)]
 
 
-def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
+def _summary(context: ServerContext, one: SeenRequest, caller: Caller) -> Json:
     may_read = caller.may_read(one.tenant, one.salt)
     progress, rate = one.progress, one.progress.tokens_per_s
     return {
@@ -44,7 +42,7 @@ def _summary(one: SeenRequest, caller: Caller, texts: TokenTexts) -> Json:
         "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 4),
         "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),
         "tokens_per_s": None if rate is None else round(rate, 1),
-        "text": texts.text(one.beginning) if may_read else None,
+        "text": context.text_of(one.beginning) if may_read else None,
         "last_message": one.last_message or None if may_read else None,
         "tenant": one.tenant,
         "cache_salt": one.salt or None,
@@ -64,7 +62,7 @@ async def request_json(context: ServerContext, caller: Caller, name: str) -> Jso
         )
     shown: Json = {
         "object": "cache.request",
-        **_summary(one, caller, TokenTexts(context.engine.tokenizer.token_bytes)),
+        **_summary(context, one, caller),
         "nodes": await _nodes(context, one),
         "explanation": None,
     }
@@ -82,7 +80,6 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
 
 
 async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     point = None
     if report.reason == "diverged":
         point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)
@@ -92,12 +89,12 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
         report.num_missed_tokens,
         0 if point is None else min(recoverable_each(point), report.num_missed_tokens),
         place=one.place,
-        prompt_group=prompt_group_of(point),
+        group=point,
     )
     around, breaker = None, None
     if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
-        before, prompt = texts.text(one.before), texts.text(one.after)
-        cached = None if report.cached_is_public else texts.text(report.cached_tokens_after) or None
+        before, prompt = context.text_of(one.before), context.text_of(one.after)
+        cached = None if report.cached_is_public else context.text_of(report.cached_tokens_after) or None
         around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
         found = found.with_text(before, prompt, cached)
         breaker = await breaker_of_request(context, one)

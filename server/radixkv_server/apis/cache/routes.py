@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.cache.advice import advice_json
-from radixkv_server.apis.cache.caller import Caller
+from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, prompt_of_node, set_pin
 from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_of
-from radixkv_server.apis.cache.queries import caller_of, number_in, query_of
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
-from radixkv_server.apis.cache.schemas import DEFAULT_TTL_S, ExplainBody, PinBody, PromptBody, UnpinBody
-from radixkv_server.apis.cache.texts import TokenTexts
+from radixkv_server.apis.cache.schemas import (
+    DEFAULT_TTL_S,
+    CachePromptFields,
+    ExplainBody,
+    PinBody,
+    PromptBody,
+    UnpinBody,
+)
 from radixkv_server.apis.cache.tree import TreeJson
 from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.context import ServerContext, context_of
@@ -41,20 +47,35 @@ MAX_ADVICE = 100
 
 router = APIRouter()
 
+B = TypeVar("B", bound=CachePromptFields)
+
+
+def _asked(request: Request, *names: str) -> tuple[ServerContext, Caller, dict[str, str]]:
+    """Of a GET: the context, its caller, and its query, in which `names` and a salt may stand."""
+    query = query_of(request, *names, "cache_salt")
+    return context_of(request), caller_of(request, query.get("cache_salt")), query
+
+
+async def _sent(request: Request, model: type[B], num_prompts: int = 1) -> tuple[ServerContext, B, Caller]:
+    """Of a request about a prompt, or several: the context, the body and its caller."""
+    context = context_of(request)
+    body = await context.bodies.read(request, model, context.max_body_bytes(num_prompts))
+    caller = caller_of(request, body.cache_salt)
+    query_of(request)
+    return context, body, caller
+
 
 @router.get("/v1/cache")
 async def get_overview(request: Request) -> Response:
     """Hit rates, misses by reason, the pool and the tenants."""
-    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
-    return json_response(await overview(context_of(request), caller))
+    context, caller, _ = _asked(request)
+    return json_response(await overview(context, caller))
 
 
 @router.get("/v1/cache/requests")
 async def get_requests(request: Request) -> Response:
     """The latest requests; as a stream where the client accepts one."""
-    context = context_of(request)
-    query = query_of(request, limit=0, cache_salt="")
-    caller = caller_of(request, query.get("cache_salt"))
+    context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", KEPT_REQUESTS, 1, KEPT_REQUESTS)
     if "text/event-stream" in request.headers.get("accept", ""):
         return _stream(request, request_frames(context, caller, limit))
@@ -64,16 +85,14 @@ async def get_requests(request: Request) -> Response:
 @router.get("/v1/cache/requests/{name}")
 async def get_request(request: Request, name: str) -> Response:
     """One of the latest requests, with the explanation of its miss."""
-    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
-    return json_response(await request_json(context_of(request), caller, name))
+    context, caller, _ = _asked(request)
+    return json_response(await request_json(context, caller, name))
 
 
 @router.get("/v1/cache/events")
 async def get_events(request: Request) -> Response:
     """The tree, then what comes and goes, for as long as the client listens."""
-    context = context_of(request)
-    query = query_of(request, limit=0, cache_salt="")
-    caller = caller_of(request, query.get("cache_salt"))
+    context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
 
     async def snapshot() -> Json:
@@ -91,9 +110,7 @@ def _stream(request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
 @router.get("/v1/cache/tree")
 async def get_tree(request: Request) -> Response:
     """The heaviest nodes; with `search`, those that hold a text."""
-    context = context_of(request)
-    query = query_of(request, depth=0, limit=0, search="", cache_salt="")
-    caller = caller_of(request, query.get("cache_salt"))
+    context, caller, query = _asked(request, "depth", "limit", "search")
     depth = number_in(query, "depth", MAX_DEPTH, 1, MAX_DEPTH)
     limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
     search = query.get("search")
@@ -108,9 +125,8 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
     snapshot = await cache.nodes(
         tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MAX_SEEN_NODES
     )
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return await asyncio.to_thread(
-        lambda: TreeJson(snapshot, caller, context.names, texts).heaviest(limit, depth)
+        lambda: TreeJson(snapshot, caller, context.names, context.text_of).heaviest(limit, depth)
     )
 
 
@@ -126,19 +142,15 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         most_nodes=MAX_SEEN_NODES,
         most_tokens=MAX_SEARCHED_TOKENS,
     )
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
     return await asyncio.to_thread(
-        lambda: TreeJson(snapshot, caller, context.names, texts).search(text, limit)
+        lambda: TreeJson(snapshot, caller, context.names, context.text_of).search(text, limit)
     )
 
 
 @router.post("/v1/cache/explain")
 async def explain_prompt(request: Request) -> Response:
     """How much of a prompt would be found, and why not the rest; the model gets nothing of it."""
-    context = context_of(request)
-    body = await context.bodies.read(request, ExplainBody, context.max_body_bytes(2))
-    caller = caller_of(request, body.cache_salt)
-    query_of(request)
+    context, body, caller = await _sent(request, ExplainBody, 2)
     if body.compare is not None:
         one, other = body.compared()
         prompt = await prompt_of(context, one)
@@ -149,17 +161,14 @@ async def explain_prompt(request: Request) -> Response:
 @router.get("/v1/cache/pins")
 async def get_pins(request: Request) -> Response:
     """The caller's pins."""
-    caller = caller_of(request, query_of(request, cache_salt="").get("cache_salt"))
-    return json_response(await list_pins(context_of(request), caller))
+    context, caller, _ = _asked(request)
+    return json_response(await list_pins(context, caller))
 
 
 @router.post("/v1/cache/pins")
 async def create_pin(request: Request) -> Response:
     """Keep what is cached of a prompt for a time."""
-    context = context_of(request)
-    body = await context.bodies.read(request, PinBody, context.max_body_bytes())
-    caller = caller_of(request, body.cache_salt)
-    query_of(request)
+    context, body, caller = await _sent(request, PinBody)
     if body.node is not None:
         ids = await prompt_of_node(context, caller, body.node)
     else:
@@ -170,10 +179,7 @@ async def create_pin(request: Request) -> Response:
 @router.delete("/v1/cache/pins")
 async def delete_pin(request: Request) -> Response:
     """End a pin, by its id or its prompt."""
-    context = context_of(request)
-    body = await context.bodies.read(request, UnpinBody, context.max_body_bytes())
-    caller = caller_of(request, body.cache_salt)
-    query_of(request)
+    context, body, caller = await _sent(request, UnpinBody)
     cache = context.engine.cache
     if body.id is not None:
         ended = await cache.unpin_id(body.id, tenant=caller.tenant, salt=caller.salt)
@@ -229,13 +235,10 @@ async def reset(request: Request) -> Response:
 @router.get("/v1/cache/advice")
 async def get_advice(request: Request) -> Response:
     """Where prompts break, and what to move."""
-    context = context_of(request)
-    query = query_of(request, limit=0, cache_salt="")
-    caller = caller_of(request, query.get("cache_salt"))
+    context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
-    texts = TokenTexts(context.engine.tokenizer.token_bytes)
-    data = [await advice_json(context, point, caller, texts) for point in points]
+    data = [await advice_json(context, point, caller) for point in points]
     return json_response({"object": "list", "data": data})
 
 

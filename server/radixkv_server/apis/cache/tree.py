@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from radixkv.insight.tree_walk import CachedNode, TreeSnapshot
+from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.dialect import Json
 from radixkv_server.insight.node_names import NodeNames
 
 SNIPPET_CHARS = 60  # on each side of a text that was found
-
-
-class Reader(Protocol):
-    """Who looks at a tree."""
-
-    @property
-    def is_admin(self) -> bool:
-        """May see all tenants' counts."""
-        ...
-
-    def may_read(self, tenant: str | None, salt: str | None) -> bool:
-        """Whether text cached there may be shown."""
-        ...
-
-
-class Texts(Protocol):
-    """What the tree's units are in words."""
-
-    def text(self, token_ids: Sequence[int], /) -> str:
-        """As text."""
-        ...
 
 
 class TreeJson:
@@ -40,10 +19,16 @@ class TreeJson:
     hangs below, and only their size.
     """
 
-    def __init__(self, snapshot: TreeSnapshot, caller: Reader, names: NodeNames, texts: Texts) -> None:
+    def __init__(
+        self,
+        snapshot: TreeSnapshot,
+        caller: Caller,
+        names: NodeNames,
+        text_of: Callable[[Sequence[int]], str],
+    ) -> None:
         self._caller = caller
         self._names = names
-        self._texts = texts
+        self._text_of = text_of
         self._snapshot = snapshot
         self._tokens: dict[int, int] = {}  # of the subtrees
         self._children: dict[int, int] = {}
@@ -115,7 +100,7 @@ class TreeJson:
     def _text(self, node: CachedNode) -> str | None:
         if not self._caller.may_read(node.tenant, node.salt):
             return None
-        return self._texts.text(node.token_ids)
+        return self._text_of(node.token_ids)
 
     def search(self, wanted: str, limit: int) -> Json:
         """The nodes whose text, read on from the node above, holds `wanted` in whatever case."""
@@ -126,7 +111,7 @@ class TreeJson:
         for node in self._nodes:
             if not self._caller.may_read(node.tenant, node.salt):
                 continue
-            text = self._texts.text(node.token_ids)
+            text = self._text_of(node.token_ids)
             before = tails.get(node.parent, "") if node.parent is not None else ""
             joined = before + text
             tails[node.id] = joined[-(len(wanted) - 1 + SNIPPET_CHARS) :]

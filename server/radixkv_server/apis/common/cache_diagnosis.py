@@ -6,9 +6,8 @@ why the cache did not have the rest, whose text is at the break, and how it goes
 
 from __future__ import annotations
 
-from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.apis.cache.texts import TokenTexts
 from radixkv_server.apis.common.usage import miss_json
+from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import PromptRequest
@@ -38,10 +37,8 @@ class CacheDiagnosis:
         comparison: what it is compared with.
     """
 
-    def __init__(
-        self, tokenizer: TextTokenizer, prompt_request: PromptRequest, comparison: Comparison
-    ) -> None:
-        self._texts = TokenTexts(tokenizer.token_bytes)
+    def __init__(self, context: ServerContext, prompt_request: PromptRequest, comparison: Comparison) -> None:
+        self._text_of = context.text_of
         self._prompt_request = prompt_request
         self._comparison = comparison
 
@@ -76,14 +73,14 @@ class CacheDiagnosis:
         before, after = ids[max(0, at - SHOWN_TOKENS) : at].tolist(), ids[at : at + SHOWN_TOKENS].tolist()
         cached = None
         if report is not None and report.diverged_at == at and not report.cached_is_public:
-            cached = self._texts.text(report.cached_tokens_after[:SHOWN_TOKENS])
+            cached = self._text_of(report.cached_tokens_after[:SHOWN_TOKENS])
         return {
             **found,
             "place": prompt.place_name and prompt.place_name(before, after),
             "around": {
                 "position": at,
-                "before": self._texts.text(before),
-                "prompt": self._texts.text(after),
+                "before": self._text_of(before),
+                "prompt": self._text_of(after),
                 "cached": cached,
             },
         }

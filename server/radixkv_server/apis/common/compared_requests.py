@@ -53,7 +53,7 @@ async def diagnosed(
         return request, None
     earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
     comparison = Comparison(own, earlier_id, earlier)
-    diagnosis = CacheDiagnosis(context.engine.tokenizer, prompt, comparison)
+    diagnosis = CacheDiagnosis(context, prompt, comparison)
     return replace(request, comparison=comparison), diagnosis
 
 
