@@ -29,7 +29,7 @@ from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
-from radixkv.text.prompt_texts import PromptTexts
+from radixkv.text.prompt_texts import RendersChats
 
 if TYPE_CHECKING:
     from radixkv.cache.insight.explain import MissReport
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncEngine:
+class AsyncEngine(RendersChats):
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
 
     `EngineClient` says what its members do.
@@ -71,7 +71,7 @@ class AsyncEngine:
         # default of 5 ms a busy event loop could hold up every layer.
         sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = Streams()
-        self._texts = PromptTexts()
+        super().__init__()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
         self.cache = CacheClient(
             self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
@@ -251,22 +251,6 @@ class AsyncEngine:
             lambda: self._thread.info.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
             ),
-        )
-
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **options: Any,
-    ) -> list[int]:
-        return await self._texts.render_chat(
-            self.tokenizer,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            options=options,
         )
 
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:

@@ -6,11 +6,12 @@ in no record and no message.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +155,18 @@ def read_answer(answer: Any) -> Any:
     return answer or None
 
 
+@contextlib.contextmanager
+def _of_known_kinds() -> Iterator[None]:
+    """What reading values of other kinds fails with, as NoRequest."""
+    try:
+        yield
+    except NoRequest:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise NoRequest("its fields are not of the kinds that requests and answers have") from None
+
+
+@_of_known_kinds()
 def make_record(
     body: Any,
     answer: Any = None,
@@ -179,29 +192,6 @@ def make_record(
     """
     if not isinstance(body, dict):
         raise NoRequest(f"expected a JSON object, found {type(body).__name__}")
-    try:
-        return _record(
-            body, answer, path, time, seconds, first_seconds, key, conversation, place, failed, num_bytes
-        )
-    except NoRequest:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        raise NoRequest("its fields are not of the kinds that requests and answers have") from None
-
-
-def _record(
-    body: Json,
-    answer: Any,
-    path: str,
-    time: float | None,
-    seconds: float | None,
-    first_seconds: float | None,
-    key: str,
-    conversation: str,
-    place: str,
-    failed: bool,
-    num_bytes: int,
-) -> Record:
     whole = answer if isinstance(answer, dict) else None
     dialect = dialect_of(body, path, whole)
     if whole is None and answer:

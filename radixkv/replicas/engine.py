@@ -33,7 +33,7 @@ from radixkv.replicas.member import AGAIN_S, Member
 from radixkv.replicas.members import Members
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.text.encoding import encode_prompt
-from radixkv.text.prompt_texts import PromptTexts
+from radixkv.text.prompt_texts import RendersChats
 from radixkv.threads.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ logger = logging.getLogger("radixkv")
 PATIENCE_S = 10.0
 
 
-class ReplicatedEngine:
+class ReplicatedEngine(RendersChats):
     """See the module's text. The engines are closed with it, or when they leave.
 
     Args:
@@ -66,7 +66,7 @@ class ReplicatedEngine:
         self.default_sampling: Mapping[str, Any] = first.default_sampling
         self.tokenizer: TextTokenizer = first.tokenizer
         self._patience_s = patience_s
-        self._texts = PromptTexts()
+        super().__init__()
         self._members = Members()
         self._running: Running = {}
         self.cache = ReplicatedCache(self._members.present, first.model_fingerprint)
@@ -171,22 +171,6 @@ class ReplicatedEngine:
             lambda: encode_prompt(
                 self.tokenizer, text, add_special_tokens=add_special_tokens, allow_special=allow_special
             ),
-        )
-
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **options: Any,
-    ) -> list[int]:
-        return await self._texts.render_chat(
-            self.tokenizer,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            options=options,
         )
 
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:

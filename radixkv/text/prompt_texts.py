@@ -38,19 +38,29 @@ class PromptTexts:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
 
+
+class RendersChats:
+    """What engines for event loops do with chats."""
+
+    def __init__(self) -> None:
+        self._texts = PromptTexts()
+
+    if TYPE_CHECKING:
+
+        @property
+        def tokenizer(self) -> TextTokenizer: ...
+
     async def render_chat(
         self,
-        tokenizer: TextTokenizer,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
     ) -> list[int]:
-        """See `EngineClient.render_chat`."""
-        return await self.off_loop(
+        return await self._texts.off_loop(
             text_size(messages, tools, options, limit=HUGE_TEXT),
-            lambda: tokenizer.apply_chat_template(
+            lambda: self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,

@@ -18,38 +18,14 @@ from typing import Any
 _WORD = re.compile(r"\S{1,16}")  # of longer ones each sixteen characters
 #: Fields whose strings are an API's own words.
 _PLAIN = frozenset(
-    {
-        *(
-            "role",
-            "type",
-            "model",
-            "object",
-            "finish_reason",
-            "stop_reason",
-            "status",
-            "mode",
-            "ttl",
-            "effort",
-        ),
-        *(
-            "service_tier",
-            "truncation",
-            "prompt_cache_retention",
-            "verbosity",
-            "reasoning_effort",
-        ),
-    }
+    {"role", "type", "model", "object", "finish_reason", "stop_reason", "status", "mode", "ttl", "effort"}
+    | {"service_tier", "truncation", "prompt_cache_retention", "verbosity", "reasoning_effort"}
 )
 _MAX_PLAIN = 64
-#: Fields of objects whose own fields are the client's words: arguments, and properties of a schema.
-_NAMES_ARE_TEXT = frozenset(
-    {
-        *("properties", "input", "arguments", "metadata", "logit_bias"),
-        *("$defs", "patternProperties", "definitions"),
-    }
-)
-#: Of these the fields' values are schemas again, whose own fields are an API's.
+#: Of these the fields' values are schemas, whose own fields are an API's.
 _SCHEMAS = frozenset({"properties", "$defs", "patternProperties", "definitions"})
+#: Fields of objects whose own fields are the client's words: properties of a schema, and arguments.
+_NAMES_ARE_TEXT = _SCHEMAS | {"input", "arguments", "metadata", "logit_bias"}
 #: Numbers of a schema that are the client's.
 _NUMBERS_ARE_TEXT = frozenset({"default", "const", "minimum", "maximum", "multipleOf"})
 _FIELD = re.compile(r"[A-Za-z_$][A-Za-z0-9_.$-]{0,63}")
