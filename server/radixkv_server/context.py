@@ -15,11 +15,12 @@ from radixkv_server.chat.call_memory import CallMemory
 from radixkv_server.chat.templates import ChatTemplates
 from radixkv_server.diagnostics.store import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
-from radixkv_server.generation.prompts import PromptEncoder, as_text
+from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
 from radixkv_server.insight.activity import Activity
 from radixkv_server.insight.cache_feed import CacheFeed
 from radixkv_server.insight.node_names import NodeNames
+from radixkv_server.insight.texts import as_text
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store

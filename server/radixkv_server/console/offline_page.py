@@ -18,8 +18,8 @@ from radixkv.errors import ConfigError
 from radixkv.insight.tree_walk import TreeSnapshot
 from radixkv_server.apis.cache.caller import Onlooker
 from radixkv_server.apis.cache.tree import TreeJson
-from radixkv_server.generation.prompts import as_text
 from radixkv_server.insight.node_names import NodeNames
+from radixkv_server.insight.texts import as_text
 
 _ENTRY = "offline.js"
 _STYLES = ("vendor/uPlot.min.css", "style.css", "tree.css")

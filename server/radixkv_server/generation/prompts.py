@@ -19,14 +19,6 @@ T = TypeVar("T")
 INLINE_CHARS = 4096
 
 
-def as_text(token_bytes: Callable[[int], bytes], token_ids: Sequence[int]) -> str:
-    """What tokens add to a text, control tokens spelt out; U+FFFD where it begins or ends within a character.
-
-    0.1 to 0.5 us a token, in whatever thread.
-    """
-    return b"".join(map(token_bytes, token_ids)).decode("utf-8", "replace")
-
-
 class PromptEncoder:
     """The one place of the server where prompts are rendered, tokenised and checked, by one engine."""
 

@@ -9,12 +9,13 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.cache.advice import advice_json
-from radixkv_server.apis.cache.caller import Caller, caller_of, number_in, query_of
+from radixkv_server.apis.cache.caller import Caller
 from radixkv_server.apis.cache.events import event_frames
 from radixkv_server.apis.cache.explain import compare, explain
 from radixkv_server.apis.cache.overview import overview
 from radixkv_server.apis.cache.pins import list_pins, prompt_of_node, set_pin
 from radixkv_server.apis.cache.prompt_ids import prompt_ids, prompt_of
+from radixkv_server.apis.cache.queries import caller_of, number_in, query_of
 from radixkv_server.apis.cache.requests import request_frames, request_json, requests_json
 from radixkv_server.apis.cache.schemas import (
     DEFAULT_TTL_S,
