@@ -75,7 +75,7 @@ def snapshot_cost(engine: AsyncEngine, url: str, rounds: int = 20) -> dict[str, 
 
     def walk(inner: Any) -> float:
         began = time.thread_time()
-        walk = TreeWalk(inner.cache.tree, shown_tokens=48, most_nodes=20_000)
+        walk = TreeWalk(inner.cache.tree, shown_tokens=48, max_nodes=20_000)
         while walk.advance():
             pass
         return time.thread_time() - began

@@ -6,7 +6,8 @@
 
 An identity is computed once, when its block is committed, and kept beside the node's blocks. Equal prefixes
 of one namespace have equal identities in every process. Identities propose, tokens decide: nothing is cached,
-pinned or in flight on their word alone. Only of what is gone, and has no tokens any more, they are believed.
+pinned or in flight on their word alone. Only for text that has left the cache, whose tokens are gone, do they
+decide.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ One block at a time, the next tokens either join the tree (`_insert`), or are th
 (`_dedupe`: those are taken over and the lease's own freed).
 
     root ── [b0 b1]                    lease: b0 b1 | p2 p3      p2 p3 private
-    root ── [b0 b1 p2 p3]              nothing hung below: the node was extended
-    root ── [b0 b1] ─┬─ [p2 p3]        something did: a new child
+    root ── [b0 b1 p2 p3]              the node had no children: it was extended
+    root ── [b0 b1] ─┬─ [p2 p3]        it had some: a new child
                      └─ [c2 c3']
     root ── [b0 b1] ── [c2] ─┬─ [p3]   c2 holds the tokens of p2: p2 is freed, the block table says c2
                              └─ [c3']

@@ -300,7 +300,7 @@ class PrefixCache:
         ceiling = self._group(namespace).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
-    def most_blocks(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
+    def max_blocks(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
         """Most blocks that a request which begins with these tokens may have, whatever else runs.
 
         The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
@@ -471,10 +471,10 @@ class PrefixCache:
             self._pins.drop(pin)
         return pin is not None
 
-    def pins(self, most_tokens: int | None = None) -> list[PinInfo]:
+    def pins(self, max_tokens: int | None = None) -> list[PinInfo]:
         """The pins, oldest first; show at most so many leading tokens of each. O(pins and their tokens)."""
         self._pins.expire()
-        return [self._pins.show(pin, most_tokens) for pin in self._pins]
+        return [self._pins.show(pin, max_tokens) for pin in self._pins]
 
     # ------------------------------------------------------------------ insight
 

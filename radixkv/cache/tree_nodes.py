@@ -167,11 +167,11 @@ class TreeNodes:
         return siblings
 
 
-def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) -> bytes:
+def continuation(walk: Walk, max_bytes: int, owner: Namespace | None = None) -> bytes:
     """The tokens of the nearest cached prompt from the end of the match on, four bytes each. O(tokens +
     nodes).
 
-    Where it branches further on, the first of the branches, up to the run with which `most_bytes` are
+    Where it branches further on, the first of the branches, up to the run with which `max_bytes` are
     reached.
     Empty: there is none, or it has left the tree since, or the match does not end in what `owner` (None: all)
     has.
@@ -184,7 +184,7 @@ def continuation(walk: Walk, most_bytes: int, owner: Namespace | None = None) ->
         return b""
     parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
     length = len(parts[0])
-    while node.children is not None and length < most_bytes:
+    while node.children is not None and length < max_bytes:
         node = next(iter(node.children))
         parts.append(bytes(node.key))
         length += len(node.key)

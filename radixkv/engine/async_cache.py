@@ -119,9 +119,9 @@ class CacheClient:
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
-    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinInfo]:
-        """The pins of a tenant; None: of all. `most_tokens`: of each, show only so many leading ones."""
-        found = await self._run(lambda cache: cache.pins(most_tokens))
+    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
+        """The pins of a tenant; None: of all. `max_tokens`: of each, show only so many leading ones."""
+        found = await self._run(lambda cache: cache.pins(max_tokens))
         return [self._known(pin) for pin in found if tenant in (None, pin.tenant)]
 
     def _known(self, pin: PinInfo) -> PinInfo:
@@ -184,15 +184,15 @@ class CacheClient:
         tenant: str | None = None,
         salt: str = "",
         shown_tokens: int = 0,
-        most_nodes: int = 20_000,
-        most_tokens: int = 1_000_000,
+        max_nodes: int = 20_000,
+        max_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
         """The nodes of the cache as data, upper ones first, read in slices of about a millisecond.
 
         Args:
             tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
             shown_tokens: leading tokens of each node to show; -1: all.
-            most_nodes, most_tokens: nodes seen and tokens shown after which the rest is left out.
+            max_nodes, max_tokens: nodes seen and tokens shown after which the rest is left out.
         """
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
@@ -201,8 +201,8 @@ class CacheClient:
                 cache.tree,
                 namespace,
                 shown_tokens=shown_tokens,
-                most_nodes=most_nodes,
-                most_bytes=most_tokens * TOKEN_BYTES,
+                max_nodes=max_nodes,
+                max_bytes=max_tokens * TOKEN_BYTES,
             )
             return walk, cache.tree.evicts_in_order
 

@@ -161,17 +161,17 @@ class Engine:
     def _make_input_processor(self) -> InputProcessor:
         itself, num_blocks = weakref.ref(self), self.cache.num_blocks
 
-        def most_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
+        def max_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
             # The processor outlives an engine that has failed, and must not keep its memory.
             engine = itself()
-            return num_blocks if engine is None else engine.cache.most_blocks(prompt, namespace)
+            return num_blocks if engine is None else engine.cache.max_blocks(prompt, namespace)
 
         return InputProcessor(
             self.limits,
             self.tokenizer,
             seed=self.config.seed,
             end_token_ids=self.end_token_ids,
-            most_blocks=most_blocks,
+            max_blocks=max_blocks,
             clock=self.clock,
         )
 

@@ -68,11 +68,11 @@ class RestartPolicy:
     """How often a failed engine is made anew.
 
     Args:
-        most: restarts within `within_s`; one more failure is the end.
+        max_restarts: within `within_s`; one more failure is the end.
         pause_s: before the first of them; each further one waits twice as long.
     """
 
-    most: int = 5
+    max_restarts: int = 5
     within_s: float = 600.0
     pause_s: float = 1.0
 
@@ -239,7 +239,7 @@ class EngineThread:
             now = time.monotonic()
             while self._failures and now - self._failures[0] > self._restart.within_s:
                 self._failures.popleft()
-            if len(self._failures) < self._restart.most:
+            if len(self._failures) < self._restart.max_restarts:
                 pause = self._restart.pause_s * 2 ** len(self._failures)
             self._failures.append(now)
         what = "the engine has failed" if pause is None else "the engine has failed and is being restarted"

@@ -1,8 +1,8 @@
-"""Who has to do with a fault: decides which requests run alone, which are cleared, and which fail.
+"""What to do about a fault: decides which requests run alone, which are cleared, and which fail.
 
 | what broke                      | what happens                                                            |
 |---------------------------------|-------------------------------------------------------------------------|
-| a step of the model or sampler  | nothing of it counts: its tokens are rolled back in the cache, and its   |
+| a step of the model or sampler  | nothing of it counts: its tokens are rolled back in the cache, and its  |
 |                                 | requests are bisected: each runs again alone; one that fails alone      |
 |                                 | ends with an error, one that comes through is cleared                   |
 | scheduler, cache or bookkeeping | the cache is rebuilt empty and every request is queued again with the   |

@@ -56,8 +56,8 @@ class InputProcessor:
         limits: what prompts must keep to.
         seed: of the first sample whose request gives none, counted on from there; None: a random one.
         end_token_ids: the model's end-of-sequence tokens.
-        most_blocks: how many blocks of the pool a request of these tokens may have, in this namespace; see
-            `PrefixCache.most_blocks`.
+        max_blocks: how many blocks of the pool a request of these tokens may have, in this namespace; see
+            `PrefixCache.max_blocks`.
         clock: seconds, monotonic.
 
     Attributes:
@@ -71,13 +71,13 @@ class InputProcessor:
         *,
         seed: int | None,
         end_token_ids: frozenset[int],
-        most_blocks: Callable[[TokenIds, NamespaceName], int],
+        max_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.end_token_ids = end_token_ids
-        self._most_blocks = most_blocks
+        self._max_blocks = max_blocks
         self._clock = clock
         self.grammars = GrammarCompiler(self._make_vocabulary)
         self._ids = itertools.count()
@@ -205,7 +205,7 @@ class InputProcessor:
         Raises:
             ContextLengthExceededError: it leaves no room for a single token.
         """
-        most, block_size = self._most_blocks(prompt, namespace), self.limits.block_size
+        most, block_size = self._max_blocks(prompt, namespace), self.limits.block_size
         if len(prompt) >= most * block_size:
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens, with at least one to generate, but your quota of the "
@@ -329,7 +329,7 @@ class InputProcessor:
 
         On the engine's thread: it looks at the cache.
         """
-        granted = self._most_blocks(prompt, namespace) * self.limits.block_size
+        granted = self._max_blocks(prompt, namespace) * self.limits.block_size
         return min(self.limits.max_model_len, granted) - len(prompt)
 
     def _output(self, request: Sample, max_output_tokens: int) -> SampleOutput:

@@ -75,7 +75,7 @@ class TreeWalk:
         view: the tree of a cache, `PrefixCache.tree`.
         namespace: whose nodes, besides the public ones; None: everybody's.
         shown_tokens: leading tokens of each node to read; -1: all.
-        most_nodes, most_bytes: after which the walk ends.
+        max_nodes, max_bytes: after which the walk ends.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class TreeWalk:
         namespace: NamespaceName | None = None,
         *,
         shown_tokens: int = 0,
-        most_nodes: int = 50_000,
-        most_bytes: int = 8 * 1024 * 1024,
+        max_nodes: int = 50_000,
+        max_bytes: int = 8 * 1024 * 1024,
     ) -> None:
         tree = view.index
         owner = None if namespace is None else view.known(namespace)
@@ -99,8 +99,8 @@ class TreeWalk:
         self._roots = tree.roots
         self._owner = owner
         self._shown_bytes = shown_tokens * TOKEN_BYTES if shown_tokens >= 0 else sys.maxsize
-        self._most_nodes = most_nodes
-        self._bytes_left = most_bytes
+        self._max_nodes = max_nodes
+        self._bytes_left = max_bytes
         self._ids: set[int] = set()
         self._todo: deque[tuple[Node, int]] = deque()
         owners = tree.roots if namespace is None else () if owner is None else (owner.public, owner)
@@ -129,7 +129,7 @@ class TreeWalk:
         if self._tree.roots is not self._roots:  # all was forgotten
             self._todo.clear()
             return False
-        stop = min(len(self._seen) + num_nodes, self._most_nodes)
+        stop = min(len(self._seen) + num_nodes, self._max_nodes)
         limit = self._bytes_left - num_bytes
         todo, seen = self._todo, self._seen
         while todo and len(seen) < stop and self._bytes_left > max(0, limit):
@@ -141,7 +141,7 @@ class TreeWalk:
         if not todo:
             self.is_complete = True
             return False
-        return len(seen) < self._most_nodes and self._bytes_left > 0
+        return len(seen) < self._max_nodes and self._bytes_left > 0
 
     def _visit(self, node: Node, level: int) -> None:
         parent, above = node.parent, None

@@ -134,8 +134,8 @@ class ReplicatedCache(CacheClient):
         tenant: str | None = None,
         salt: str = "",
         shown_tokens: int = 0,
-        most_nodes: int = 20_000,
-        most_tokens: int = 1_000_000,
+        max_nodes: int = 20_000,
+        max_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
         num_members = max(1, len(list(self._members())))
         snapshots = await self._ask(
@@ -143,8 +143,8 @@ class ReplicatedCache(CacheClient):
                 tenant=tenant,
                 salt=salt,
                 shown_tokens=shown_tokens,
-                most_nodes=-(-most_nodes // num_members),
-                most_tokens=-(-most_tokens // num_members),
+                max_nodes=-(-max_nodes // num_members),
+                max_tokens=-(-max_tokens // num_members),
             )
         )
         return TreeSnapshot(
@@ -172,8 +172,8 @@ class ReplicatedCache(CacheClient):
     async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
         return any(await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt)))
 
-    async def pins(self, *, tenant: str | None = None, most_tokens: int | None = None) -> list[PinInfo]:
-        replies = await self._ask(lambda cache: cache.pins(tenant=tenant, most_tokens=most_tokens))
+    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
+        replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))
         longest: dict[tuple[NamespaceKey, str], PinInfo] = {}
         for pin in (pin for pins in replies for pin in pins):
             known = longest.get((pin.namespace, pin.id))

@@ -11,8 +11,9 @@
 
 A policy is a class whose methods are its rules; what they don't say is first come, first served. A new one is
 listed in `POLICIES`, at the end of this file, and nowhere else. The rules that hold under every policy are in
-`radixkv.scheduling.admission`. A request may be passed for `max_overtake`
-steps:
+`radixkv.scheduling.admission`.
+
+A request may be passed for `max_overtake` steps:
 
     prefix, fcfs     in which a request that arrived later was admitted before it
     fair             in which one of its tenant that arrived later was (then its tenant's are barred), or in

@@ -1,7 +1,8 @@
 """RunningRequests: who has a lease, and which of them are decodes that need nothing from the cache.
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
-and nobody else's. Such a request is a row: its part of a step's batch is read off what is kept of it. Its
+already and nobody else's. Such a request is a row: its entry is kept from step to step, and only its numbers
+change. Its
 lease gets the tokens all together (`flush_tokens`) when the block is full, when the request is no row any
 more, or when somebody else's prompt goes on with just these tokens (`continuation`). So with a thousand
 decodes the cache is called for about sixty of them in a step.

@@ -42,13 +42,13 @@ _GET = "SELECT data FROM responses WHERE tenant = :tenant AND id = :key"
 _PUT = f"INSERT OR REPLACE INTO responses VALUES (:tenant, :key, {_NOW}, :size, :data)"
 _USE = f"UPDATE responses SET used = {_NOW} WHERE tenant = :tenant AND id = :key"
 _DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :key"
-# What lies after the bounds, counted from the latest used on.
+# What lies beyond the bounds, counted from the latest used on.
 _TRIM = """
 DELETE FROM responses WHERE tenant = :tenant AND id IN (
     SELECT id FROM (
         SELECT id, ROW_NUMBER() OVER latest AS number, SUM(size) OVER latest AS total
         FROM responses WHERE tenant = :tenant WINDOW latest AS (ORDER BY used DESC))
-    WHERE number > :most OR total > :most_bytes)
+    WHERE number > :max_responses OR total > :max_bytes)
 """
 
 _LOCKS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -60,15 +60,15 @@ class SqliteStore:
 
     Args:
         path: of the file; made, readable by its owner alone, if it is not there.
-        most: responses of one tenant.
-        most_bytes: bytes of all of them.
+        max_responses: of one tenant.
+        max_bytes: bytes of all of them.
 
     Raises:
         ConfigError: the file can't be made or opened, or is no store of responses.
     """
 
-    def __init__(self, path: str, most: int, most_bytes: int) -> None:
-        self._bounds = {"most": most, "most_bytes": most_bytes}
+    def __init__(self, path: str, max_responses: int, max_bytes: int) -> None:
+        self._bounds = {"max_responses": max_responses, "max_bytes": max_bytes}
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._writer = _Connection(path, "writes")
@@ -181,10 +181,12 @@ def _open(path: str) -> sqlite3.Connection:
     return db
 
 
-def make_store(path: str | None, most: int, most_bytes: int) -> ResponseStore:
+def make_store(path: str | None, max_responses: int, max_bytes: int) -> ResponseStore:
     """A store in memory, or in the file at `path`.
 
     Raises:
         ConfigError: see `SqliteStore`.
     """
-    return MemoryStore(most, most_bytes) if path is None else SqliteStore(path, most, most_bytes)
+    if path is None:
+        return MemoryStore(max_responses, max_bytes)
+    return SqliteStore(path, max_responses, max_bytes)

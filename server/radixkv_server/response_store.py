@@ -42,13 +42,13 @@ class MemoryStore:
     """Responses in this process, lost with it. Every call is O(1), amortised.
 
     Args:
-        most: responses of one tenant.
-        most_bytes: bytes of all of them.
+        max_responses: of one tenant.
+        max_bytes: bytes of all of them.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
         self._tenants: dict[str, OrderedDict[str, bytes]] = {}
         self._bytes: dict[str, int] = {}
 
@@ -57,7 +57,7 @@ class MemoryStore:
         kept = self._tenants.setdefault(tenant, OrderedDict())
         kept[key] = data
         size = self._bytes.get(tenant, 0) + len(data)
-        while len(kept) > self._most or size > self._most_bytes:
+        while len(kept) > self._max_responses or size > self._max_bytes:
             size -= len(kept.popitem(last=False)[1])
         self._bytes[tenant] = size
 

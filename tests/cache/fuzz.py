@@ -49,7 +49,7 @@ class Fuzzer:
         if rnd.random() < 0.3 and "hash_function" not in options:  # followers have nothing but the hashes
             self.model.follow_events()
         self.alphabet = rnd.choice([2, 3, 8])
-        self.most_runs = rnd.choice([2, 4, 7])
+        self.max_runs = rnd.choice([2, 4, 7])
         self.history: list[list[int]] = []
         if rnd.random() < 0.3:
             for _ in range(2):
@@ -72,7 +72,7 @@ class Fuzzer:
         rnd, model = self.random, self.model
         kind = rnd.random()
         run = rnd.choice(model.runs) if model.runs else None
-        if run is None or (kind < 0.2 and len(model.runs) < self.most_runs):
+        if run is None or (kind < 0.2 and len(model.runs) < self.max_runs):
             return self.acquire()
         if kind < 0.45:
             model.commit(run, rnd.randint(min(run.committed + 1, len(run.tokens)), len(run.tokens)))
@@ -81,7 +81,7 @@ class Fuzzer:
             return self.append(run)
         if kind < 0.77:
             return self.release(run)
-        if kind < 0.82 and len(model.runs) < self.most_runs:
+        if kind < 0.82 and len(model.runs) < self.max_runs:
             model.fork(run)
             return "fork"
         if kind < 0.84:

@@ -26,7 +26,7 @@ def full_cache(num_leaves: int, policy: str = "lru", seed: int = 0) -> PrefixCac
     return cache
 
 
-def most_work(run: Callable[[], object], times: int = 12) -> int:
+def max_work(run: Callable[[], object], times: int = 12) -> int:
     """Instructions of the median call, so that rebalancing once in a while does not count."""
     return sorted(count_work(run, warm_up=0).instructions for _ in range(times))[times // 2]
 
@@ -36,10 +36,10 @@ def test_a_large_full_pool_costs_no_more(policy: str) -> None:
     evictions, acquires = [], []
     for num_leaves in (200, 2000):
         cache = full_cache(num_leaves, policy)
-        evictions.append(most_work(lambda cache=cache: cache.evict(1)))
+        evictions.append(max_work(lambda cache=cache: cache.evict(1)))
         cache.check()
         fresh = iter(range(10**6, 2 * 10**6))
-        acquires.append(most_work(lambda cache=cache, fresh=fresh: store(cache, [next(fresh), 1])))
+        acquires.append(max_work(lambda cache=cache, fresh=fresh: store(cache, [next(fresh), 1])))
     # `adaptive` looks at each half-octave of ages that occurs, in each class.
     most = 5.0 if policy == "adaptive" else 1.5
     assert evictions[1] < most * evictions[0] + 400

@@ -73,10 +73,10 @@ def test_held_and_pinned_nodes_are_no_candidates() -> None:
 
 def test_limits_end_a_walk_and_say_so() -> None:
     cache = families(5, 4)
-    few = finished(TreeWalk(cache.tree, most_nodes=7))
+    few = finished(TreeWalk(cache.tree, max_nodes=7))
     assert (few.num_seen, few.is_complete) == (7, False)
     assert [node.level for node in few.nodes()] == [0] * 5 + [1] * 2
-    short = finished(TreeWalk(cache.tree, shown_tokens=-1, most_bytes=100))
+    short = finished(TreeWalk(cache.tree, shown_tokens=-1, max_bytes=100))
     assert not short.is_complete
     assert 100 <= sum(len(node.key) for node in short.nodes()) < 200
 

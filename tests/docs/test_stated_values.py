@@ -15,22 +15,30 @@ import typer
 
 from radixkv.audit.rule_sets import RULE_SETS
 from radixkv.cache.eviction.registry import POLICIES as EVICTION
+from radixkv.chat.format_parser import HELD
+from radixkv.chat.formats import FORMATS
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.tier_use import SAVE_AT_END_S
+from radixkv.engine.engine_thread import RestartPolicy
+from radixkv.engine.tier_use import ASK_TIERS_S, SAVE_AT_END_S
 from radixkv.errors import InvalidRequestError
 from radixkv.events import spec as events_spec
 from radixkv.events.publisher import MAX_WAITING_BLOCKS
 from radixkv.events.replay_log import MAX_BATCHES, MAX_BYTES
 from radixkv.events.subscriber import SILENCE_S
+from radixkv.insight.similarity import MIN_RUN
+from radixkv.insight.tree_walk import SLICE_NODES
 from radixkv.replicas.engine import PATIENCE_S
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from radixkv.sampling.grammar import limits, tenants, trial, work
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
 from radixkv.scheduling.tier_waits import RETRY_S
 from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
 from radixkv.speculation.text_index import LONGEST_MATCH
+from radixkv.text.ebnf import MAX_EBNF_BYTES
+from radixkv.text.escaped_lark import MAX_CHARS
 from radixkv.tiers.loads import MAX_WRITTEN_BLOCKS
 from radixkv.tiers.measured_tier import FORGET_S, MAX_REST_S, REST_S
 from radixkv.tiers.open_tiers import DEFAULT_TTL_S, MIN_SECRET_BYTES
@@ -38,22 +46,35 @@ from radixkv.tiers.redis.redis_tier import TIMEOUT_S
 from radixkv.tiers.saves import MAX_COPIED_BLOCKS
 from radixkv.tiers.selection import LONG_TOKENS
 from radixkv.tools.cli import command_tree
+from radixkv_kernels.cpu.attention.attention_kernel import SEGMENT as CPU_SEGMENT
+from radixkv_kernels.triton.tiles import SEGMENT as GPU_SEGMENT
 from radixkv_server.apis.anthropic import context_edits
 from radixkv_server.apis.anthropic.schemas import MIN_THINKING_TOKENS
 from radixkv_server.apis.cache import pins, schemas
 from radixkv_server.apis.cache import routes as cache_routes
+from radixkv_server.apis.cache.events import EVENT_CHANGES
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
-from radixkv_server.apis.common.fields import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from radixkv_server.apis.common.fields import DEFAULT_TTL, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from radixkv_server.apis.openai.parse import DEFAULT_MAX_TOKENS
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.compaction import SUMMARY_TOKENS
 from radixkv_server.apis.responses.schemas import MAX_METADATA
 from radixkv_server.app import APIS
+from radixkv_server.chat import call_memory
+from radixkv_server.chat.breakpoints import MAX_BREAKPOINTS
 from radixkv_server.context import BODY_BYTES_PER_TOKEN, OTHER_BODY_BYTES
+from radixkv_server.diagnostics import store as fingerprints
 from radixkv_server.http.protocol import MAX_UNSENT_BYTES
-from radixkv_server.insight.activity import KEPT_REQUESTS
+from radixkv_server.insight.activity import (
+    KEPT_PROMPT_TOKENS,
+    KEPT_PROMPTS,
+    KEPT_REQUESTS,
+    KEPT_TOKENS,
+)
+from radixkv_server.insight.cache_feed import LINGER_S, LOG_EVENTS
 from radixkv_server.proxy.routed_relay import MAX_BODY_BYTES
 from radixkv_server.proxy.serve import MAX_CONNECTIONS
+from radixkv_server.response_file import MAX_WAIT_S
 from radixkv_server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +84,7 @@ LOAD_DEADLINE_S = inspect.signature(Engine).parameters["load_deadline_s"].defaul
 ANTHROPIC, OPENAI = RULE_SETS["anthropic"], RULE_SETS["openai"]
 MINIMA = ANTHROPIC.minimum_tokens.values()
 MIB, KIB, DAY_S = 2**20, 2**10, 86400
+RESTARTS = RestartPolicy()
 
 
 def text_of(name: str) -> str:
@@ -91,9 +113,48 @@ STATED = {
         f"for {SERVER.slow_client_timeout_s:g} s (`--slow-client-timeout`)",
         f"at most {MAX_UNSENT_BYTES // KIB} KiB wait for it here",
         f"`--shutdown-delay` ({SERVER.shutdown_delay_s:g} s)",
+        f"at most { {5: 'five'}[RESTARTS.max_restarts] } times in "
+        f"{ {600: 'ten'}[RESTARTS.within_s] } minutes",
+        f"a tenant's latest {fingerprints.MAX_REQUESTS:,}, as long as they take no more\n"
+        f"than {fingerprints.MAX_BYTES // MIB} MiB",
+        f"program for longer than { {1: 'a second'}[MAX_WAIT_S] }",
+        f"a breakpoint at the end of the prompt, and the latest {MAX_BREAKPOINTS - 1} on parts",
+        f"`mode`: `explicit` | the latest {MAX_BREAKPOINTS} on parts",
+        f"`ttl`: `{DEFAULT_TTL}` (default)",
         f"finish within {SERVER.shutdown_grace_s:g} s",
     ),
+    "structured_output.md": (
+        f"or of all choices | {limits.MAX_TEXT_BYTES // KIB} KiB |",
+        f"| nesting | {limits.MAX_DEPTH} levels |",
+        f"constants included | {limits.MAX_PROPERTIES:,} (",
+        f"`enum` and `const` | {limits.MAX_ENUM_VALUES:,} |",
+        f"an answer have at least | {limits.MAX_FORCED_BYTES // KIB} KiB |",
+        f"(its numerator) | {limits.MAX_MULTIPLE:,} |",
+        f"| `patternProperties` | {limits.MAX_PATTERN_PROPERTIES} |",
+        f"joined by `allOf` or `$ref` | {limits.MAX_JOINED_PATTERNS} |",
+        f"`&` and `~` in Lark, multiplied | {limits.MAX_JOINED_WAYS:,} |",
+        f"| different `$ref` | {limits.MAX_REFERENCES};",
+        f"nested in each other, multiplied | {limits.MAX_REPETITIONS:,} |",
+        f"| CPU time of a trial | {trial.MAX_TRIAL_S:g} s |",
+        f"what it keeps | {trial.MAX_TRIAL_BYTES // MIB} MiB, {trial.MAX_GRAMMAR_BYTES // MIB} MiB |",
+        f"one token's acceptance | {trial.MAX_CALL_S * 1000:g} ms |",
+        f"no more than {work.PROMISED_S * 1e6:g} us",
+        f"may exceed that by {work.MAX_EXCESS_S * 1000:g} ms of CPU",
+        f"where {tenants.MAX_WAITING} of its grammars wait",
+        f"{tenants.COMPILING[0]:g} s at once and { {0.25: 'a quarter'}[tenants.COMPILING[1]] } of the time",
+        f"{tenants.FOLLOWING[0]:g} s and\n{ {0.05: 'a twentieth'}[tenants.FOLLOWING[1]] } for what",
+        f"{tenants.MAX_KNOWN} compiled grammars of {tenants.MAX_KNOWN_BYTES // MIB} MiB",
+        f"so is what has more than {MAX_EBNF_BYTES // KIB} KiB",
+    ),
+    "tools_and_reasoning.md": (
+        f"Up to {HELD} characters are held back",
+        f"of at most {MAX_CHARS:,} characters",
+        *(f"| `{name}` |" for name in FORMATS),
+    ),
+    "kernels.md": (f"multiples of S ({GPU_SEGMENT} on GPUs, {CPU_SEGMENT} on CPU)",),
     "anthropic_api.md": (
+        f"At most {MAX_BREAKPOINTS} breakpoints",
+        f"up to {call_memory.MAX_CHARS // MIB} MiB for a tenant",
         f"up to {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_LENGTH:,} characters",
         f"`budget_tokens` must be at least {MIN_THINKING_TOKENS:,} ",
         f"`input_tokens` ({context_edits.TRIGGER_TOKENS:,})",
@@ -148,6 +209,15 @@ STATED = {
     "eviction.md": (f"`{CONFIG.eviction_policy}` is the default", *(f"| `{name}` |" for name in EVICTION)),
     "cache_api.md": (
         f"latest {KEPT_REQUESTS} prompts",
+        f"once more than {KEPT_PROMPTS:,} prompts or {KEPT_PROMPT_TOKENS:,} tokens",
+        f"the prompt's first {KEPT_TOKENS} tokens",
+        f"({LOG_EVENTS:,} changes, {LINGER_S:g} seconds without any reader)",
+        f"most {EVENT_CHANGES} changes come in one event",
+        f"more than {cache_routes.MAX_SEEN_NODES:,} nodes (or a search more than "
+        f"{cache_routes.MAX_SEARCHED_TOKENS:,} tokens)",
+        f"for {SLICE_NODES} nodes at a time",
+        f"does not answer within {ASK_TIERS_S:g} s",
+        f"in runs of {MIN_RUN} tokens and\nmore",
         f"| `limit` | {cache_routes.DEFAULT_NODES} | most nodes, 1 to {cache_routes.MAX_NODES:,} |",
         f"| `depth` | {cache_routes.MAX_DEPTH} |",
         f"1 to {cache_routes.MAX_SEARCH_CHARS} characters",

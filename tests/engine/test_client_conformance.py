@@ -356,7 +356,7 @@ async def test_nodes_as_data(engine):
     everything = await engine.cache.nodes()
     assert {node.tenant for node in everything.nodes} == {"a", "b"}
     assert not everything.nodes[0].token_ids
-    assert not (await engine.cache.nodes(most_nodes=1)).is_complete
+    assert not (await engine.cache.nodes(max_nodes=1)).is_complete
     assert (await engine.cache.nodes(tenant="nobody")).nodes == []
 
 
@@ -382,7 +382,7 @@ async def test_the_path_of_a_prompt_is_told_by_its_nodes(engine):
 async def test_pins_have_ids_and_quotas_are_told(engine):
     await fill(engine, CACHED, tenant="a")
     assert (await engine.cache.pin(CACHED[:32], tenant="a")).num_tokens == 32
-    (pin,) = await engine.cache.pins(most_tokens=2)
+    (pin,) = await engine.cache.pins(max_tokens=2)
     assert (list(pin.token_ids), pin.num_tokens) == (CACHED[:2], 32)
     assert not await engine.cache.unpin_id(pin.id, tenant="b")
     assert await engine.cache.unpin_id(pin.id, tenant="a")

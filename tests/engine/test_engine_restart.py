@@ -23,7 +23,7 @@ from radixkv.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPT = [5, 6, 7, 8, 9]
-SOON = RestartPolicy(most=3, pause_s=0.001)
+SOON = RestartPolicy(max_restarts=3, pause_s=0.001)
 
 pytestmark = pytest.mark.injects_faults
 
@@ -135,14 +135,14 @@ async def test_quotas_and_public_prefixes_outlive_a_restart(factory: Factory) ->
 
 async def test_restarts_are_few(factory: Factory) -> None:
     async with serving(factory) as engine:
-        for _ in range(SOON.most):
+        for _ in range(SOON.max_restarts):
             await kill(engine, factory)
             await until(lambda: engine.is_healthy)
         await kill(engine, factory)
         with pytest.raises(EngineStoppedError) as caught:
             await engine.generate(PROMPT, GREEDY)
         assert caught.value.retry_after_s is None
-        assert len(factory.made) == 1 + SOON.most
+        assert len(factory.made) == 1 + SOON.max_restarts
 
 
 async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory: Factory) -> None:
@@ -163,7 +163,7 @@ async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory:
             await asyncio.sleep(0.001)
         with pytest.raises(EngineStoppedError, match="none left"):
             await engine.generate(PROMPT, GREEDY)
-        assert len(factory.alive_at_restart) == SOON.most
+        assert len(factory.alive_at_restart) == SOON.max_restarts
 
 
 async def test_closing_ends_the_wait_for_a_restart(factory: Factory) -> None:

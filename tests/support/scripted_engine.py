@@ -232,7 +232,7 @@ class ScriptedEngine:
             cast(Any, self.tokenizer),
             seed=None,
             end_token_ids=frozenset({257}),
-            most_blocks=self._most_blocks,
+            max_blocks=self._max_blocks,
             clock=time.monotonic,
         )
         self._running: dict[str, Asked] = {}
@@ -291,9 +291,9 @@ class ScriptedEngine:
         if self.closed.is_set():
             raise EngineStoppedError("the engine has been closed")
 
-    def _most_blocks(self, tokens: TokenIds, namespace: Any) -> int:
+    def _max_blocks(self, tokens: TokenIds, namespace: Any) -> int:
         """Of a ceiling, if there is one: what is computed here takes nothing of the pool."""
-        most = self.prefix_cache.most_blocks(tokens, namespace)
+        most = self.prefix_cache.max_blocks(tokens, namespace)
         return self.limits.max_model_len if most == self.prefix_cache.num_blocks else most
 
     async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:

@@ -96,7 +96,7 @@ class TritonPlan(AttentionPlan):
         self._by_segment = config.deterministic
         self.token_positions = self.positions()
         self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
-        self._least_grids = (0, 0, 0)
+        self._min_grids = (0, 0, 0)
         self.work(None)
 
     def work(self, window: int | None) -> PlacedWork:
@@ -149,7 +149,7 @@ class TritonPlan(AttentionPlan):
         split = split_items(self._settings)
         has_long = every_kernel or any(len(self.work(window).long_items) for window in windows)
         tiles = rows // self._settings.short_tile
-        self._least_grids = (split + rows, split + tiles if has_long else 0, rows)
+        self._min_grids = (split + rows, split + tiles if has_long else 0, rows)
 
     def grids(self, window: int | None) -> tuple[int, int, int]:
         """Programs (per KV head or head tile) of the short items, the long items and the merge."""
@@ -158,7 +158,7 @@ class TritonPlan(AttentionPlan):
             least if count <= least else bucket(count)
             for count, least in zip(
                 (len(work.short_items), len(work.long_items), len(work.merge_tokens)),
-                self._least_grids,
+                self._min_grids,
                 strict=True,
             )
         )

@@ -1,7 +1,7 @@
 """Ages: when a node was used last, about, and how old what was evicted had become.
 
-Nodes carry the cache's use counter, not a time: it orders them exactly and is compared for nothing. Every
-quarter of a second in which something is used has one reading of the clock.
+Nodes carry the cache's use counter, not a time: it orders them exactly, and nothing reads the clock at a use.
+The clock is read once in each quarter of a second in which something is used.
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ class TreeView:
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
         """
-        most_bytes = most * TOKEN_BYTES
+        max_bytes = most * TOKEN_BYTES
         return decode_tokens(
-            self._lookup.following(encode_tokens(token_ids), self.known(namespace), most_bytes)
+            self._lookup.following(encode_tokens(token_ids), self.known(namespace), max_bytes)
         )
 
     @property

@@ -1,7 +1,7 @@
-"""PublicPrefixes: prompts' beginnings that all namespaces share whose K/V is computed alike.
+"""PublicPrefixes: prefixes that all namespaces share whose K/V the same model and adapter compute.
 
-The tokens of a public prefix hang below a root of their own; what namespaces cached after it hangs there as
-each one's `namespace_children` children, so that it stays private.
+Public text has a root of its own. What a namespace caches after it is a child in `namespace_children` of the
+public node, and stays private.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Give the memory of weights back that are mapped from a file and were read for the last time for now.
+"""Gives back the memory of weights that are mapped from a file, once they have been read.
 
 Weights of safetensors files are mapped into memory, not copied. Packing or quantising them reads every page,
 and a page that has been read stays resident although only the packed copy is used from then on: the model

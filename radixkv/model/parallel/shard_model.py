@@ -1,4 +1,4 @@
-"""Leave of a loaded model what one rank computes: its KV groups, its columns of each MLP.
+"""Reduces a loaded model to what one rank computes: its KV groups, its columns of each MLP.
 
                             on a CPU                            on a GPU
     queries, keys, values   the rows of its heads               the same

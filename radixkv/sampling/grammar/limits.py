@@ -150,7 +150,7 @@ class _Counts:
     properties: int = 0
     enum_values: int = 0
     pattern_properties: int = 0
-    least_bytes: int = 0
+    min_bytes: int = 0
     references: set[str] = field(default_factory=set)
     multiples: set[Fraction] = field(default_factory=set)
 
@@ -168,7 +168,7 @@ class _Counts:
         elif name == "pattern" and isinstance(value, str):
             check_regex(value)
         elif name in ("minItems", "minLength") and isinstance(value, int):
-            self.least_bytes = max(self.least_bytes, value)
+            self.min_bytes = max(self.min_bytes, value)
         elif name == "multipleOf" and isinstance(value, int | Fraction) and value > 0:
             self.multiples.add(Fraction(value))
         elif name in ("$ref", "$dynamicRef") and isinstance(value, str):
@@ -178,9 +178,7 @@ class _Counts:
         """How long an array is at least, by its items that are constants."""
         least, items = schema.get("minItems"), schema.get("items")
         if isinstance(least, int) and isinstance(items, dict) and "const" in items:
-            self.least_bytes = max(
-                self.least_bytes, least * (len(json.dumps(items["const"], default=str)) + 1)
-            )
+            self.min_bytes = max(self.min_bytes, least * (len(json.dumps(items["const"], default=str)) + 1))
 
     def check(self) -> None:
         for name, count, most in (
@@ -191,9 +189,9 @@ class _Counts:
         ):
             if count > most:
                 raise TooComplex(f"{name}: {count} of them, but at most {most} are allowed")
-        if self.least_bytes > MAX_FORCED_BYTES:
+        if self.min_bytes > MAX_FORCED_BYTES:
             raise TooComplex(
-                f"minItems and minLength: an answer would have {self.least_bytes} bytes at least, but at "
+                f"minItems and minLength: an answer would have {self.min_bytes} bytes at least, but at "
                 f"most {MAX_FORCED_BYTES} can be asked for"
             )
         if self.multiples:

@@ -1,4 +1,4 @@
-"""The logits processor that a grammar is: it leaves only the tokens with which the grammar goes on."""
+"""The logits processor of a grammar: it leaves only the tokens with which the grammar can go on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixkv.sampling.grammar.work import MAX_EXCESS_S, PROMISED_S, Effort
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
 #: [256, 8]: for each byte of a mask, the most that the logits of its tokens may be.
-_MOST = np.where(
+_CEILINGS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
     np.float32(np.inf),
     np.float32(-np.inf),
@@ -192,7 +192,7 @@ def _mask_on_cpu(
     covered = min(vocabulary.size, values.shape[1])
     for row, mask in zip(rows, masks, strict=True):
         # A byte is always in range; clipping it skips the check.
-        np.take(_MOST, mask.view(np.uint8), axis=0, out=most, mode="clip")
+        np.take(_CEILINGS, mask.view(np.uint8), axis=0, out=most, mode="clip")
         own = values[row]
         np.minimum(own[:covered], most.reshape(-1)[:covered], out=own[:covered])
         own[covered:] = -np.inf

@@ -1,4 +1,4 @@
-"""The other end of `trial_server`: the process is started when it is needed, and again when it was lost."""
+"""The engine's end of `trial_server`: starts that process when it is needed, and again when it was lost."""
 
 from __future__ import annotations
 

@@ -23,17 +23,17 @@ class WorkAccount:
     """CPU seconds that may be spent: so many at once, and then a share of the time that passes. Any thread.
 
     Args:
-        most_s: what a full account holds; it begins full.
+        max_s: what a full account holds; it begins full.
         share: seconds that come in each second.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, most_s: float, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most_s = most_s
+    def __init__(self, max_s: float, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_s = max_s
         self._share = share
         self._clock = clock
         self._lock = threading.Lock()
-        self._balance_s = most_s
+        self._balance_s = max_s
         self._seen = clock()
 
     def charge(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class WorkAccount:
     def is_full(self) -> bool:
         with self._lock:
             self._fill()
-            return self._balance_s >= self._most_s
+            return self._balance_s >= self._max_s
 
     @property
     def wait_s(self) -> float:
@@ -61,7 +61,7 @@ class WorkAccount:
 
     def _fill(self) -> None:
         now = self._clock()
-        self._balance_s = min(self._most_s, self._balance_s + (now - self._seen) * self._share)
+        self._balance_s = min(self._max_s, self._balance_s + (now - self._seen) * self._share)
         self._seen = now
 
 

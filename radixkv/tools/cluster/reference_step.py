@@ -1,7 +1,7 @@
 """ReferenceStep: a step of an engine's model that is always the same, to tell how fast the machine is.
 
 Other work on a machine, and its clock, make the same step take half as long again a minute later. What is
-measured at one time and compared with another is therefore set right by steps of both times.
+measured at one time and compared with another is therefore corrected by steps of both times.
 """
 
 from __future__ import annotations

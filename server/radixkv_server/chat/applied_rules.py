@@ -1,4 +1,4 @@
-"""AppliedRules: which rules for clients' own text have been applied; the log is told of each once."""
+"""AppliedRules: which rules for clients' own text have been applied; each is logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which message of a chat a place of its prompt lies in, told by the text around it.
+"""Which message of a chat a position of its prompt lies in, found by the text around it.
 
 Templates put the text of messages into prompts as it is, but for white space at its ends. So the text on both
 sides of a place is looked for in the messages, whatever the template puts between them:

@@ -24,7 +24,7 @@ class PromptEncoder:
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._most_chars: int | None = None
+        self._max_chars: int | None = None
 
     async def encode(self, text: str, *, param: str) -> EncodedPrompt:
         """A prompt's tokens, checked.
@@ -136,12 +136,12 @@ class PromptEncoder:
 
     def _find_most_chars(self) -> int:
         """More characters than this don't fit into the context."""
-        if self._most_chars is None:
+        if self._max_chars is None:
             tokenizer = self._engine.tokenizer
             longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
             # Twice the bound, since some tokenizers fold several characters into one before they look.
-            self._most_chars = max(INLINE_CHARS, 2 * self._engine.limits.max_model_len * max(1, longest))
-        return self._most_chars
+            self._max_chars = max(INLINE_CHARS, 2 * self._engine.limits.max_model_len * max(1, longest))
+        return self._max_chars
 
 
 async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:

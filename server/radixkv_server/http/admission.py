@@ -1,4 +1,4 @@
-"""No to requests for which there is no room, as soon as their headers are read. A pure ASGI middleware."""
+"""Refuses requests for which there is no room, as soon as their headers are read. A pure ASGI middleware."""
 
 from __future__ import annotations
 

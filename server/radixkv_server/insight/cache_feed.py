@@ -1,8 +1,8 @@
 """CacheFeed: the latest events of the cache, read once from the engine for any number of readers.
 
 Each reader has a cursor in a bounded log and reads on from it at its own pace. One that asks for events from
-before the log is told so, and starts over with a snapshot. Cursors are counted per part of the
-cache, so that a tenant's say nothing of how much happens elsewhere.
+before the log is told so, and starts over with a snapshot. Cursors are counted per part of the cache, so that
+a tenant's say nothing of how much happens elsewhere.
 """
 
 from __future__ import annotations

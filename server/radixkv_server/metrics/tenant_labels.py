@@ -1,4 +1,4 @@
-"""TenantLabels: tenants as label values, so many and no more: each costs a scrape some lines for ever."""
+"""TenantLabels: tenants as label values, up to a limit, since each one adds lines to every later scrape."""
 
 from __future__ import annotations
 

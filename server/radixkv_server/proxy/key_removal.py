@@ -1,7 +1,7 @@
 """Keys removed from bodies before anything of them is looked at, kept or shown.
 
-Headers and queries, where keys belong, are never told to who looks. Here they go from where they don't:
-fields of bodies that hold keys, and texts that tell the request's own key again, in a stream's pieces, too.
+Headers and queries, where keys belong, are never shown. This removes keys elsewhere: from fields of bodies
+that hold some, and from texts that repeat the request's own key, also where a stream tells it in pieces.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Watched:
     def snapshot(self, shown: int = SHOWN_CHARS) -> TreeSnapshot:
         """The tree, with the first units of each node; -1: all of them. O(nodes)."""
         with self._lock:
-            walk = TreeWalk(self._rules.cache.tree, shown_tokens=shown, most_nodes=MAX_SEEN_NODES)
+            walk = TreeWalk(self._rules.cache.tree, shown_tokens=shown, max_nodes=MAX_SEEN_NODES)
             while walk.advance():
                 pass
             return TreeSnapshot(walk.nodes(), walk.is_complete, ranks_are_exact=False)

@@ -1,4 +1,4 @@
-"""Slots: which of a machine's replicas one is, so that it has its own folders and ports, and has them again.
+"""Slots: numbers for a machine's replicas, so that each has its own folders and ports, and has them again.
 
 A replica takes the first number that no living process holds. One that comes in the place of another finds
 the disk tier that that one left, and begins with what it had cached.

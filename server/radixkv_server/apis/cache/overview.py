@@ -105,7 +105,7 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
 async def _own_blocks(context: ServerContext, caller: Caller) -> Json:
     """What of the pool is the caller's, by state; nothing of how full it is with others'."""
     snapshot = await context.engine.cache.nodes(
-        tenant=caller.tenant, salt=caller.salt, most_nodes=MAX_SEEN_NODES
+        tenant=caller.tenant, salt=caller.salt, max_nodes=MAX_SEEN_NODES
     )
     blocks = {"cached_blocks": 0, "held_blocks": 0, "pinned_blocks": 0}
     for node in snapshot.nodes:

@@ -32,7 +32,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
             "(max_tokens 1 is enough), with the same key and cache_salt.",
             code="not_cached",
         )
-    others = await cache.pins(tenant=caller.tenant, most_tokens=0)
+    others = await cache.pins(tenant=caller.tenant, max_tokens=0)
     if len(others) >= MAX_PINS:
         raise ApiError(
             507, f"At most {MAX_PINS} pins are allowed; end some of yours first.", code="too_many_pins"
@@ -100,7 +100,7 @@ def pin_json(context: ServerContext, pin: PinInfo, caller: Caller) -> Json:
 
 async def list_pins(context: ServerContext, caller: Caller) -> Json:
     """The caller's pins; an admin's list has everybody's."""
-    pins = await context.engine.cache.pins(tenant=caller.scope, most_tokens=SHOWN_TOKENS)
+    pins = await context.engine.cache.pins(tenant=caller.scope, max_tokens=SHOWN_TOKENS)
     if not caller.is_admin:
         pins = [pin for pin in pins if pin.salt == caller.salt]
     return {"object": "list", "data": [pin_json(context, pin, caller) for pin in pins]}

@@ -124,7 +124,7 @@ async def get_tree(request: Request) -> Response:
 async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
     cache = context.engine.cache
     snapshot = await cache.nodes(
-        tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, most_nodes=MAX_SEEN_NODES
+        tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, max_nodes=MAX_SEEN_NODES
     )
     return await asyncio.to_thread(
         lambda: TreeJson(snapshot, caller, context.names, context.text_of).heaviest(limit, depth)
@@ -140,8 +140,8 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         tenant=caller.tenant,
         salt=caller.salt,
         shown_tokens=-1,
-        most_nodes=MAX_SEEN_NODES,
-        most_tokens=MAX_SEARCHED_TOKENS,
+        max_nodes=MAX_SEEN_NODES,
+        max_tokens=MAX_SEARCHED_TOKENS,
     )
     return await asyncio.to_thread(
         lambda: TreeJson(snapshot, caller, context.names, context.text_of).search(text, limit)

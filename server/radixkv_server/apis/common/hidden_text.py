@@ -1,4 +1,4 @@
-"""Text that a client brings back in the next turn as it is: encoded, not encrypted, after a mark."""
+"""Text that a client brings back in the next turn as it is: encoded, not encrypted, with a prefix."""
 
 from __future__ import annotations
 

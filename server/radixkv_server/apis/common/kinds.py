@@ -1,4 +1,4 @@
-"""Unions that a look tells apart: objects by their `type`, and texts from lists of parts.
+"""Unions whose branches are easily told apart: objects by their `type`, and texts from lists of parts.
 
 A plain union would report the errors of the branch that the client did not mean. The branches' tags are in
 brackets: those are left out of the field names in error messages.
