@@ -151,10 +151,18 @@ def settings_parameters(
 def with_options(
     command: Callable[..., Any],
     replaced: str,
-    parameters: Sequence[inspect.Parameter],
     make: Callable[..., Any],
+    parameters: Sequence[inspect.Parameter] = (),
 ) -> Callable[..., Any]:
-    """A command that takes `parameters` in the place of its own `replaced`, which `make` makes of them."""
+    """A command that takes `parameters` in the place of its own `replaced`, which `make` makes of them.
+
+    Args:
+        parameters: of `make`; none: as it declares them.
+    """
+    parameters = parameters or [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(make, eval_str=True).parameters.values()
+    ]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> Any:
@@ -194,7 +202,7 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             else typer.Argument(help=helps["model"], metavar="[MODEL]"),
         ],
     )
-    return with_options(command, "config", [model, *options], _make_config)
+    return with_options(command, "config", _make_config, [model, *options])
 
 
 def _make_config(**settings: Any) -> EngineConfig:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +13,7 @@ from radixkv.errors import ConfigError
 from radixkv.tools.cli_options import with_options
 from radixkv.tools.output_files import check_writable
 from radixkv.tools.replay.plots import require_matplotlib
-from radixkv.tools.replay.readers import BLOCK_IDS, BlockIds, ReadOptions
+from radixkv.tools.replay.readers import BLOCK_IDS, ReadOptions
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this JSON file.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Also draw the figures (.png, .svg, .pdf).")]
@@ -29,9 +28,7 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     That of the block size is its own: commands have it under several names.
     """
-    declared = inspect.signature(_read_options, eval_str=True).parameters.values()
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in declared]
-    return with_options(command, "options", parameters, _read_options)
+    return with_options(command, "options", _read_options)
 
 
 def _read_options(
@@ -54,7 +51,7 @@ def _read_options(
 ) -> ReadOptions:
     if block_ids not in BLOCK_IDS:
         raise ConfigError(f"--block-ids must be one of {', '.join(BLOCK_IDS)}, not {block_ids!r}")
-    return ReadOptions(None, cast(BlockIds, block_ids), schedule, tools, tokenizer, limit)
+    return ReadOptions(None, block_ids, schedule, tools, tokenizer, limit)
 
 
 def check_outputs(json_file: Path | None, plot: Path | None) -> None:

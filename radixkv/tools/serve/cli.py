@@ -63,7 +63,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default=None,
         annotation=Annotated[str | None, option],
     )
-    return with_options(command, "settings", [*options, key_file], make_settings)
+    return with_options(command, "settings", make_settings, [*options, key_file])
 
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
@@ -100,7 +100,7 @@ def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a typer command, which takes `replica_settings`, every setting of replicas as an option."""
     renamed = {"target_queue_s": "--target-queue", "scale_down_after_s": "--scale-down-after"}
     options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed=renamed)
-    return with_options(command, "replica_settings", options, ReplicaSettings)
+    return with_options(command, "replica_settings", ReplicaSettings, options)
 
 
 @engine_options
