@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -81,6 +82,9 @@ class ReadOptions:
     limit: int | None = None
 
 
+AS_IT_IS = ReadOptions()
+
+
 def trace_name(path: Path) -> str:
     """The file's name without `.jsonl`, `.json`, `.csv`, `.gz`."""
     name = path.name
@@ -122,13 +126,12 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, value
 
 
-def read(path: Path, options: ReadOptions | None = None) -> Trace | Arrivals:
+def read(path: Path, options: ReadOptions = AS_IT_IS) -> Trace | Arrivals:
     """Read any supported file.
 
     Raises:
         TraceError: the file is not a trace, or a line of it is wrong.
     """
-    options = options or ReadOptions()
     kind = _kind_of(path)
     if kind == "csv":
         return read_arrivals(path, options.limit)
@@ -145,7 +148,7 @@ def read(path: Path, options: ReadOptions | None = None) -> Trace | Arrivals:
     return read_recording(path, options) if kind == "recording" else read_messages(path, options)
 
 
-def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
+def read_trace(path: Path, options: ReadOptions = AS_IT_IS) -> Trace:
     """Read a file from which prefixes are known.
 
     Raises:
@@ -208,7 +211,7 @@ def _number(
     return value
 
 
-def read_hash_ids(path: Path, options: ReadOptions | None = None) -> Trace:
+def read_hash_ids(path: Path, options: ReadOptions = AS_IT_IS) -> Trace:
     """Read hash-id JSON lines: `{"timestamp", "input_length", "output_length", "hash_ids"}`.
 
     Timestamps are milliseconds in Mooncake's form and seconds in Qwen's (lines with `chat_id`).
@@ -216,10 +219,9 @@ def read_hash_ids(path: Path, options: ReadOptions | None = None) -> Trace:
     Raises:
         TraceError: a missing or wrong field, ids that do not fit the lengths, an id with two parents.
     """
-    options = options or ReadOptions()
     builder: TraceBuilder | None = None
     to_seconds = 1e-3
-    for line, record in read_json_lines(path):
+    for line, record in islice(read_json_lines(path), options.limit):
         if builder is None:
             qwen = "chat_id" in record
             to_seconds = 1.0 if qwen else 1e-3
@@ -236,14 +238,12 @@ def read_hash_ids(path: Path, options: ReadOptions | None = None) -> Trace:
         arrival = _number(path, line, record, "timestamp", integer=False, default=0)
         output = _number(path, line, record, "output_length", default=0)
         builder.add(ids, input_length=length, output_length=output, arrival=arrival * to_seconds, line=line)
-        if options.limit is not None and len(builder) >= options.limit:
-            break
     if builder is None:
         raise TraceError(f"{path}: empty; a trace needs at least one line")
     return builder.build(options.block_size)
 
 
-def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
+def read_messages(path: Path, options: ReadOptions = AS_IT_IS) -> Trace:
     """Read a log of OpenAI messages through a tokenizer; full blocks only.
 
     With a schedule, each of its lines `{"t", "session", "upto", "max_tokens"}` sends
@@ -252,7 +252,6 @@ def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
     Raises:
         TraceError: a wrong line in either file, an unknown session or tool key, no such tokenizer.
     """
-    options = options or ReadOptions()
     block_size = options.block_size or 16
     stem = trace_name(path)
     tools = options.tools or _beside(path, stem + "_tools.json")
@@ -260,39 +259,38 @@ def read_messages(path: Path, options: ReadOptions | None = None) -> Trace:
     log = MessageLog.load(path, read_json_lines(path), tools)
     prompt_tokens = load_tokenizer(options.tokenizer)
     builder = TraceBuilder(stem, ids_are_prefixes=False)
-    for request in log.requests(schedule, read_json_lines(schedule) if schedule else None):
+    requests = log.requests(schedule, read_json_lines(schedule) if schedule else None)
+    for request in islice(requests, options.limit):
         try:
             tokens = prompt_tokens(request.messages, request.tools)
         except TraceError as error:
             raise TraceError(f"{schedule or path}, line {request.line}: {error}") from None
-        full = len(tokens) // block_size
-        data = tokens.tobytes()
-        width = block_size * tokens.itemsize
         builder.add(
-            [data[i * width : (i + 1) * width] for i in range(full)],
+            _full_blocks(tokens.tobytes(), block_size * tokens.itemsize),
             input_length=len(tokens),
             output_length=request.max_tokens,
             arrival=request.arrival,
             line=request.line,
         )
-        if options.limit is not None and len(builder) >= options.limit:
-            break
     return builder.build(block_size)
 
 
-def read_recording(path: Path, options: ReadOptions | None = None) -> Trace:
+def _full_blocks(data: bytes, width: int) -> list[bytes]:
+    return [data[at : at + width] for at in range(0, len(data) - width + 1, width)]
+
+
+def read_recording(path: Path, options: ReadOptions = AS_IT_IS) -> Trace:
     """Read recorded requests, in the forms that `radixkv audit` reads, through a tokenizer; full blocks only.
 
     Raises:
         TraceError: something in it is no request, or there is no such tokenizer.
     """
-    options = options or ReadOptions()
     block_size = options.block_size or 16
     builder = TraceBuilder(trace_name(path), ids_are_prefixes=False)
     recording = Recording([path])
     prompt_tokens = None if options.tokenizer == "bytes" else load_tokenizer(options.tokenizer)
     start: float | None = None
-    for number, record in enumerate(recording, start=1):
+    for number, record in enumerate(islice(recording, options.limit), start=1):
         if recording.problems.count:
             break
         if prompt_tokens is None:
@@ -302,14 +300,12 @@ def read_recording(path: Path, options: ReadOptions | None = None) -> Trace:
             data, width = tokens.tobytes(), block_size * tokens.itemsize
         start = record.time if start is None else start
         builder.add(
-            [data[at : at + width] for at in range(0, len(data) - width + 1, width)],
+            _full_blocks(data, width),
             input_length=len(data) * block_size // width,
             output_length=record.usage.output or 0,
             arrival=max(0.0, (record.time or 0.0) - (start or 0.0)),
             line=number,
         )
-        if options.limit is not None and len(builder) >= options.limit:
-            break
     if recording.problems.count:
         raise TraceError(f"{path.parent / recording.problems.named[0]}")
     return builder.build(block_size)
@@ -346,7 +342,7 @@ def read_arrivals(path: Path, limit: int | None = None) -> Arrivals:
     outputs: list[int] = []
     times: list[float] = []
     start: datetime | None = None
-    for line, text in rows:
+    for line, text in islice(rows, limit):
         cells = next(csv.reader([text]))
         if len(cells) != len(names):
             raise TraceError(f"{path}, line {line}: {len(cells)} columns, the header has {len(names)}")
@@ -367,8 +363,6 @@ def read_arrivals(path: Path, limit: int | None = None) -> Arrivals:
             times.append((arrived - start).total_seconds())
         else:
             times.append(0.0)
-        if limit is not None and len(inputs) >= limit:
-            break
     if not inputs:
         raise TraceError(f"{path}: a header but no line; a trace needs at least one request")
     return Arrivals(trace_name(path), np.array(inputs), np.array(outputs), np.array(times))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from radixkv.errors import ConfigError
-from radixkv.tools.replay.readers import Arrivals, ReadOptions, read
+from radixkv.tools.replay.readers import AS_IT_IS, Arrivals, ReadOptions, read
 from radixkv.tools.replay.trace import Int64Array, Trace
 
 # Mean prompt and answer lengths of the two data sets of the PagedAttention paper (Kwon et al., SOSP 2023,
@@ -67,7 +67,7 @@ class Workload:
         return paths, weights
 
 
-def from_file(path: Path, options: ReadOptions | None = None) -> Workload:
+def from_file(path: Path, options: ReadOptions = AS_IT_IS) -> Workload:
     """A workload from any file that `readers.read` knows; without output lengths one token is assumed.
 
     Raises:
