@@ -49,7 +49,7 @@ from radixkv.errors import (
     EngineOverloadedError,
 )
 from radixkv.request import PrefixPin, SamplingParams
-from radixkv.sampling.grammar.grammar import Grammar
+from radixkv.sampling.grammar.masks import Grammar
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy

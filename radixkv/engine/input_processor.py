@@ -19,7 +19,7 @@ from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.grammar import Grammar
+from radixkv.sampling.grammar.masks import Grammar
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.sequence_state import NamespaceName

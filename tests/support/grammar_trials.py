@@ -9,9 +9,8 @@ import torch
 from scripted_engine import ByteTokenizer
 
 from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES
-from radixkv.sampling.grammar.masks import GrammarMask
+from radixkv.sampling.grammar.masks import Grammar, GrammarMask
 from radixkv.sampling.grammar.tenants import Tenants
 from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs

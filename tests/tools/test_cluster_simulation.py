@@ -21,12 +21,12 @@ from benchmarks.fragmentation import save_small_model
 from radixkv.errors import ConfigError
 from radixkv.tools.cli_options import parse_names
 from radixkv.tools.cluster import simulated_replica as replica_module
+from radixkv.tools.cluster.cluster_command import parse_replicas
 from radixkv.tools.cluster.figures import figures_of, find_load, simulate_cluster
-from radixkv.tools.cluster.options import make_cost, parse_replicas
 from radixkv.tools.cluster.routers import ROUTERS, RoundRobin
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig, ClusterRun, ClusterSimulation
-from radixkv.tools.cluster.step_cost import StepCost, fit, read_cost
+from radixkv.tools.cluster.step_cost import StepCost, fit, make_cost, read_cost
 from radixkv.tools.replay.driver import replay
 from radixkv.tools.replay.readers import ReadOptions, read_trace
 from radixkv.tools.replay.token_prompts import scaled, token_prompts

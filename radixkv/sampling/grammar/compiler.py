@@ -18,8 +18,8 @@ from concurrent.futures import Future
 
 from radixkv.cache.keys import NamespaceName, frame_namespace
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
-from radixkv.sampling.grammar.grammar import Grammar
 from radixkv.sampling.grammar.limits import TooComplex
+from radixkv.sampling.grammar.masks import Grammar
 from radixkv.sampling.grammar.special_tokens import shown_names
 from radixkv.sampling.grammar.tenants import CompileTask, TenantGrammars, Tenants
 from radixkv.sampling.grammar.trial import follow

@@ -1,4 +1,4 @@
-"""The logits processor of a grammar: it leaves only the tokens with which the grammar can go on."""
+"""A compiled grammar and its logits processor: only the tokens with which the grammar can go on are left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.errors import RequestFailedError
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.grammar.trial import first_line
 from radixkv.sampling.grammar.vocabulary import Bitmasks, Vocabulary
-from radixkv.sampling.grammar.work import MAX_EXCESS_S, PROMISED_S, Effort
+from radixkv.sampling.grammar.work import MAX_EXCESS_S, PROMISED_S, Automaton, Effort, WorkAccount
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
 #: [256, 8]: for each byte of a mask, the most that the logits of its tokens may be.
@@ -207,3 +207,25 @@ def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, 
     allowed[:, :covered] = bits.flatten(1)[:, :covered].bool()
     at = to_device(rows, device)
     logits[at] = logits[at].masked_fill(~allowed, -torch.inf)
+
+
+class Grammar:
+    """A prototype at its beginning, with the first masks after it; all copies share its automaton.
+
+    Args:
+        account: pays for what answers take beyond what is promised.
+        num_bytes: memory that it took to compile.
+    """
+
+    def __init__(
+        self, prototype: llguidance.LLMatcher, vocabulary: Vocabulary, account: WorkAccount, num_bytes: int
+    ) -> None:
+        self._prototype = prototype
+        self._vocabulary = vocabulary
+        self._account = account
+        self.automaton = Automaton(num_bytes)
+
+    def start(self, min_tokens: MinTokens | None = None) -> GrammarMask:
+        """A processor for one sample. Some microseconds."""
+        effort = Effort(self._account, self.automaton)
+        return GrammarMask(self._prototype.deep_copy(), self._vocabulary, min_tokens, effort)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from radixkv.cache.keys import NamespaceKey
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.sampling.grammar.grammar import Grammar
+from radixkv.sampling.grammar.masks import Grammar
 from radixkv.sampling.grammar.work import WorkAccount
 from radixkv.structured import StructuredOutputs
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from radixkv.cache.eviction.registry import POLICIES as EVICTION
 from radixkv.cache.eviction.registry import make_eviction_policy
+from radixkv.errors import ConfigError
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.policy import make_policy
 from radixkv.tools.cli_options import parse_names
@@ -23,11 +24,11 @@ from radixkv.tools.cluster.figures import (
     pooled_hit_rate,
     simulate_cluster,
 )
-from radixkv.tools.cluster.options import make_cost, parse_replicas
 from radixkv.tools.cluster.plots import plot_cluster
 from radixkv.tools.cluster.routers import ROUTERS
 from radixkv.tools.cluster.simulated_replica import ReplicaConfig
 from radixkv.tools.cluster.simulation import ClusterConfig
+from radixkv.tools.cluster.step_cost import make_cost
 from radixkv.tools.output_files import write_json
 from radixkv.tools.replay.options import (
     JsonOption,
@@ -46,6 +47,21 @@ class _Cell:
 
     router: str
     num_replicas: int
+
+
+def parse_replicas(text: str) -> list[int]:
+    """Numbers of replicas, separated by commas.
+
+    Raises:
+        ConfigError: not numbers of at least 1, or none.
+    """
+    try:
+        counts = list(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or max(counts) > 4096:
+        raise ConfigError(f"--replicas takes numbers from 1 to 4096, separated by commas; not {text!r}")
+    return counts
 
 
 @trace_options

@@ -202,3 +202,16 @@ def read_cost(name: str) -> StepCost:
         raise ConfigError(
             f"--cost: {path} is no file that `radixkv simulate fit` wrote ({error!r})"
         ) from None
+
+
+def make_cost(cost: str, prefill_rate: float | None, decode_step: float | None) -> StepCost:
+    """What steps cost: as named or measured, or simply a rate for prompts and a time for decode steps.
+
+    Raises:
+        ConfigError: the cost is unknown.
+    """
+    if prefill_rate is None and decode_step is None:
+        return read_cost(cost)
+    base = read_cost(cost)
+    token_s = base.token_s if prefill_rate is None else 1 / prefill_rate
+    return StepCost(base.step_s if decode_step is None else decode_step, token_s)

@@ -13,8 +13,7 @@ from radixkv.client import EngineClient
 from radixkv.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
-from radixkv_server.metrics.tenant_labels import TenantLabels
-from radixkv_server.metrics.tenant_view import of_tenant
+from radixkv_server.metrics.tenant_labels import TenantLabels, of_tenant
 from radixkv_server.metrics.vllm_names import under_vllm_names
 
 if TYPE_CHECKING:
