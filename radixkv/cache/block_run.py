@@ -43,10 +43,10 @@ class BlockRun:
         """Tokens of a block."""
         return (self.end - self.start) // len(self) if len(self) else 0
 
-    def tokens_of(self, place: int) -> bytes:
+    def tokens_of(self, index: int) -> bytes:
         """The token ids of one of its blocks. O(block)."""
         size = self.block_size * TOKEN_BYTES
-        start = self.start * TOKEN_BYTES + place * size
+        start = self.start * TOKEN_BYTES + index * size
         return self.tokens[start : start + size]
 
     def part(self, first: int, stop: int) -> BlockRun:

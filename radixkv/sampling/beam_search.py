@@ -129,11 +129,11 @@ class BeamSearch:
         length = len(self.running[0].tokens) + 1
         at_limit = length >= self.max_new_tokens
         beams: list[Beam] = []
-        for place, (logprob, i, token) in enumerate(pool[: self.num_candidates]):
+        for rank, (logprob, i, token) in enumerate(pool[: self.num_candidates]):
             beam = Beam((*self.running[i].tokens, token), logprob)
             ends = token in self.end_token_ids
             if ends or at_limit:
-                if place < width and not (self._has_enough and self.params.early_stopping is True):
+                if rank < width and not (self._has_enough and self.params.early_stopping is True):
                     self.finished.append(self._finished(beam, "stop" if ends else "length"))
             elif len(beams) < width:
                 beams.append(beam)

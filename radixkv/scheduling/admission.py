@@ -7,8 +7,8 @@ policies differ (`radixkv.scheduling.policy`):
  1. The first of a line, or the most urgent, may be entitled to room: others are preempted for it.
  2. Requests are tried in the policy's order, those that were overtaken too often first in their lines.
  3. One whose next tokens are being computed waits for them.
- 4. One fits if there are a place and the blocks, and one block of headroom is left for each that runs: an
-    admission must not cause a preemption at once. With nothing else running it may take all.
+ 4. One fits if there are a sequence slot and the blocks, and one block of headroom is left for each that
+    runs: an admission must not cause a preemption at once. With nothing else running it may take all.
  5. Those after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
  6. When little of the budget is left and many prompts are in progress, what is left is for short prompts.
 """

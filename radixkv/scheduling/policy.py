@@ -190,7 +190,7 @@ class AdmissionPolicy:
 
 
 def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int]) -> Sequence[SequenceState]:
-    """Each namespace's places stay its own; in them, its longest cached prefixes come first, then arrival.
+    """Each namespace keeps its positions; in them its longest cached prefixes come first, then arrival.
 
     O(n log n).
     """
@@ -281,7 +281,7 @@ class PriorityPolicy(AdmissionPolicy):
 class FairPolicy(AdmissionPolicy):
     """Serve first the tenant with the least work done for its weight (see `tenant_of`), its own as `prefix`.
 
-    A tenant of whom nothing runs need not wait for the end of what others run: place and room are made for
+    A tenant of whom nothing runs need not wait for the end of what others run: a slot and room are made for
     one request of its own, by preempting the newest of the tenant that has most.
 
     Args:
@@ -325,7 +325,7 @@ class FairPolicy(AdmissionPolicy):
     def order(
         self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
     ) -> Sequence[SequenceState]:
-        # What is cached decides inside each namespace only, so that no tenant's place tells of another's.
+        # What is cached decides inside each namespace only, so that no tenant's position tells of another's.
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
     def barred(self, request: SequenceState, bound: float) -> Barred:

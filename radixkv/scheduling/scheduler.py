@@ -143,7 +143,7 @@ class Scheduler:
         self._waiting.add(request)
 
     def add_fork(self, fork: SequenceState, parent: SequenceState) -> None:
-        """Take in a fork: beside its parent if there is a place; else it waits, and hits the same blocks."""
+        """Take in a fork: beside its parent if a slot is free; else it waits, and hits the same blocks."""
         self._number(fork)
         fork.was_admitted = parent.was_admitted
         if parent.lease is not None and len(self._running) < self.max_num_seqs:

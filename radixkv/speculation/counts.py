@@ -13,7 +13,7 @@ class SpeculationCounts:
         num_drafts: how often a request had a draft in a step.
         num_draft_tokens: guesses that were computed.
         num_accepted_tokens: those that were right.
-        accepted_per_pos: the same by their place in the draft, from its first on.
+        accepted_per_pos: the same by their position in the draft, from its first on.
     """
 
     num_drafts: int = 0
@@ -29,8 +29,8 @@ class SpeculationCounts:
         missing = num_draft_tokens - len(self.accepted_per_pos)
         if missing > 0:
             self.accepted_per_pos += [0] * missing
-        for place in range(num_accepted):
-            self.accepted_per_pos[place] += 1
+        for position in range(num_accepted):
+            self.accepted_per_pos[position] += 1
 
     def snapshot(self) -> SpeculationCounts:
         """A copy that stays as it is."""

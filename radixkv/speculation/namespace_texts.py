@@ -51,8 +51,8 @@ class NamespaceTexts:
         text = self._texts.get(frame_namespace(namespace)) if self._texts else None
         if text is None:
             return [], 0
-        place, length = text.find(context)
-        found = text.read(place, most) if length else []
+        position, length = text.find(context)
+        found = text.read(position, most) if length else []
         if _END in found:
             del found[found.index(_END) :]
         return found, length

@@ -89,10 +89,10 @@ class RequestText:
         """What followed the request's last tokens in the prediction, or before in its own text."""
         best: tuple[list[int], int] = [], 0
         if self._prediction is not None:
-            place, length = self._prediction.find(self.context)
+            position, length = self._prediction.find(self.context)
             if length:
-                best = self._prediction.read(place, most), length
-        place, length = self._own.find(self.context, inside=True)
+                best = self._prediction.read(position, most), length
+        position, length = self._own.find(self.context, inside=True)
         if length > best[1]:
-            best = self._own.read(place, most), length
+            best = self._own.read(position, most), length
         return best

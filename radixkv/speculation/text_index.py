@@ -1,13 +1,13 @@
 """TextIndex: where the last tokens of some text occurred before, longest match first.
 
 Hash chains as in deflate (RFC 1951, and zlib's implementation of it): `_last` has for each hash of GRAM
-tokens the latest place they end at, `_before` for each place the one before it with the same hash.
+tokens the latest position they end at, `_before` for each position the one before it with the same hash.
 
     text      a b c d e a b c
-    place     0 1 2 3 4 5 6 7 8          _last[hash(a b c)] = 8, _before[8] = 3, _before[3] = -1
+    position  0 1 2 3 4 5 6 7 8          _last[hash(a b c)] = 8, _before[8] = 3, _before[3] = -1
 
 A chain is followed for a few steps; each candidate is compared backwards, so that hashes only propose. Where
-none matches, the latest place of the last two tokens is taken (`_pairs`), which has no chain.
+none matches, the latest position of the last two tokens is taken (`_pairs`), which has no chain.
 Memory: 8 bytes a token and two tables of fixed size.
 """
 
@@ -49,13 +49,13 @@ class TextIndex:
             # Of equal ones the latest stays. The last pair is left out: nothing follows it yet.
             pairs[(wide[:-2] * _FACTORS[1] + wide[1:-1] * _FACTORS[2]) & _MASK] = np.arange(2, count)
             hashes = (wide[:-2] * _FACTORS[0] + wide[1:-1] * _FACTORS[1] + wide[2:] * _FACTORS[2]) & _MASK
-            places = np.argsort(hashes, kind="stable").astype(np.int32)
-            ordered = hashes[places]
-            places += GRAM
+            positions = np.argsort(hashes, kind="stable").astype(np.int32)
+            ordered = hashes[positions]
+            positions += GRAM
             same = ordered[1:] == ordered[:-1]
-            before[places[1:][same]] = places[:-1][same]
+            before[positions[1:][same]] = positions[:-1][same]
             ends = np.append(~same, True)
-            last[ordered[ends]] = places[ends]
+            last[ordered[ends]] = positions[ends]
         self._last = array("i", last.tobytes())
         self._before = array("i", before.tobytes())
         self._pairs = array("i", pairs.tobytes())
@@ -67,21 +67,21 @@ class TextIndex:
         """The text goes on with this token. O(1)."""
         tokens = self._tokens
         tokens.append(token_id)
-        place = len(tokens)
-        if place < GRAM:
+        position = len(tokens)
+        if position < GRAM:
             self._before.append(-1)
             return
-        self._pairs[_hash(0, tokens[-3], tokens[-2])] = place - 1
+        self._pairs[_hash(0, tokens[-3], tokens[-2])] = position - 1
         key = _hash(tokens[-3], tokens[-2], token_id)
         self._before.append(self._last[key])
-        self._last[key] = place
+        self._last[key] = position
 
-    def read(self, place: int, most: int) -> list[int]:
-        """At most `most` tokens from a place on."""
-        return self._tokens[place : place + most].tolist()
+    def read(self, position: int, most: int) -> list[int]:
+        """At most `most` tokens from a position on."""
+        return self._tokens[position : position + most].tolist()
 
     def find(self, context: Sequence[int], *, inside: bool = False) -> tuple[int, int]:
-        """The place after the longest match of the context's end, the latest of several; and its length.
+        """The position after the longest match of the context's end, the latest of several; and its length.
 
         (0, 0) where fewer than two tokens match, or the text ends after the match. O(LONGEST_MATCH) for
         each of a few candidates.
@@ -94,31 +94,35 @@ class TextIndex:
             return 0, 0
         tokens = self._tokens
         end = len(tokens)
-        place = self._last[_hash(context[-3], context[-2], context[-1])]
-        if inside and place == end:
-            place = self._before[place]
+        position = self._last[_hash(context[-3], context[-2], context[-1])]
+        if inside and position == end:
+            position = self._before[position]
         best, longest = 0, GRAM - 1
         for _ in range(_MAX_CANDIDATES):
-            if place < 0:
+            if position < 0:
                 break
-            if place < end:
-                length = self._matching(place, context)
+            if position < end:
+                length = self._matching(position, context)
                 if length > longest:
-                    best, longest = place, length
+                    best, longest = position, length
                     if length >= LONGEST_MATCH:
                         break
-            place = self._before[place]
+            position = self._before[position]
         if best:
             return best, longest
-        place = self._pairs[_hash(0, context[-2], context[-1])]
-        return (place, GRAM - 1) if place >= 0 and self._matching(place, context) >= GRAM - 1 else (0, 0)
+        position = self._pairs[_hash(0, context[-2], context[-1])]
+        return (
+            (position, GRAM - 1)
+            if position >= 0 and self._matching(position, context) >= GRAM - 1
+            else (0, 0)
+        )
 
-    def _matching(self, place: int, context: Sequence[int]) -> int:
-        """How many tokens before `place` are those at the end of `context`."""
+    def _matching(self, position: int, context: Sequence[int]) -> int:
+        """How many tokens before `position` are those at the end of `context`."""
         tokens = self._tokens
-        most = min(place, len(context), LONGEST_MATCH)
+        most = min(position, len(context), LONGEST_MATCH)
         length = 0
-        while length < most and tokens[place - 1 - length] == context[-1 - length]:
+        while length < most and tokens[position - 1 - length] == context[-1 - length]:
             length += 1
         return length
 

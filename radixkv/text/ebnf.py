@@ -88,7 +88,7 @@ def lark_of_ebnf(grammar: str) -> str:
 
     Raises:
         InvalidRequestError: it is no EBNF, or has what can't be translated: lookahead, macros, tokens by name
-            or id. Names the place.
+            or id. Names line and column.
     """
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_EBNF_BYTES:

@@ -28,7 +28,7 @@ class _Kept:
     """A block, and which one of which run it is."""
 
     run: BlockRun
-    place: int
+    index: int
     data: npt.NDArray[np.uint8]
 
 
@@ -80,17 +80,17 @@ class HostTier:
         self.touch(run.part(0, len(found)))
         pieces: list[TierBlocks] = []
         first = 0
-        for place in range(1, len(found) + 1):
+        for end in range(1, len(found) + 1):
             begin = found[first]
             is_next = (
-                place < len(found)
-                and found[place].run is begin.run
-                and found[place].place - begin.place == place - first
+                end < len(found)
+                and found[end].run is begin.run
+                and found[end].index - begin.index == end - first
             )
             if not is_next:
-                part = begin.run.part(begin.place, begin.place + place - first)
-                pieces.append(TierBlocks(part, [kept.data for kept in found[first:place]]))
-                first = place
+                part = begin.run.part(begin.index, begin.index + end - first)
+                pieces.append(TierBlocks(part, [kept.data for kept in found[first:end]]))
+                first = end
         done: Future[Sequence[TierBlocks]] = Future()
         done.set_result(pieces)
         return done
@@ -127,15 +127,15 @@ class HostTier:
     def _lacks(self, identity: bytes) -> bool:
         return identity not in self._kept and identity not in self._coming
 
-    def _copy(self, run: BlockRun, data: npt.NDArray[np.uint8], places: Sequence[int]) -> None:
+    def _copy(self, run: BlockRun, data: npt.NDArray[np.uint8], indices: Sequence[int]) -> None:
         """On the thread: keep some blocks of a run."""
-        for place in reversed(places):  # the tail is used first, and goes first
-            identity = run.identities[place]
+        for index in reversed(indices):  # the tail is used first, and goes first
+            identity = run.identities[index]
             try:
-                if data[place].nbytes <= self.max_bytes:
-                    memory = self._allocate(data[place].nbytes)
-                    memory[:] = data[place]
-                    self._keep(identity, _Kept(run, place, memory))
+                if data[index].nbytes <= self.max_bytes:
+                    memory = self._allocate(data[index].nbytes)
+                    memory[:] = data[index]
+                    self._keep(identity, _Kept(run, index, memory))
             finally:
                 self._coming.discard(identity)
 

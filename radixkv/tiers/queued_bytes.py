@@ -34,10 +34,10 @@ class QueuedBytes:
             self._changed.wait_for(lambda: not self._num_bytes or or_until(), timeout)
 
     def wanted(self, missing: Sequence[int]) -> range:
-        """Of a run's blocks that are lacking, by their place, those that there is room for, without gaps."""
+        """Of a run's blocks that are lacking, by their index, those that there is room for, without gaps."""
         if not missing:
             return range(0)
         room = max(0, (MAX_QUEUED_BYTES - self._num_bytes) // self._block_bytes)
         wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
-        self.dropped_blocks += sum(place >= wanted.stop for place in missing)
+        self.dropped_blocks += sum(index >= wanted.stop for index in missing)
         return wanted

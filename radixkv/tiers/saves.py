@@ -32,7 +32,7 @@ class _Piece(NamedTuple):
     """Blocks that are to be copied out, of the text that they are in.
 
     Attributes:
-        takers: tiers that want some of them, and which, by their place in `run`.
+        takers: tiers that want some of them, and which, by their index in `run`.
     """
 
     run: BlockRun

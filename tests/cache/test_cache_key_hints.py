@@ -1,4 +1,4 @@
-"""Families: requests that say which others they come back with, and what the adaptive order makes of it."""
+"""Cache key hints: requests that say which others come back with them, and what `adaptive` makes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def serve(cache_key_hint: str, *, other: str = "", namespace: str = "agents") ->
     """Tokens found beyond the system prompt, where agents come back once and strangers never.
 
     Args:
-        family: of the agents' requests.
+        cache_key_hint: of the agents' requests.
         other: of the strangers'.
         namespace: of the strangers.
     """

@@ -170,17 +170,17 @@ class DiskTier:
         """See `radixkv.tiers.tier.Tier`: what it lacks, as far as the queue has room."""
         if self.failure is not None:
             return range(0)
-        missing = [place for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
+        missing = [index for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
         return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `radixkv.tiers.tier.Tier`."""
         if self.failure is not None:
             return
-        missing = [(place, name) for place, name in enumerate(self._names.of(run)) if self._lacks(name)]
+        missing = [(index, name) for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
         if missing:
-            tokens = [run.tokens_of(place) for place, _ in missing]
-            names, rows = [name for _, name in missing], [data[place] for place, _ in missing]
+            tokens = [run.tokens_of(index) for index, _ in missing]
+            names, rows = [name for _, name in missing], [data[index] for index, _ in missing]
             save = _Save(names, tokens, rows, self._store.next_uses(len(missing)))
             self._coming.update(name.key for name in save.names)
             self._queued.add(len(missing) * self._block_bytes)
@@ -217,8 +217,8 @@ class DiskTier:
         damaged = self._store.counts.damaged  # only this thread finds more while it reads
         try:
             keys = []
-            for place, name in enumerate(self._names.of(run)):
-                block = None if self.failure is not None else self._store.read(name, run.tokens_of(place))
+            for index, name in enumerate(self._names.of(run)):
+                block = None if self.failure is not None else self._store.read(name, run.tokens_of(index))
                 if block is None:
                     break
                 blocks.append(block)

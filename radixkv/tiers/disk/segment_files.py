@@ -48,7 +48,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a record is.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place:
     index: int
     offset: int
     num_bytes: int
-    older: Place | None = None
+    older: Location | None = None
 
 
 def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:

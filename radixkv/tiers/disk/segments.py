@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from radixkv.tiers.disk.folder import ABOUT, SEGMENT, USED, file_name, files_in
-from radixkv.tiers.disk.segment_files import GONE, USE_BYTES, Place, Segment, read_bytes, read_uses, scan
+from radixkv.tiers.disk.segment_files import GONE, USE_BYTES, Location, Segment, read_bytes, read_uses, scan
 from radixkv.tiers.record import (
     BlockName,
     RecordError,
@@ -81,7 +81,7 @@ class SegmentStore:
         self._system = system
         self._sync_data = getattr(system, "fdatasync", system.fsync)
         self._lock = threading.Lock()  # around the next two, and what segments say of their records
-        self._places: dict[bytes, Place] = {}
+        self._locations: dict[bytes, Location] = {}
         self._segments: list[Segment] = []  # the oldest first
         self._num_bytes = 0
         self._grows: Segment | None = None
@@ -93,10 +93,10 @@ class SegmentStore:
         self._open_all()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._locations
 
     @property
     def num_bytes(self) -> int:
@@ -128,7 +128,7 @@ class SegmentStore:
         segment, path = Segment(number), file_name(self.folder, number, SEGMENT)
         try:
             for offset, header in scan(path, self._system):
-                older = self._places.get(header.key)
+                older = self._locations.get(header.key)
                 self._note(segment, header.key, offset, header.record_bytes, older=older)
         except RecordError as error:
             segment.is_foreign = error.reason == "version" and not segment.keys
@@ -143,8 +143,11 @@ class SegmentStore:
             segment.uses[index] = use
             if use < GONE:
                 self._last_use = max(self._last_use, use)
-            elif (place := self._places.get(key)) and (place.segment, place.index) == (segment, index):
-                self._forget(key, place)
+            elif (location := self._locations.get(key)) and (location.segment, location.index) == (
+                segment,
+                index,
+            ):
+                self._forget(key, location)
         return segment
 
     def _note(
@@ -154,10 +157,10 @@ class SegmentStore:
         offset: int,
         num_bytes: int,
         use: int = 0,
-        older: Place | None = None,
+        older: Location | None = None,
     ) -> None:
         with self._lock:
-            self._places[key] = Place(segment, len(segment.keys), offset, num_bytes, older)
+            self._locations[key] = Location(segment, len(segment.keys), offset, num_bytes, older)
             segment.keys.append(key)
             segment.uses.append(use)
 
@@ -165,15 +168,15 @@ class SegmentStore:
 
     def read(self, name: BlockName, tokens: Bytes) -> memoryview | None:
         """A block, verified; None: it is not there, or is not believed (and forgotten)."""
-        while (place := self._places.get(name.key)) is not None:
-            path = file_name(self.folder, place.segment.number, SEGMENT)
+        while (location := self._locations.get(name.key)) is not None:
+            path = file_name(self.folder, location.segment.number, SEGMENT)
             try:
-                record = read_bytes(path, place.offset, place.num_bytes, self._system)
+                record = read_bytes(path, location.offset, location.num_bytes, self._system)
                 block = unpack_record(record, name, tokens)
             except FileNotFoundError:
-                self._forget(name.key, place)
+                self._forget(name.key, location)
             except RecordError:
-                self.counts.damaged += self._forget(name.key, place)
+                self.counts.damaged += self._forget(name.key, location)
             else:
                 self.counts.read += 1
                 return block
@@ -182,11 +185,11 @@ class SegmentStore:
     def use(self, keys: Sequence[bytes]) -> bool:
         """Blocks that follow each other in a text are used: the first one goes last. Whether any is there."""
         with self._lock:
-            there = [place for key in reversed(keys) if (place := self._places.get(key)) is not None]
-            for place in there:
+            there = [location for key in reversed(keys) if (location := self._locations.get(key)) is not None]
+            for location in there:
                 self._last_use += 1
-                place.segment.uses[place.index] = self._last_use
-                place.segment.uses_changed = True
+                location.segment.uses[location.index] = self._last_use
+                location.segment.uses_changed = True
         return bool(there)
 
     def next_uses(self, count: int) -> range:
@@ -195,15 +198,15 @@ class SegmentStore:
             self._last_use += count
             return range(self._last_use, self._last_use - count, -1)
 
-    def _forget(self, key: bytes, place: Place) -> bool:
+    def _forget(self, key: bytes, location: Location) -> bool:
         """A copy is no good, there may be an older one; False: it was forgotten already."""
         with self._lock:
-            if self._places.get(key) is not place:
+            if self._locations.get(key) is not location:
                 return False
-            if place.older is None:
-                del self._places[key]
+            if location.older is None:
+                del self._locations[key]
             else:
-                self._places[key] = place.older
+                self._locations[key] = location.older
             return True
 
     # ------------------------------------------------------------------ writing, on one thread
@@ -327,26 +330,26 @@ class SegmentStore:
         segments = [segment for segment in self._segments if segment.num_bytes]
         live = [self._live(segment) for segment in segments]
         uses = np.array([use for records in live for use, _, _ in records], np.uint64)
-        sizes = np.array([place.num_bytes for records in live for _, _, place in records], np.int64)
+        sizes = np.array([location.num_bytes for records in live for _, _, location in records], np.int64)
         order = np.argsort(uses)
         last_gone = int(np.searchsorted(np.cumsum(sizes[order]), num_bytes))
         # After a loss of power several may have one number: these go together.
         oldest_kept = int(uses[order[last_gone]]) + 1 if last_gone < len(order) else GONE
 
         def to_keep(number: int) -> tuple[float, int]:
-            kept = sum(place.num_bytes for use, _, place in live[number] if use >= oldest_kept)
+            kept = sum(location.num_bytes for use, _, location in live[number] if use >= oldest_kept)
             latest_use = max((use for use, _, _ in live[number]), default=0)
             return kept / segments[number].num_bytes, latest_use
 
         return segments[min(range(len(live)), key=to_keep)], oldest_kept
 
-    def _live(self, segment: Segment) -> list[tuple[int, bytes, Place]]:
-        """The records that are read from a segment: last use, key and place."""
+    def _live(self, segment: Segment) -> list[tuple[int, bytes, Location]]:
+        """The records that are read from a segment: last use, key and location."""
         with self._lock:
             return [
-                (segment.uses[place.index], key, place)
+                (segment.uses[location.index], key, location)
                 for key in segment.keys
-                if (place := self._places.get(key)) is not None and place.segment is segment
+                if (location := self._locations.get(key)) is not None and location.segment is segment
             ]
 
     def _let_go(self, segment: Segment, oldest_kept: int, room: int) -> int:
@@ -356,26 +359,26 @@ class SegmentStore:
         path = file_name(self.folder, segment.number, SEGMENT)
         live = self._live(segment)
         num_kept = num_copied = 0
-        for use, key, place in sorted(live, key=itemgetter(0), reverse=True):
-            if use < oldest_kept or num_copied + place.num_bytes > room:
+        for use, key, location in sorted(live, key=itemgetter(0), reverse=True):
+            if use < oldest_kept or num_copied + location.num_bytes > room:
                 break
-            if self._copy_forward(path, key, place, use):
+            if self._copy_forward(path, key, location, use):
                 num_kept += 1
-                num_copied += place.num_bytes
+                num_copied += location.num_bytes
         if num_kept:
             self.sync()  # before the only other copy goes
-        gone = [(use, key, place) for use, key, place in live if self._places.get(key) is place]
+        gone = [(use, key, location) for use, key, location in live if self._locations.get(key) is location]
         latest_gone = max((use for use, _, _ in gone if use < oldest_kept), default=0)
         self._segments.remove(segment)
         self._num_bytes -= segment.disk_bytes
         for other in self._segments:  # else a text would outlive others that were used since
             gone += [record for record in self._live(other) if record[0] < latest_gone]
         with self._lock:
-            for _, key, place in gone:
-                if self._places.get(key) is place:
-                    del self._places[key]
-                    place.segment.uses[place.index] = GONE
-                    place.segment.uses_changed = True
+            for _, key, location in gone:
+                if self._locations.get(key) is location:
+                    del self._locations[key]
+                    location.segment.uses[location.index] = GONE
+                    location.segment.uses_changed = True
         self.counts.kept += num_kept
         self.counts.evicted += len(gone)
         for ending in (SEGMENT, ABOUT, USED):
@@ -385,14 +388,14 @@ class SegmentStore:
                 continue
         return num_copied
 
-    def _copy_forward(self, path: str, key: bytes, place: Place, use: int) -> bool:
+    def _copy_forward(self, path: str, key: bytes, location: Location, use: int) -> bool:
         try:
-            record = read_bytes(path, place.offset, place.num_bytes, self._system)
+            record = read_bytes(path, location.offset, location.num_bytes, self._system)
             verify_record(record)
         except FileNotFoundError:
             return False
         except RecordError:
-            self.counts.damaged += self._forget(key, place)
+            self.counts.damaged += self._forget(key, location)
             return False
         self._write(key, [record], use)
         return True

@@ -167,8 +167,8 @@ class RedisTier:
             return range(0)
         oldest = time.monotonic() - self._ttl_s / 4
         missing = [
-            place
-            for place, name in enumerate(self._owners.names(run))
+            index
+            for index, name in enumerate(self._owners.names(run))
             if self._known.get(name.key, oldest) <= oldest
         ]
         return self._queued.wanted(missing)
@@ -239,18 +239,18 @@ class RedisTier:
         """The leading blocks that are there and believed; whether what follows is damaged."""
         client, is_damaged = self._loads.client, False
         blocks: list[Bytes] = []
-        for place in reversed(range(len(names))):
-            value = client.get(_key(names[place]))
+        for index in reversed(range(len(names))):
+            value = client.get(_key(names[index]))
             if value is None:
-                self._forget(names[place])
+                self._forget(names[index])
                 blocks, is_damaged = [], False
                 continue
             try:
-                record = self._owners.opened(run, names[place], value)
-                blocks.append(unpack_record(record, names[place], run.tokens_of(place)))
+                record = self._owners.opened(run, names[index], value)
+                blocks.append(unpack_record(record, names[index], run.tokens_of(index)))
             except RecordError:
-                client.delete(_key(names[place]))
-                self._forget(names[place])
+                client.delete(_key(names[index]))
+                self._forget(names[index])
                 blocks, is_damaged = [], True
         blocks.reverse()
         self._renew(client, names[: len(blocks)])
@@ -271,10 +271,10 @@ class RedisTier:
             if not self.is_up:
                 return
             client, names = self._saves.client, list(self._owners.names(run))
-            places = {name: place for place, name in enumerate(names)}
+            indices = {name: index for index, name in enumerate(names)}
             for name in self._renew(client, names):
-                place = places[name]
-                start, block = pack_record(name, run.tokens_of(place), data[place])
+                index = indices[name]
+                start, block = pack_record(name, run.tokens_of(index), data[index])
                 value = self._owners.closed(run, name, b"".join((start, block)))
                 client.set(_key(name), value, ex=self._ttl_s)
                 self._note_known([name], touched=True)
