@@ -1,11 +1,11 @@
 """RunningRequests: who has a lease, and which of them are decodes that need nothing from the cache.
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
+Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
 already and nobody else's. Such a request is a row: its entry is kept from step to step, and only its numbers
-change. Its
-lease gets the tokens all together (`flush_tokens`) when the block is full, when the request is no row any
-more, or when somebody else's prompt goes on with just these tokens (`continuation`). So with a thousand
-decodes the cache is called for about sixty of them in a step.
+change. Its lease gets the tokens all together (`flush_tokens`) when the block is full and the row goes on in
+a new one, when the request is no row any more, or when somebody else's prompt goes on with just these tokens
+(`continuation`). So with a thousand decodes the cache is called for about sixty of them in a step.
 
     tokens of a row's request
     0 ............ lease.num_tokens ............ num_computed . num_tokens
@@ -24,10 +24,11 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import PrefixKey, prefix_key
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence_state import SequenceState, TokenBuffer
 from radixkv.scheduling.step_plan import SchedulerStats
 
 
@@ -36,12 +37,14 @@ class Row(Entry):
     """A decode that writes into the last block of its lease: an entry that is kept from step to step.
 
     Attributes:
+        tokens: of the request.
         block_table: of its lease.
         slot_offset: slot - position, constant inside a block.
         block_end: the position after the block.
         committed: what its lease has of its tokens.
     """
 
+    tokens: TokenBuffer
     block_table: npt.NDArray[np.int32]
     slot_offset: int
     block_end: int
@@ -126,22 +129,45 @@ class RunningRequests:
         if not end % size or request.shares_blocks or request.num_sequence_slots > 1:
             return
         assert lease is not None
-        table, start = lease.block_table, end - end % size
-        key = prefix_key(request, *lease.cached_identity, end)
-        order = request.arrival_order
-        del self._others[order]
-        self._by_committed.setdefault(key, {})[order] = request
-        self._rows[order] = Row(
+        start = end - end % size
+        del self._others[request.arrival_order]
+        row = self._rows[request.arrival_order] = Row(
             request,
             start=end,
             count=1,
             samples=True,
             num_logits=1,
-            block_table=table,
-            slot_offset=int(table[-1]) * size - start,
+            tokens=request.tokens,
+            block_table=lease.block_table,
+            slot_offset=int(lease.block_table[-1]) * size - start,
             block_end=start + size,
-            committed=key,
+            committed=prefix_key(request, *lease.cached_identity, end),
         )
+        self._by_committed.setdefault(row.committed, {})[request.arrival_order] = request
+
+    def _next_block(self, row: Row) -> bool:
+        """Let a row whose block is full go on in a new one; False: its lease gets none."""
+        request, start = row.request, row.start
+        flush_tokens(request)
+        lease = request.lease
+        assert lease is not None
+        try:
+            lease.reserve(start + 1)
+        except OutOfBlocks:
+            return False
+        row.block_table = lease.block_table
+        row.slot_offset = int(row.block_table[-1]) * self._block_size - start
+        row.block_end = start + self._block_size
+        self._forget_committed(row)
+        row.committed = prefix_key(request, *lease.cached_identity, start)
+        self._by_committed.setdefault(row.committed, {})[request.arrival_order] = request
+        return True
+
+    def _forget_committed(self, row: Row) -> None:
+        alike = self._by_committed[row.committed]
+        del alike[row.request.arrival_order]
+        if not alike:
+            del self._by_committed[row.committed]
 
     def update_row(self, request: SequenceState) -> None:
         """A running request has got its token while the next step runs already. O(1).
@@ -168,27 +194,29 @@ class RunningRequests:
         if row is not None:
             request.last_scheduled_step = self._stats.num_steps - 1
             self._others[request.arrival_order] = request
-            alike = self._by_committed[row.committed]
-            del alike[request.arrival_order]
-            if not alike:
-                del self._by_committed[row.committed]
+            self._forget_committed(row)
         if flush:
             flush_tokens(request)
         return row is not None
 
-    def drop_full_rows(self, *, dissolve: bool) -> None:
-        """Make no rows of those for which the coming step is no plain decode: whose block is full. O(rows).
+    def refresh_rows(self, *, dissolve: bool, may_grow: bool) -> None:
+        """Make no rows of those for which the coming step is no plain decode. O(rows).
 
         Args:
-            dissolve: of all: not everybody can have a token.
+            dissolve: of none: not everybody can have a token.
+            may_grow: there are blocks for all, so that rows whose block is full need not stand in line for one.
         """
-        full = []
+        full, others = [], []
         for row in self._rows.values():
-            request = row.request
-            start = row.start = request.num_computed
-            if dissolve or start >= row.block_end or start + 1 != request.tokens.length:
-                full.append(request)
-        for request in full:
+            start = row.start = row.request.num_computed
+            if dissolve or start + 1 != row.tokens.length:
+                others.append(row.request)
+            elif start >= row.block_end:
+                full.append(row)
+        for row in full:
+            if not (may_grow and self._next_block(row)):
+                others.append(row.request)
+        for request in others:
             self.drop_row(request, flush=dissolve)
 
     def row_requests(self) -> list[SequenceState]:
@@ -205,7 +233,7 @@ class RunningRequests:
         positions, numbers = column("start"), np.arange(len(rows) + 1)
         return Batch(
             entries=rows,
-            token_ids=column("request.tokens.last"),
+            token_ids=column("tokens.last"),
             positions=positions,
             query_starts=numbers.astype(np.int32),
             context_lengths=(positions + 1).astype(np.int32),

@@ -190,7 +190,10 @@ class Scheduler:
         if self._tier_waits is not None:
             self._tier_waits.begin_step()
         running = self._running
-        running.drop_full_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
+        running.refresh_rows(
+            dissolve=only is not None or len(running) > self.max_num_batched_tokens,
+            may_grow=self.cache.available_blocks() > len(running),
+        )
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
         plan = StepPlan(
             number=self.stats.num_steps,
