@@ -376,7 +376,7 @@ class AdmissionControl:
         plan.row_left()
         # The tokens fit into its last block, so nobody is preempted for them.
         assert request.lease is not None
-        request.lease.append(request.tokens.view(request.lease.num_tokens))
+        request.lease.append(request.tokens.encoded_part(request.lease.num_tokens))
         plan.add(request, 1)
 
     # ------------------------------------------------------------------ and back

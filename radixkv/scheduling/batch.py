@@ -75,6 +75,7 @@ class Batch:
             and no block is a target twice. Nothing that they read or write is written by the step.
         fed_tokens: a tensor int64 [T] on the runner's device that takes the place of `token_ids`, where the
             host does not know these yet; None: it does.
+        num_rows: entries at the beginning that are decodes of one token, and copy nothing.
     """
 
     entries: list[Entry]
@@ -88,6 +89,7 @@ class Batch:
     logit_rows: npt.NDArray[np.int64]
     copy_groups: list[list[Copy]]
     fed_tokens: Any = None
+    num_rows: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +142,7 @@ def join_batches(decodes: Batch, rest: Batch) -> Batch:
         write_rows=write_rows,
         logit_rows=np.concatenate([decodes.logit_rows, rest.logit_rows + count]),
         copy_groups=rest.copy_groups,
+        num_rows=count,
     )
 
 

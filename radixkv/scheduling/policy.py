@@ -194,14 +194,14 @@ def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int
 
     O(n log n).
     """
-    ranked = sorted(range(len(waiting)), key=[-length for length in lengths].__getitem__)
-    first = waiting[0].namespace
-    if all(request.namespace == first for request in waiting):
+    ranked = sorted(range(len(waiting)), key=lengths.__getitem__, reverse=True)  # equal ones stay as they are
+    namespaces = [request.namespace for request in waiting]
+    if namespaces.count(namespaces[0]) == len(namespaces):
         return [waiting[i] for i in ranked]
     by_namespace: dict[NamespaceName, list[SequenceState]] = {}
     for i in reversed(ranked):
-        by_namespace.setdefault(waiting[i].namespace, []).append(waiting[i])
-    return [by_namespace[request.namespace].pop() for request in waiting]
+        by_namespace.setdefault(namespaces[i], []).append(waiting[i])
+    return [by_namespace[namespace].pop() for namespace in namespaces]
 
 
 class PrefixPolicy(AdmissionPolicy):

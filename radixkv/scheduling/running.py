@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -148,18 +147,19 @@ class RunningRequests:
     def _next_block(self, row: Row) -> bool:
         """Let a row whose block is full go on in a new one; False: its lease gets none."""
         request, start = row.request, row.start
-        flush_tokens(request)
         lease = request.lease
         assert lease is not None
         try:
-            lease.reserve(start + 1)
+            lease.append(row.tokens.encoded_part(lease.num_tokens, start + 1))
         except OutOfBlocks:
             return False
-        row.block_table = lease.block_table
-        row.slot_offset = int(row.block_table[-1]) * self._block_size - start
+        lease.commit(start)
+        row.block_table = table = lease.block_table
+        row.slot_offset = int(table[-1]) * self._block_size - start
         row.block_end = start + self._block_size
         self._forget_committed(row)
-        row.committed = prefix_key(request, *lease.cached_identity, start)
+        identity, _ = lease.cached_identity
+        row.committed = (row.committed[0], identity, b"")
         self._by_committed.setdefault(row.committed, {})[request.arrival_order] = request
         return True
 
@@ -197,6 +197,8 @@ class RunningRequests:
             self._forget_committed(row)
         if flush:
             flush_tokens(request)
+            if row is not None and request.lease is not None:
+                request.lease.commit(request.num_computed)  # it has the first token of a new block before
         return row is not None
 
     def refresh_rows(self, *, dissolve: bool, may_grow: bool) -> None:
@@ -204,18 +206,17 @@ class RunningRequests:
 
         Args:
             dissolve: of none: not everybody can have a token.
-            may_grow: there are blocks for all, so that rows whose block is full need not stand in line for one.
+            may_grow: nobody has to go for the blocks of those that are full.
         """
         full, others = [], []
-        for row in self._rows.values():
-            start = row.start = row.request.num_computed
+        starts = [row.request.num_computed for row in self._rows.values()]
+        for row, start in zip(self._rows.values(), starts, strict=True):
+            row.start = start
             if dissolve or start + 1 != row.tokens.length:
                 others.append(row.request)
             elif start >= row.block_end:
                 full.append(row)
-        for row in full:
-            if not (may_grow and self._next_block(row)):
-                others.append(row.request)
+        others += [row.request for row in full if not (may_grow and self._next_block(row))]
         for request in others:
             self.drop_row(request, flush=dissolve)
 
@@ -225,20 +226,18 @@ class RunningRequests:
 
     def decode_batch(self) -> Batch:
         """The rows' part of the step, once those whose block is full have left. O(rows)."""
-        rows: list[Entry] = list(self._rows.values())
-
-        def column(name: str) -> npt.NDArray[np.int64]:
-            return np.fromiter(map(attrgetter(name), rows), dtype=np.int64, count=len(rows))
-
-        positions, numbers = column("start"), np.arange(len(rows) + 1)
+        # Comprehensions: twice as fast as `attrgetter` where the rows are in no cache of the processor.
+        rows = list(self._rows.values())
+        positions = np.array([row.start for row in rows], dtype=np.int64)
+        numbers = np.arange(len(rows) + 1)
         return Batch(
-            entries=rows,
-            token_ids=column("tokens.last"),
+            entries=list(rows),
+            token_ids=np.array([row.tokens.last for row in rows], dtype=np.int64),
             positions=positions,
             query_starts=numbers.astype(np.int32),
             context_lengths=(positions + 1).astype(np.int32),
-            block_tables=[row.block_table for row in self._rows.values()],
-            write_slots=positions + column("slot_offset"),
+            block_tables=[row.block_table for row in rows],
+            write_slots=positions + np.array([row.slot_offset for row in rows], dtype=np.int64),
             write_rows=None,
             logit_rows=numbers[:-1],
             copy_groups=[],
@@ -304,5 +303,5 @@ def flush_tokens(request: SequenceState) -> None:
     """
     lease = request.lease
     if lease is not None and lease.num_tokens < request.num_computed:
-        lease.append(request.tokens.view(lease.num_tokens, request.num_computed))
+        lease.append(request.tokens.encoded_part(lease.num_tokens, request.num_computed))
         lease.commit(request.num_computed)

@@ -343,7 +343,7 @@ class Scheduler:
         """
         while request.lease is not None and request.lease.num_tokens < request.num_tokens:
             try:
-                request.lease.append(request.tokens.view(request.lease.num_tokens))
+                request.lease.append(request.tokens.encoded_part(request.lease.num_tokens))
             except OutOfBlocks as error:
                 if self._give_up_transfer(request, error):
                     plan.leases_changed()
@@ -391,13 +391,13 @@ class Scheduler:
 
     def complete(self, batch: Batch) -> None:
         """The model has run: the step's tokens have their K/V. Drafts are left to `accept`."""
-        for entry in batch.entries:
+        for entry in batch.entries[: batch.num_rows]:
+            entry.request.num_computed = entry.start + 1
+        for entry in batch.entries[batch.num_rows :]:
             request = entry.request
-            request.num_computed = entry.start + entry.count - len(entry.draft)
-            lease = request.lease
-            # Most have none: asked before the property, which costs a call.
-            if lease is not None and lease.pending is not None and lease.has_pending_copies:
-                lease.copies_done()
+            request.num_computed = entry.end
+            if request.lease is not None and request.lease.has_pending_copies:
+                request.lease.copies_done()
 
     def update_rows(self, requests: Iterable[SequenceState]) -> None:
         """The step's tokens have been given out, while the next one runs already. O(requests)."""

@@ -69,6 +69,10 @@ class TokenBuffer:
         """Tokens [start, end) as an int32 view, valid until the next append."""
         return self._data[start : self.length if end is None else end]
 
+    def encoded_part(self, start: int, end: int | None = None) -> EncodedTokens:
+        """Tokens [start, end) as the cache compares them. O(end - start)."""
+        return EncodedTokens(self.view(start, end).astype("<i4", copy=False).tobytes())
+
     @property
     def encoded(self) -> EncodedTokens:
         """All tokens as the cache compares them. O(1) until one is appended, then O(tokens) once."""
