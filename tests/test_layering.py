@@ -6,6 +6,7 @@ either; no file reaches a private attribute of another file's objects.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -135,3 +136,12 @@ def test_the_base_imports_nothing_of_the_extras() -> None:
     code = without_extras(f"import importlib\nfor name in {base}: importlib.import_module(name)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"see BASE:\n{done.stderr}"
+
+
+def test_no_two_classes_share_a_name() -> None:
+    owners: dict[str, list[str]] = {}
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                owners.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in owners.items() if len(found) > 1}

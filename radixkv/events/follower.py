@@ -51,7 +51,7 @@ class Watcher(Protocol):
     def cleared(self) -> None: ...
 
 
-class _Block(NamedTuple):
+class _HeldBlock(NamedTuple):
     key: int | None  # None: nobody can ask for it
     chain: bytes | None  # None: not known, so neither are those of what follows
 
@@ -79,7 +79,7 @@ class Follower:
         self._keys = keys
         self._watcher = watcher
         self._next = 0
-        self._blocks: dict[BlockHash, _Block] = {}
+        self._blocks: dict[BlockHash, _HeldBlock] = {}
         self._counts: Counter[int] = Counter()  # of keys that several blocks have, how many more
         self._known: set[int] = set()
         self._held: dict[int, list[Event]] = {}
@@ -228,7 +228,7 @@ class Follower:
         if stored and self._watcher is not None:
             self._watcher.stored(stored)
 
-    def _name(self, event: BlockStored) -> list[_Block]:
+    def _name(self, event: BlockStored) -> list[_HeldBlock]:
         """The keys and chains of a run's blocks, as far as they can be known."""
         count = len(event.block_hashes)
         is_ours = bool(self.incarnation)
@@ -241,16 +241,16 @@ class Follower:
             parent = self._blocks.get(event.parent_block_hash)
             chain = None if parent is None else parent.chain
         if chain is None or len(event.token_ids) != count * event.block_size or event.block_size < 1:
-            return [_Block(key, None) for key in published]
+            return [_HeldBlock(key, None) for key in published]
         try:
             tokens = encode_tokens(event.token_ids)
         except InvalidRequestError:
-            return [_Block(key, None) for key in published]
+            return [_HeldBlock(key, None) for key in published]
         links = each_identity(chains(event.block_size).chain(chain, tokens))
         if is_ours and event.cache_salt not in (None, PUBLIC_LABEL):
-            return [_Block(key, link) for key, link in zip(published, links, strict=True)]
+            return [_HeldBlock(key, link) for key, link in zip(published, links, strict=True)]
         owner = self._keys.owner(self._namespace(event))
-        return [_Block(block_key(owner, link), link) for link in links]
+        return [_HeldBlock(block_key(owner, link), link) for link in links]
 
     def _namespace(self, event: BlockStored) -> NamespaceKey:
         """As whose text a router may ask for it."""

@@ -22,7 +22,7 @@ class _Owner(NamedTuple):
     shows_tokens: bool
 
 
-class _Block(NamedTuple):
+class _NamedBlock(NamedTuple):
     key: int
     parent: int | None  # its key
     chain: bytes
@@ -41,7 +41,7 @@ class PublishedBlocks:
         self._block_size = block_size
         self._keys = keys
         self._tokens = tokens
-        self._blocks: dict[bytes, _Block] = {}  # by identity; parents before what follows them
+        self._blocks: dict[bytes, _NamedBlock] = {}  # by identity; parents before what follows them
         # Of the keys that several blocks have: each is told once, when the first comes and the last goes.
         self._shared: Counter[int] = Counter()
         self._present: set[int] = set()
@@ -83,14 +83,14 @@ class PublishedBlocks:
                 return []
             chain, parent = before.chain, before.key
         size = len(run.key) // len(run.block_ids)
-        published: list[_Block] = []
+        published: list[_NamedBlock] = []
         for i, (identity, link) in enumerate(
             zip(run.block_hashes, each_identity(chains(self._block_size).chain(chain, run.key)), strict=True)
         ):
             known = self._blocks.get(identity)
             if known is None:
                 tokens = run.key[i * size : (i + 1) * size] if owner.shows_tokens else b""
-                known = self._blocks[identity] = _Block(
+                known = self._blocks[identity] = _NamedBlock(
                     block_key(owner.key, link), parent, link, tokens, owner
                 )
                 if known.key in self._present:
@@ -121,10 +121,10 @@ class PublishedBlocks:
         adapter = namespace[2] if len(namespace) > 2 else ""
         return _Owner(self._keys.owner(namespace), self._keys.label(namespace), adapter or None, shows)
 
-    def _runs(self, blocks: Iterable[_Block]) -> list[Event]:
+    def _runs(self, blocks: Iterable[_NamedBlock]) -> list[Event]:
         """Blocks as events: those that follow one another and have one owner as one."""
         events: list[Event] = []
-        run: list[_Block] = []
+        run: list[_NamedBlock] = []
         for block in blocks:
             if run and (block.parent != run[-1].key or block.owner != run[-1].owner):
                 events.append(self._event(run))
@@ -134,7 +134,7 @@ class PublishedBlocks:
             events.append(self._event(run))
         return events
 
-    def _event(self, run: list[_Block]) -> BlockStored:
+    def _event(self, run: list[_NamedBlock]) -> BlockStored:
         owner = run[0].owner
         return BlockStored(
             block_hashes=[block.key for block in run],

@@ -59,7 +59,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Non
         loop.call_soon_threadsafe(call)
 
 
-class _Call(NamedTuple):
+class _RunningCall(NamedTuple):
     """A call that runs, and how many items more it may send."""
 
     task: asyncio.Task[None]
@@ -73,7 +73,7 @@ class _Host:
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _RunningCall] = {}
 
     def take(self, message: Ask | Took | Cancel | AskStatus) -> None:
         """A message has come."""
@@ -82,7 +82,7 @@ class _Host:
         elif isinstance(message, Ask):
             window = asyncio.Semaphore(WINDOW)
             task = asyncio.ensure_future(self._answer(message, window))
-            self._calls[message.id] = _Call(task, window)
+            self._calls[message.id] = _RunningCall(task, window)
             task.add_done_callback(lambda _: self._calls.pop(message.id))
         elif message.id in self._calls:
             call = self._calls[message.id]

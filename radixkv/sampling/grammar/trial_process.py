@@ -49,12 +49,12 @@ class TrialProcess:
     def __init__(self, recipe: VocabularyRecipe) -> None:
         self._recipe = recipe
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._server: _TrialServer | None = None
 
     @property
     def process_id(self) -> int | None:
         """The process's; None: it does not run."""
-        connection = self._connection
+        connection = self._server
         return connection.process.pid if connection is not None and connection.is_alive else None
 
     def try_out(self, spec: StructuredOutputs) -> Verdict:
@@ -64,14 +64,14 @@ class TrialProcess:
             EngineOverloadedError: the process was lost, or can't be started.
         """
         with self._lock:
-            if self._connection is None or not self._connection.is_alive:
-                self._connection = _Connection(self._recipe)
-                weakref.finalize(self, self._connection.close)
-            future = self._connection.send(spec)
+            if self._server is None or not self._server.is_alive:
+                self._server = _TrialServer(self._recipe)
+                weakref.finalize(self, self._server.close)
+            future = self._server.send(spec)
         return future.result()
 
 
-class _Connection:
+class _TrialServer:
     """One process, from its start to its end."""
 
     def __init__(self, recipe: VocabularyRecipe) -> None:

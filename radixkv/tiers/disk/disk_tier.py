@@ -49,7 +49,7 @@ _MAX_SEGMENT_BYTES = 256 << 20
 _MIN_RECORDS = 64  # that the cap must have room for
 
 
-class _Save(NamedTuple):
+class _QueuedSave(NamedTuple):
     """Blocks that are to be written: their names, the tokens and data of each, and when they were used."""
 
     names: Sequence[BlockName] = ()
@@ -116,7 +116,7 @@ class DiskTier:
         self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
         self._queued = QueuedBytes(kind.block_bytes)
-        self._queue: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedSave | None] = queue.SimpleQueue()
         self._reader = ThreadPoolExecutor(1, "radixkv-disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="radixkv-disk-writer", daemon=True)
         self._writer.start()
@@ -181,7 +181,7 @@ class DiskTier:
         if missing:
             tokens = [run.tokens_of(index) for index, _ in missing]
             names, rows = [name for _, name in missing], [data[index] for index, _ in missing]
-            save = _Save(names, tokens, rows, self._store.next_uses(len(missing)))
+            save = _QueuedSave(names, tokens, rows, self._store.next_uses(len(missing)))
             self._coming.update(name.key for name in save.names)
             self._queued.add(len(missing) * self._block_bytes)
             self._queue.put(save)
@@ -192,7 +192,7 @@ class DiskTier:
 
     def _use(self, keys: Sequence[bytes]) -> None:
         if self._store.use(keys):
-            self._queue.put(_Save())
+            self._queue.put(_QueuedSave())
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: kept is what is written."""
@@ -282,7 +282,7 @@ class DiskTier:
             )
 
 
-def _end(saves: queue.SimpleQueue[_Save | None], writer: threading.Thread) -> None:
+def _end(saves: queue.SimpleQueue[_QueuedSave | None], writer: threading.Thread) -> None:
     """Have all that was saved written."""
     saves.put(None)
     writer.join(_CLOSE_S)

@@ -22,7 +22,7 @@ _REFERENCE_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTrace:
     """What became of a trace at the real engine.
 
     Attributes:
@@ -43,7 +43,7 @@ def replay_on_engine(
     clock: Clock,
     reference: ReferenceStep,
     on_end: Callable[[], None] = lambda: None,
-) -> Measured:
+) -> MeasuredTrace:
     """Let a trace arrive at an engine as recorded, in real time.
 
     Args:
@@ -80,11 +80,11 @@ def replay_on_engine(
             last_reference = clock.now()
             began += last_reference - before
     ttft_s = [first[name] - came[name] for name in came]
-    return Measured(ttft_s, busy_s, cached / int(trace.input_lengths.sum()))
+    return MeasuredTrace(ttft_s, busy_s, cached / int(trace.input_lengths.sum()))
 
 
 def compare(
-    engine: Engine, trace: Trace, speed: float, cost: StepCost, num_blocks: int, measured: Measured
+    engine: Engine, trace: Trace, speed: float, cost: StepCost, num_blocks: int, measured: MeasuredTrace
 ) -> dict[str, dict[str, float]]:
     """Measured and predicted figures.
 

@@ -46,7 +46,7 @@ HOSTED = (
 )
 
 
-class _ClientTool(StrictModel):
+class _CallableTool(StrictModel):
     name: ToolName
     description: str | None = None
     allowed_callers: Annotated[Any, Refused("a caller other than 'direct'", usual=(["direct"],))] = None
@@ -71,7 +71,7 @@ class _ClientTool(StrictModel):
         raise NotImplementedError
 
 
-class FunctionTool(_ClientTool):
+class FunctionTool(_CallableTool):
     """A function that the client runs."""
 
     type: Literal["function"]
@@ -114,7 +114,7 @@ class CustomFormat(StrictModel):
         return self
 
 
-class CustomTool(_ClientTool):
+class CustomTool(_CallableTool):
     """A tool of the client's that takes text."""
 
     type: Literal["custom"]
@@ -256,11 +256,11 @@ def tools_in_response(tools: Sequence[Any]) -> list[Json]:
     return [tool.plain() for tool in tools if not isinstance(tool, HostedTool)]
 
 
-def _own(tools: Sequence[Any]) -> Iterator[tuple[_ClientTool, NamespaceTool | None, str]]:
+def _own(tools: Sequence[Any]) -> Iterator[tuple[_CallableTool, NamespaceTool | None, str]]:
     """The tools of the client's, the namespaces that they are in, and their places in the body."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if isinstance(tool, NamespaceTool):
             yield from ((inner, tool, f"{place}.tools[{at}]") for at, inner in enumerate(tool.tools))
-        elif isinstance(tool, _ClientTool):
+        elif isinstance(tool, _CallableTool):
             yield tool, None, place
