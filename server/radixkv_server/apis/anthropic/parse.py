@@ -50,13 +50,14 @@ async def parse_messages(
             pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt),
         )
     asked = body.diagnostics
-    request, diagnosis = await diagnosed(
+    request, told = await diagnosed(
         context,
         caller,
         body.generation_request(new_id("msg_"), [prompt_request], "messages"),
         functools.partial(diagnostics.parts_of, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,
+        words=diagnostics.answer_fields,
     )
     hidden = body.thinking is not None and body.thinking.display == "omitted"
     return request, MessageRenderer(
@@ -65,8 +66,8 @@ async def parse_messages(
         readers,
         functools.partial(context.calls.remember, caller.name),
         functools.partial(threads.keep, request.id, whole),
+        told,
         hides_thinking=hidden,
-        diagnosis=diagnosis,
         more=context_management,
     )
 

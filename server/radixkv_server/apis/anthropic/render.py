@@ -14,6 +14,7 @@ message_stop
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -28,10 +29,9 @@ from radixkv.chat.answer import (
     ToolCallEnd,
 )
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput
-from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.usage import tier_details
 from radixkv_server.chat.call_memory import Remember
 from radixkv_server.chat.chat import AnswerReaders
@@ -82,6 +82,7 @@ def stop_json(finish_reason: str | None, stop_reason: int | str | None, has_call
     return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
+@dataclass(eq=False)
 class MessageRenderer(Renderer):
     """One answer.
 
@@ -89,39 +90,28 @@ class MessageRenderer(Renderer):
         remember: called with the id and the arguments of every tool call.
         keep_thread: called with the blocks of the answer, once it is whole.
         hides_thinking: thinking blocks have no text, but a signature that brings it back.
-        diagnosis: of the prompt; None: nobody wants to know.
         more: further fields of the answer.
     """
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        model: str,
-        readers: AnswerReaders,
-        remember: Remember,
-        keep_thread: KeepThread,
-        *,
-        hides_thinking: bool = False,
-        diagnosis: CacheDiagnosis | None = None,
-        more: Json | None = None,
-    ) -> None:
+    request: GenerationRequest
+    model: str
+    readers: AnswerReaders
+    remember: Remember
+    keep_thread: KeepThread
+    diagnosed: Diagnosed
+    hides_thinking: bool
+    more: Json
+
+    def __post_init__(self) -> None:
         self._answered: list[Json] = []
-        self._request = request
-        self._model = model
-        self._readers = readers
-        self._remember = remember
-        self._keep_thread = keep_thread
-        self._hides_thinking = hides_thinking
-        self._diagnosis = diagnosis
-        self._more = more or {}
         self._stop: Json = {}
         self._blocks: _BlockEvents | None = None
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         (sample,) = outputs[0].outputs
-        answer = self._readers.answer(sample)
+        answer = self.readers.answer(sample)
         for call in answer.tool_calls:
-            self._remember(call.id, call.arguments)
+            self.remember(call.id, call.arguments)
         stop = stop_json(sample.finish_reason, sample.stop_reason, bool(answer.tool_calls))
         self._answered = self._content(answer)
         return self._message(self._answered, stop, usage)
@@ -129,10 +119,10 @@ class MessageRenderer(Renderer):
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         frames = []
         if self._blocks is None:
-            self._blocks = _BlockEvents(self._remember, self._hides_thinking)
+            self._blocks = _BlockEvents(self.remember, self.hides_thinking)
             stop = {"stop_reason": None, "stop_sequence": None}
             frames.append(event("message_start", message=self._message([], stop, usage)))
-        frames += [frame for said in self._readers.read(delta) for frame in self._blocks.take(said)]
+        frames += [frame for said in self.readers.read(delta) for frame in self._blocks.take(said)]
         if delta.finish_reason is not None:
             frames += self._blocks.close()
             self._answered = self._blocks.content
@@ -141,31 +131,31 @@ class MessageRenderer(Renderer):
 
     def ending(self, usage: Usage) -> bytes:
         counts = self._usage(usage)
-        return event("message_delta", delta=self._stop, usage=counts, **self._more) + event("message_stop")
+        return event("message_delta", delta=self._stop, usage=counts, **self.more) + event("message_stop")
 
     async def keep(self, usage: Usage) -> None:
-        await self._keep_thread(self._answered)
+        await self.keep_thread(self._answered)
 
     def _message(self, content: list[Json], stop: Json, usage: Usage) -> Json:
         return {
-            "id": self._request.id,
+            "id": self.request.id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self.model,
             "content": content,
             **stop,
             "usage": self._usage(usage),
-            **({} if self._diagnosis is None else diagnostics.answer_fields(self._diagnosis, usage)),
-            **self._more,
+            **self.diagnosed(usage),
+            **self.more,
         }
 
     def _usage(self, usage: Usage) -> Json:
-        return usage_json(usage, self._request.prompt_requests[0].pins)
+        return usage_json(usage, self.request.prompt_requests[0].pins)
 
     def _content(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []
         if answer.reasoning:
-            hidden = self._hides_thinking
+            hidden = self.hides_thinking
             text = "" if hidden else answer.reasoning
             signature = signature_of(answer.reasoning, hidden=hidden)
             blocks.append({"type": "thinking", "thinking": text, "signature": signature})

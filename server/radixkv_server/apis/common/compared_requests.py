@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pydantic import BaseModel
 
@@ -16,11 +17,15 @@ from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
+from radixkv_server.generation.usage import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.tenants.tenant import Tenant
 
 # They say what is to be kept, and are no part of any prompt.
 _FOR_THE_CACHE = frozenset({"cache_control", "prompt_cache_breakpoint"})
+
+#: What an answer says of its prompt beside an earlier one's, as fields; none where nobody wants to know.
+Diagnosed = Callable[[Usage], Json]
 
 
 async def diagnosed(
@@ -30,14 +35,16 @@ async def diagnosed(
     parts: Callable[[], RequestParts],
     *,
     earlier_id: str | None,
-    asked: bool,
-) -> tuple[GenerationRequest, CacheDiagnosis | None]:
+    asked: bool | None = None,
+    words: Callable[[CacheDiagnosis, Usage], Json] = CacheDiagnosis.openai,
+) -> tuple[GenerationRequest, Diagnosed]:
     """A request to which later ones can be compared, and what it is compared with itself.
 
     Args:
         parts: what it is made of; called off the event loop where it is long.
         earlier_id: of the request that it is to be compared with; None: it is the first one.
-        asked: whether the client wants to know.
+        asked: whether the client wants to know; None: if it names an earlier one.
+        words: the dialect's, of what was found.
     """
     prompt = request.prompt_requests[0]
 
@@ -49,12 +56,12 @@ async def diagnosed(
 
     request = work() if len(prompt.prompt) <= INLINE_TOKENS else await asyncio.to_thread(work)
     own = request.fingerprint
-    if not asked or own is None:
-        return request, None
+    if not (earlier_id is not None if asked is None else asked) or own is None:
+        return request, lambda _: {}
     earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
     comparison = Comparison(own, earlier_id, earlier)
     diagnosis = CacheDiagnosis(context, prompt, comparison)
-    return replace(request, comparison=comparison), diagnosis
+    return replace(request, comparison=comparison), partial(words, diagnosis)
 
 
 def _as_templates_get_them(

@@ -33,18 +33,17 @@ async def parse_chat(
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
     prompt, readers = await completion_request(context, body)
-    request, diagnosis = await diagnosed(
+    request, told = await diagnosed(
         context,
         caller,
         body.generation_request(new_id("chatcmpl-"), [prompt], "messages"),
         lambda: _chat_parts(body, model),
         earlier_id=body.compared_with,
-        asked=body.compared_with is not None,
     )
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(
-        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params, diagnosis
+        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params, told
     )
 
 

@@ -21,8 +21,8 @@ from radixkv.chat.answer import (
 )
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
+from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
 from radixkv_server.apis.common.token_details import TokenDetails
 from radixkv_server.apis.common.usage import usage_details
@@ -99,34 +99,28 @@ class _ChunkWriter:
         return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
 
 
+@dataclass(eq=False)
 class ChatRenderer(Renderer):
     """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason."""
 
-    def __init__(
-        self,
-        body: ChatCompletionRequest,
-        envelope: Envelope,
-        logprobs: LogprobsFormat,
-        readers: AnswerReaders,
-        prompt: EncodedPrompt,
-        params: SamplingParams,
-        diagnosis: CacheDiagnosis | None,
-    ) -> None:
-        self._diagnosis = diagnosis
-        self._params = params
+    body: ChatCompletionRequest
+    envelope: Envelope
+    logprobs: LogprobsFormat
+    readers: AnswerReaders
+    prompt: EncodedPrompt
+    params: SamplingParams
+    diagnosed: Diagnosed
+
+    def __post_init__(self) -> None:
         self._tokens: dict[int, ContentTokens] = {}
-        self._readers = readers
-        self._details = TokenDetails(body)
-        self._prompt = prompt
-        self._envelope = envelope
-        self._logprobs = logprobs
-        self._chunks = _ChunkWriter(body, envelope)
+        self._details = TokenDetails(self.body)
+        self._chunks = _ChunkWriter(self.body, self.envelope)
         self._begun: set[int] = set()
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self._details.of_prompt(self._prompt, outputs[0].prompt_logprobs)
-        return self._envelope.wrap(choices, usage=usage_json(usage), **details, **self._diagnosed(usage))
+        details = self._details.of_prompt(self.prompt, outputs[0].prompt_logprobs)
+        return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosed(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # What is to be said of the prompt comes once, with the first chunk.
@@ -134,7 +128,7 @@ class ChatRenderer(Renderer):
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}
         if is_first:
-            details = {**self._details.of_prompt(self._prompt, logprobs), **self._diagnosed(usage)}
+            details = {**self._details.of_prompt(self.prompt, logprobs), **self.diagnosed(usage)}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -142,21 +136,18 @@ class ChatRenderer(Renderer):
         return b"".join(events)
 
     def ending(self, usage: Usage) -> bytes:
-        return self._chunks.ending(usage, **self._diagnosed(usage))
-
-    def _diagnosed(self, usage: Usage) -> Json:
-        return {} if self._diagnosis is None else self._diagnosis.openai(usage)
+        return self._chunks.ending(usage, **self.diagnosed(usage))
 
     def _choice(self, index: int, sample: CompletionOutput) -> Json:
-        events = self._readers.read_whole(sample)
+        events = self.readers.read_whole(sample)
         answer = Answer.of(events)
         tokens = self._tokens_of(index)
         tokens.add(sample.logprobs)
         said = [token for event in events if isinstance(event, ContentDelta) for token in tokens.take(event)]
         return {
             "index": index,
-            "message": {"role": "assistant", **_message(answer, self._readers.forced), "refusal": None},
-            "logprobs": None if sample.logprobs is None else self._logprobs.chat(said),
+            "message": {"role": "assistant", **_message(answer, self.readers.forced), "refusal": None},
+            "logprobs": None if sample.logprobs is None else self.logprobs.chat(said),
             "finish_reason": _finish_reason(
                 sample.finish_reason, bool(answer.tool_calls) and not answer.calls_are_cut
             ),
@@ -172,28 +163,28 @@ class ChatRenderer(Renderer):
         choices = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            begin = None if self._readers.forced else ""
+            begin = None if self.readers.forced else ""
             choices.append(choice({"role": "assistant", "content": begin, "refusal": None}))
         details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
         tokens = self._tokens_of(delta.index)
         tokens.add(delta.logprobs)
-        for event in self._readers.read(delta):
+        for event in self.readers.read(delta):
             content = _delta(event)
             if content is not None:
                 choices.append(choice(content, **details))
                 details = {}
-                if isinstance(event, ContentDelta) and self._params.logprobs is not None:
-                    choices[-1]["logprobs"] = self._logprobs.chat(tokens.take(event))
+                if isinstance(event, ContentDelta) and self.params.logprobs is not None:
+                    choices[-1]["logprobs"] = self.logprobs.chat(tokens.take(event))
         if details:
-            choices.append(choice({} if self._readers.forced else {"content": ""}, **details))
+            choices.append(choice({} if self.readers.forced else {"content": ""}, **details))
         if delta.finish_reason is not None:
-            reason = _finish_reason(delta.finish_reason, self._readers.has_called(delta.index))
+            reason = _finish_reason(delta.finish_reason, self.readers.has_called(delta.index))
             choices.append(choice({}, finish_reason=reason, stop_reason=delta.stop_reason))
         return choices
 
     def _tokens_of(self, index: int) -> ContentTokens:
         if index not in self._tokens:
-            self._tokens[index] = ContentTokens(self._logprobs.tokenizer, self._params)
+            self._tokens[index] = ContentTokens(self.logprobs.tokenizer, self.params)
         return self._tokens[index]
 
 
@@ -231,6 +222,7 @@ def _delta(event: AnswerEvent) -> Json | None:
     return None
 
 
+@dataclass(eq=False)
 class TextRenderer(Renderer):
     """Answers of POST /v1/completions: choices numbered by prompt, then by sample.
 
@@ -238,24 +230,18 @@ class TextRenderer(Renderer):
         echoes: what each prompt's choices begin with; empty strings without `echo`.
     """
 
-    def __init__(
-        self,
-        body: CompletionRequest,
-        envelope: Envelope,
-        logprobs: LogprobsFormat,
-        echoes: Sequence[str],
-        prompts: Sequence[EncodedPrompt],
-    ) -> None:
-        self._body = body
-        self._prompts = prompts
-        self._details = TokenDetails(body)
+    body: CompletionRequest
+    envelope: Envelope
+    logprobs: LogprobsFormat
+    echoes: Sequence[str]
+    prompts: Sequence[EncodedPrompt]
+
+    def __post_init__(self) -> None:
+        self._details = TokenDetails(self.body)
         # By prompt: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
-        self._envelope = envelope
-        self._logprobs = logprobs
-        self._echoes = echoes
-        self._chunks = _ChunkWriter(body, envelope)
+        self._chunks = _ChunkWriter(self.body, self.envelope)
         self._offsets: dict[int, TextOffsets] = {}
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
@@ -263,12 +249,12 @@ class TextRenderer(Renderer):
         for prompt_index, output in enumerate(outputs):
             for sample in output.outputs:
                 choices.append(self._choice(len(choices), prompt_index, output.prompt_logprobs, sample))
-        return self._envelope.wrap(choices, usage=usage_json(usage))
+        return self.envelope.wrap(choices, usage=usage_json(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         if delta.prompt is not None and delta.prompt.logprobs is not None:
             self._prompt_logprobs[prompt_index] = delta.prompt.logprobs
-        index = prompt_index * (self._body.n or 1) + delta.index
+        index = prompt_index * (self.body.n or 1) + delta.index
         choice = self._choice(index, prompt_index, self._prompt_logprobs.get(prompt_index), delta)
         values = (value for name, value in choice.items() if name != "index")
         return self._chunks.event(choice, usage) if any(values) else b""
@@ -288,17 +274,15 @@ class TextRenderer(Renderer):
         details: Json = {}
         is_first = index not in self._offsets
         if is_first:
-            echo = self._echoes[prompt_index]
-            skip = self._body.skip_special_tokens is not False
-            self._offsets[index] = self._logprobs.offsets(len(echo), skip_special_tokens=skip)
+            echo = self.echoes[prompt_index]
+            skip = self.body.skip_special_tokens is not False
+            self._offsets[index] = self.logprobs.offsets(len(echo), skip_special_tokens=skip)
             if prompt_index not in self._prompt_details:
                 self._prompt_details[prompt_index] = self._details.of_prompt(
-                    self._prompts[prompt_index], prompt_logprobs
+                    self.prompts[prompt_index], prompt_logprobs
                 )
             details = self._prompt_details[prompt_index]
-        echoed = (
-            (self._prompts[prompt_index], prompt_logprobs or ()) if is_first and self._body.echo else None
-        )
+        echoed = (self.prompts[prompt_index], prompt_logprobs or ()) if is_first and self.body.echo else None
         return {
             "index": index,
             "text": echo + part.text,
@@ -315,7 +299,7 @@ class TextRenderer(Renderer):
         part: CompletionOutput | OutputDelta,
         echoed: tuple[EncodedPrompt, Sequence[TokenLogprobs | None]] | None,
     ) -> Json | None:
-        num_top = self._body.logprobs
+        num_top = self.body.logprobs
         if num_top is None:
             return None
         entries: list[TokenLogprobs | None] = []
@@ -324,9 +308,9 @@ class TextRenderer(Renderer):
         if echoed is not None:
             ids += echoed[0].token_ids.tolist()
             entries += echoed[1]
-            offsets += map(self._logprobs.offsets(0, skip_special_tokens=False).take, ids)
+            offsets += map(self.logprobs.offsets(0, skip_special_tokens=False).take, ids)
         if part.logprobs is not None:
             ids += part.token_ids
             entries += part.logprobs
             offsets += map(self._offsets[index].take, part.token_ids)
-        return self._logprobs.text(entries, ids, offsets, num_top) if ids else None
+        return self.logprobs.text(entries, ids, offsets, num_top) if ids else None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from radixkv.request import RequestOutput
 from radixkv_server.apis.common.cache_controls import with_cache_controls
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
-from radixkv_server.apis.common.compared_requests import diagnosed, text_block
+from radixkv_server.apis.common.compared_requests import Diagnosed, diagnosed, text_block
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
@@ -38,31 +38,25 @@ _WISH = (
 )
 
 
+@dataclass(eq=False)
 class CompactionRenderer(WholeRenderer):
     """The answer: a list of items in place of the conversation's."""
 
-    def __init__(
-        self,
-        response_id: str,
-        kept: Sequence[Json],
-        readers: AnswerReaders,
-        diagnosis: CacheDiagnosis | None,
-    ) -> None:
-        self._id = response_id
-        self._kept = kept
-        self._readers = readers
-        self._diagnosis = diagnosis
+    id: str
+    kept: Sequence[Json]
+    readers: AnswerReaders
+    diagnosed: Diagnosed
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        answer = self._readers.answer(outputs[0].outputs[0])
-        summary = compaction(item_id(self._id, "compaction", 0), answer.content or answer.reasoning)
+        answer = self.readers.answer(outputs[0].outputs[0])
+        summary = compaction(item_id(self.id, "compaction", 0), answer.content or answer.reasoning)
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response.compaction",
             "created_at": int(time.time()),
-            "output": [*self._kept, summary],
+            "output": [*self.kept, summary],
             "usage": usage_json(usage, 0),
-            **({} if self._diagnosis is None else self._diagnosis.openai(usage)),
+            **self.diagnosed(usage),
         }
 
 
@@ -104,13 +98,12 @@ async def parse_compaction(
         summaries=summaries_in(messages),
         parameters={"prompt_cache_key": body.prompt_cache_key, "cache_salt": body.cache_salt},
     )
-    request, diagnosis = await diagnosed(
+    request, told = await diagnosed(
         context,
         caller,
         request,
         lambda: parts,
         earlier_id=body.compared_with,
-        asked=body.compared_with is not None,
     )
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
-    return request, CompactionRenderer(response_id, words, readers, diagnosis)
+    return request, CompactionRenderer(response_id, words, readers, told)

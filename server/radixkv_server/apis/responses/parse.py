@@ -42,13 +42,12 @@ async def parse_response(
     )
     marked = marked_items(body, new, chat.source[1:], tools)
     prompt = await with_cache_controls(context, body, chat, prompt, marked)
-    request, diagnosis = await diagnosed(
+    request, told = await diagnosed(
         context,
         caller,
         body.generation_request(response_id, [prompt], "input"),
         lambda: _parts_of(body, model, chat),
         earlier_id=body.compared_with,
-        asked=body.compared_with is not None,
     )
 
     async def store(response: Json) -> None:
@@ -63,7 +62,7 @@ async def parse_response(
         tools,
         functools.partial(context.calls.remember, caller.name),
         None if body.store is False else store,
-        diagnosis,
+        told,
         with_logprobs=body.wants_logprobs,
         hides_reasoning=body.wants_encrypted_reasoning,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass
 
 from radixkv.chat.answer import ContentDelta, ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
@@ -81,47 +82,37 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
     }
 
 
+@dataclass(eq=False)
 class ResponseRenderer(Renderer, ResponsesDialect):
     """One answer of the Responses API; also the dialect of its stream, whose errors continue its events.
 
     Args:
-        base: see `base_response`.
+        response: what is known of it so far; see `base_response`.
         first_item: the number of the answer's first item among the response's, for its id.
         params: how the answer was asked for.
         tools, remember, hides_reasoning: see `OutputItems`.
         store: keeps the response; None: it is not to be kept.
-        diagnosis: of the prompt; None: nobody wants to know.
         with_logprobs: show them with the text.
-
-    Attributes:
-        response: as it is known so far.
     """
 
-    def __init__(
-        self,
-        base: Json,
-        first_item: int,
-        logprobs: LogprobsFormat,
-        readers: AnswerReaders,
-        params: SamplingParams,
-        tools: Toolbox,
-        remember: Remember,
-        store: Callable[[Json], Awaitable[None]] | None,
-        diagnosis: CacheDiagnosis | None,
-        *,
-        with_logprobs: bool,
-        hides_reasoning: bool = False,
+    response: Json
+    first_item: InitVar[int]
+    logprobs: LogprobsFormat
+    readers: AnswerReaders
+    params: SamplingParams
+    tools: InitVar[Toolbox]
+    remember: InitVar[Remember]
+    store: Callable[[Json], Awaitable[None]] | None
+    diagnosed: Diagnosed
+    with_logprobs: bool
+    hides_reasoning: InitVar[bool]
+
+    def __post_init__(
+        self, first_item: int, tools: Toolbox, remember: Remember, hides_reasoning: bool
     ) -> None:
-        self.response = base
-        self._store = store
-        self._diagnosis = diagnosis
-        self._params = params
-        self._logprobs = logprobs
-        self._with_logprobs = with_logprobs
-        self._tokens = ContentTokens(logprobs.tokenizer, params)
-        self._readers = readers
+        self._tokens = ContentTokens(self.logprobs.tokenizer, self.params)
         self._items = OutputItems(
-            lambda kind, number: item_id(base["id"], kind, first_item + number),
+            lambda kind, number: item_id(self.response["id"], kind, first_item + number),
             tools,
             remember,
             hides_reasoning=hides_reasoning,
@@ -146,7 +137,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         begin: list[Json] = []
         if not self._num_events:
-            self.response |= self._diagnosed(usage)
+            self.response |= self.diagnosed(usage)
             begin = [
                 {"type": f"response.{name}", "response": {**self.response}}
                 for name in ("created", "in_progress")
@@ -160,10 +151,10 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     async def keep(self, usage: Usage) -> None:
         """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
         self.conclude(usage)
-        if self._store is None:
+        if self.store is None:
             return
         try:
-            await self._store(self.response)
+            await self.store(self.response)
         except StoreError as error:
             logger.error("%s was answered and is not stored: %s", self.response["id"], error)
             self.response["store"] = False
@@ -182,18 +173,18 @@ class ResponseRenderer(Renderer, ResponsesDialect):
 
     def _events_of(self, delta: OutputDelta) -> Iterable[Json]:
         self._num_tokens += len(delta.token_ids)
-        if self._with_logprobs:
+        if self.with_logprobs:
             self._tokens.add(delta.logprobs)
-        for event in self._readers.read(delta):
+        for event in self.readers.read(delta):
             logprobs = []
             if isinstance(event, ReasoningDelta):
                 self._reasoning_tokens = self._num_tokens
-            elif isinstance(event, ContentDelta) and self._with_logprobs:
-                logprobs = self._logprobs.tokens(self._tokens.take(event))
+            elif isinstance(event, ContentDelta) and self.with_logprobs:
+                logprobs = self.logprobs.tokens(self._tokens.take(event))
             yield from self._items.add(event, logprobs)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
-            if self._params.samples_nothing:
+            if self.params.samples_nothing:
                 return  # an answer that was not asked for has no item, not even an empty one
             yield from self._items.finish("incomplete" if delta.finish_reason == "length" else "completed")
 
@@ -202,8 +193,8 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         thoughts = [item["content"] for item in self._items.items if item["type"] == "reasoning"]
         last = "".join(part["text"] for part in thoughts[-1])
         missing = sample.text.rfind(last) + len(last)
-        params = self._params
-        decoder = self._logprobs.tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
+        params = self.params
+        decoder = self.logprobs.tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
         for number, token_id in enumerate(sample.token_ids):
             if missing <= 0:
                 return number
@@ -214,18 +205,15 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         """Make `response` what it is now that the answer is complete. May be called again."""
         if self.response["usage"] is not None:
             return
-        is_cut = self._finish_reason == "length" and not self._params.samples_nothing
+        is_cut = self._finish_reason == "length" and not self.params.samples_nothing
         self.response |= {
             "status": "incomplete" if is_cut else "completed",
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items.items,
             "usage": usage_json(usage, self._reasoning_tokens),
-            **self._diagnosed(usage),
+            **self.diagnosed(usage),
         }
-
-    def _diagnosed(self, usage: Usage) -> Json:
-        return {} if self._diagnosis is None else self._diagnosis.openai(usage)
 
     def _frames(self, events: Iterable[Json]) -> bytes:
         frames = b""
