@@ -157,9 +157,9 @@ class ModelRunner:
             if is_cpu or not thorough:
                 break
         if self.graphs is not None and thorough:
-            with progress_bar("Recording steps", 1.0, unit="steps") as bar, torch.inference_mode():
+            with progress_bar("Recording steps", 1.0, unit="steps") as update, torch.inference_mode():
                 for done in self.graphs.capture():
-                    bar.update(done)
+                    update(done)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""

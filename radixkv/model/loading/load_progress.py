@@ -4,50 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+
+#: Sets how much of the total is done, in the total's unit.
+Update = Callable[[float], None]
 
 
-class ProgressBar(Protocol):
-    """One running task."""
-
-    def update(self, done: float) -> None:
-        """Set how much of the total is done, in the total's unit."""
-
-
-class _PlainBar:
+def _plain(label: str, total: float) -> Update:
     """Prints a line when a quarter of the work is done: what a log file can show of progress."""
+    shown, started = 0, time.monotonic()
+    print(f"{label} ...", file=sys.stderr, flush=True)
 
-    def __init__(self, label: str, total: float) -> None:
-        self._label = label
-        self._total = max(total, 1.0)
-        self._next_quarter = 1
-        self._started = time.monotonic()
-        print(f"{label} ...", file=sys.stderr, flush=True)
+    def update(done: float) -> None:
+        nonlocal shown
+        quarter = int(4 * min(done / max(total, 1.0), 1.0))
+        if quarter > shown:
+            shown, seconds = quarter, time.monotonic() - started
+            print(f"{label} ... {25 * quarter} % ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
-    def update(self, done: float) -> None:
-        quarter = int(4 * min(done / self._total, 1.0))
-        if quarter >= self._next_quarter:
-            self._next_quarter = quarter + 1
-            seconds = time.monotonic() - self._started
-            print(f"{self._label} ... {25 * quarter} % ({seconds:.0f} s)", file=sys.stderr, flush=True)
-
-
-class _RichBar:
-    def __init__(self, progress: object, task: object, total: float) -> None:
-        self._progress = progress
-        self._task = task
-        self._total = total
-
-    def update(self, done: float) -> None:
-        self._progress.update(self._task, completed=min(done, self._total))  # type: ignore[attr-defined]
+    return update
 
 
 @contextmanager
-def progress_bar(
-    label: str, total: float, *, unit: str = "bytes", show: bool = True
-) -> Iterator[ProgressBar]:
+def progress_bar(label: str, total: float, *, unit: str = "bytes", show: bool = True) -> Iterator[Update]:
     """Show the progress of one task on stderr until the block ends; completed on a normal end.
 
     Args:
@@ -57,12 +37,12 @@ def progress_bar(
         show: False shows nothing.
     """
     if not show:
-        yield _SilentBar()
+        yield lambda _: None
         return
     if not sys.stderr.isatty():
-        bar = _PlainBar(label, total)
-        yield bar
-        bar.update(total)
+        update = _plain(label, total)
+        yield update
+        update(total)
         return
     from rich.console import Console
     from rich.progress import (
@@ -82,11 +62,5 @@ def progress_bar(
         columns += [TaskProgressColumn()]
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=total)
-        rich_bar = _RichBar(progress, task, total)
-        yield rich_bar
-        rich_bar.update(total)
-
-
-class _SilentBar:
-    def update(self, done: float) -> None:
-        """Show nothing."""
+        yield lambda done: progress.update(task, completed=min(done, total))
+        progress.update(task, completed=total)

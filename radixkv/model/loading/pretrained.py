@@ -118,8 +118,8 @@ class Pretrained:
         else:
             label = f"Dequantising {self.source.gguf_file}"
             with (
-                progress_bar(label, 1, unit="percent", show=show_progress) as bar,
-                dequantising_progress(bar.update),
+                progress_bar(label, 1, unit="percent", show=show_progress) as update,
+                dequantising_progress(update),
             ):
                 model, report = self.explained("weights", read)
         self._check_all_loaded(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -31,22 +32,15 @@ def _request_id(scope: Scope) -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
+@dataclass(eq=False)
 class ObserveMiddleware:
     """Outermost ASGI middleware: opens the record, adds the request's id, logs and counts at the end."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: ServerMetrics,
-        tracing: Tracing | None,
-        dialects: Dialects,
-        access_log: bool,
-    ) -> None:
-        self.app = app
-        self.dialects = dialects
-        self.metrics = metrics
-        self.tracing = tracing
-        self.access_log = access_log
+    app: ASGIApp
+    metrics: ServerMetrics
+    tracing: Tracing | None
+    dialects: Dialects
+    access_log: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

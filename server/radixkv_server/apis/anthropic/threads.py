@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -26,20 +25,6 @@ from radixkv_server.response_store import ResponseStore, StoreError
 logger = logging.getLogger("radixkv.server")
 
 _KEY = "thread:"
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """A conversation up to an answer.
-
-    Args:
-        system, tools: as they were sent when it was created; the same for all of it.
-        messages: all so far, the answer included, without breakpoints: each was for its own turn.
-    """
-
-    system: str | Sequence[Json] | None
-    tools: Sequence[Json] | None
-    messages: Sequence[Json]
 
 
 class Threads:
@@ -66,9 +51,8 @@ class Threads:
         thread = await self._get(wanted.previous_message_id)
         fields = {name: value for name, value in as_data(body).items() if value is not None}
         fields |= {
-            "system": thread.system,
-            "tools": thread.tools,
-            "messages": [*thread.messages, *fields["messages"]],
+            **thread,
+            "messages": [*thread["messages"], *fields["messages"]],
             "thread": {"type": "create"},
         }
         try:
@@ -95,7 +79,8 @@ class Threads:
         except StoreError as error:
             logger.error("the thread of %s is not kept: %s", message_id, error)
 
-    async def _get(self, message_id: str) -> Thread:
+    async def _get(self, message_id: str) -> Json:
+        """Its `system` and `tools`, as it was created, and all `messages` so far, without breakpoints."""
         data = await self._store.get(self._tenant, _KEY + message_id)
         if data is None:
             raise ApiError(
@@ -106,7 +91,8 @@ class Threads:
                 param="thread",
                 code="thread_not_found",
             )
-        return Thread(**json.loads(data))
+        thread: Json = json.loads(data)
+        return thread
 
 
 def _without_breakpoints(value: Json) -> Json:
